@@ -1,0 +1,53 @@
+# `make` alone says what there is. The first run sets up what a target needs; later runs find it done.
+
+PYTHON ?= python3
+# For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
+ARGS ?=
+
+venv := .venv/bin/python
+# What mypy checks, as far as it is there.
+typed := $(wildcard src tests benchmarks examples scripts/*.py)
+
+.DEFAULT_GOAL := help
+# Two set-ups in one .venv would tread on each other under make -j.
+.NOTPARALLEL:
+.PHONY: help demo test bench lint docs clean setup-demo setup-test setup-bench setup-docs
+
+help: ## Show this
+	@echo "make TARGET [PYTHON=python3.12] [ARGS=…]"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: setup-demo ## See it work: workers share a feed checker, one is killed, the others take over
+	@$(venv) examples/demo.py $(ARGS)
+
+test: lint ## Check everything: linters, then all tests, with private servers of their own
+	@$(venv) -m pytest $(ARGS)
+
+bench: setup-bench ## Measure dibs beside the raw driver and its peers (ARGS="--help" shows the choices)
+	@$(venv) -m benchmarks $(ARGS)
+
+lint: setup-test ## ruff and mypy
+	@$(venv) -m ruff check .
+	@$(venv) -m ruff format --check .
+	@$(venv) -m mypy $(typed)
+
+docs: setup-docs ## Print the reference pages that are generated from the code
+	@$(venv) scripts/print_reference.py $(ARGS)
+
+clean: ## Remove .venv, caches and build output
+	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup-demo:
+	@scripts/setup_venv.sh "$(PYTHON)" demo
+
+setup-test:
+	@scripts/setup_venv.sh "$(PYTHON)" test,lint,postgres
+	@scripts/setup_postgres.sh
+
+setup-bench:
+	@scripts/setup_venv.sh "$(PYTHON)" bench,postgres
+	@scripts/setup_postgres.sh
+
+setup-docs:
+	@scripts/setup_venv.sh "$(PYTHON)" postgres

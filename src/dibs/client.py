@@ -1,0 +1,191 @@
+"""The face for threads: ``Client`` and ``Lock``, thin verbs over the steps both faces share."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dibs.lease import Lease
+from dibs.lock import LockCore, check_decorated, lock_options
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.desk import Desk, LeaseRecord
+    from dibs.names import Seconds
+    from dibs.store import Capabilities
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Lock:
+    """A name held by one at a time. A description: acquiring it gives a ``Lease``.
+
+    Works like ``threading.Lock`` (``threading.RLock`` with ``reentrant=True``), as a context manager and as a
+    decorator. Safe to share among threads.
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: LockCore[Lease]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.options.name
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> Lease | None:
+        """Wait up to ``timeout`` seconds for the name; a ``Lease``, or None when it could not be had.
+
+        ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
+        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
+        WouldDeadlock when this thread holds the name already and would wait without limit.
+        """
+        return run(self._core.acquire(get_ident(), blocking, timeout))
+
+    def release(self) -> bool:
+        """Release what this thread acquired through this lock, or what another did if the lock is not reentrant.
+
+        Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it had been lost. Returns False when the
+        store did not confirm; the lease then ends by its ttl.
+        """
+        return run(self._core.release(get_ident()))
+
+    def locked(self) -> bool:
+        """Whether this client holds the name now, as far as this process knows."""
+        return self._core.locked()
+
+    def __enter__(self) -> Lease:
+        return run(self._core.enter(get_ident()))
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        run(self._core.leave(get_ident(), exc_type is not None))
+
+    def __call__(self, function: F) -> F:
+        """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
+        check_decorated(function, awaited=False)
+        core = self._core
+
+        @wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            lease = self.acquire()
+            if lease is None:
+                if core.options.on_busy == "skip":
+                    return None
+                raise core.timed_out()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                self.__exit__(BaseException)
+                raise
+            self.__exit__(None)
+            return result
+
+        return locked  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<dibs.Lock {self.name!r}>"
+
+
+class Client:
+    """A connection to the place where leases are kept; made by ``dibs.connect``. Safe to share among threads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> Lock:
+        """Describe a lock on ``name``; nothing is sent.
+
+        ttl: seconds a grant lasts without renewal (default: the client's). renew: keep it alive in the background.
+        timeout: seconds to wait; None for ever, 0 asks once. reentrant: the same thread may acquire it again.
+        min_hold: nobody gets the name before this many seconds after the grant, however early it is released.
+        max_hold: it is not renewed beyond this many seconds, then it is lost. on_lost: called in a thread of its own
+        when the lease is lost. on_busy: what the decorator does when the name cannot be had, "raise" or "skip".
+        info: a small JSON object for whoever looks at the lease. Times are seconds or timedelta.
+
+        Raises InvalidName and InvalidOption.
+        """
+        desk = self._desk
+        options = lock_options(
+            desk.address.capabilities,
+            desk.namespace,
+            desk.ttl,
+            desk.info,
+            name,
+            ttl,
+            renew,
+            timeout,
+            reentrant,
+            min_hold,
+            max_hold,
+            on_lost,
+            on_busy,
+            info,
+        )
+        return Lock(LockCore(desk.session, options, Lease))
+
+    def leases(self, prefix: str = "") -> list[LeaseRecord]:
+        """The leases in force in this namespace whose name starts with ``prefix``, by name."""
+        return run(self._desk.leases(prefix))
+
+    def holder(self, name: str) -> LeaseRecord | None:
+        """Who holds ``name`` now, or None."""
+        return run(self._desk.holder(name))
+
+    def break_lease(self, name: str, *, fencing_token: int, now: bool = False) -> bool:
+        """Take a lease from its holder, if it is still the one with this token; False when it is not.
+
+        It cannot be renewed any more, its holder hears of the loss at the next renewal, and the name is free when the
+        lease would have expired. With ``now=True`` the name is free at once: for up to a ttl the old holder may still
+        believe in its lease, and only fencing tokens keep the two apart.
+        """
+        return run(self._desk.breaking(name, fencing_token, now))
+
+    def purge(self, older_than: Seconds) -> int:
+        """Delete the rows of names that have been free for ``older_than`` seconds; return how many.
+
+        Tidiness only: a dead holder's lease ends by itself. The floor under the fencing tokens is kept.
+        """
+        return run(self._desk.purging(older_than))
+
+    def setup(self) -> None:
+        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not."""
+        run(self._desk.setting_up())
+
+    def ping(self) -> float:
+        """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""
+        return run(self._desk.pinging())
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store really promises, some of it read from the server's settings; connects when needed."""
+        return run(self._desk.capabilities())
+
+    def close(self) -> None:
+        """Give back what is held, refuse who waits, close the connections. May be called twice."""
+        run(self._desk.closing())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<dibs.Client {self._desk.address.shown}>"

@@ -1,0 +1,202 @@
+"""Time and threads: the only module that reads a clock, sleeps, or starts a thread.
+
+Everything that runs concurrently in dibs takes a ``Clock`` and makes its mutexes, gates, bells and threads from it, so
+a test can put a virtual clock and a scheduler of its own in the place of this machine's (see ``tests/simulation``).
+
+Trust is counted on the *boot clock*: it cannot be set, and it goes on while the machine sleeps. Waiting uses the
+operating system's timeouts, which may not count sleep: a thread can wake late, and so decides nothing but looks at the
+boot clock again.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import random
+import select
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, ContextManager, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# One wait of the operating system is never longer than this; longer waits are made of several.
+WAIT_SLICE_S = 3600.0
+
+
+class Gate(Protocol):
+    """A door that opens once. One thread opens it, one thread waits."""
+
+    def open(self) -> None: ...
+    def wait(self, timeout: float | None) -> bool:
+        """True when the gate is open, False when ``timeout`` seconds went by first."""
+        ...
+
+
+class Bell(Protocol):
+    """What a service thread sleeps on: anybody may ring, the thread wakes and the ringing is over."""
+
+    def ring(self) -> None: ...
+    def wait(self, timeout: float | None, fd: int | None = None) -> None:
+        """Return when rung, when ``fd`` can be read, or after ``timeout`` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Where a session gets its time and its threads from."""
+
+    def now(self) -> float:
+        """Seconds on the boot clock."""
+        ...
+
+    def wall(self) -> float:
+        """Unix time, for people only; nothing is decided by it."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+    def jitter(self) -> float:
+        """A random number in [0, 1)."""
+        ...
+
+    def mutex(self) -> ContextManager[object]: ...
+    def gate(self) -> Gate: ...
+    def bell(self) -> Bell: ...
+    def spawn(self, name: str, run: Callable[[], None]) -> None:
+        """Run ``run`` in a thread that does not keep the process alive."""
+        ...
+
+
+class Deadline:
+    """The moment by which a store's act must be over, handed to the store so that it needs no clock of its own."""
+
+    __slots__ = ("_clock", "at")
+
+    def __init__(self, clock: Clock, at: float) -> None:
+        self._clock = clock
+        self.at = at
+
+    def remaining(self) -> float:
+        """Seconds left, never less than 0."""
+        return max(0.0, self.at - self._clock.now())
+
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def boot_now(_clock: int = time.CLOCK_BOOTTIME, _read: Callable[[int], float] = time.clock_gettime) -> float:
+        """Seconds since this machine booted, sleep included."""
+        return _read(_clock)
+
+elif sys.platform == "darwin":
+
+    def boot_now() -> float:
+        """Seconds since this machine booted; on macOS CLOCK_MONOTONIC goes on during sleep."""
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+else:
+
+    def boot_now() -> float:
+        """Seconds on the monotonic clock: this platform has no documented clock that counts sleep."""
+        return time.monotonic()
+
+
+def boot_id() -> str | None:
+    """A text that changes with every boot of this machine, or None where the system tells none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        import subprocess
+
+        try:
+            shown = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return shown.stdout.strip() or None
+    return None
+
+
+def wall_now() -> float:
+    """Unix time, for people only."""
+    return time.time()
+
+
+class RealGate:
+    """A gate made of one bare lock, the cheapest thing a thread can wait on."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        if timeout is None:
+            # In slices: a wait without end cannot be interrupted on every platform.
+            while not self._lock.acquire(True, WAIT_SLICE_S):
+                pass
+            return True
+        return self._lock.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+class RealBell:
+    """A bell made of a pipe, so that a thread can wait for it and for a connection at once."""
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._rung = False
+
+    def ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            try:
+                os.write(self._write_fd, b"!")
+            except OSError:  # full means already rung; closed means nobody listens any more
+                pass
+
+    def wait(self, timeout: float | None, fd: int | None = None) -> None:
+        poll = select.poll()
+        poll.register(self._read_fd, select.POLLIN)
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+        slice_s = WAIT_SLICE_S if timeout is None else min(max(timeout, 0.0), WAIT_SLICE_S)
+        # Rounded up: a wake-up just before the moment it was meant for would be spent on another wait.
+        for ready, _event in poll.poll(int(slice_s * 1000) + 1 if slice_s > 0 else 0):
+            if ready == self._read_fd:
+                # Emptied first, then marked: a ring in between is not written, but whoever rang had already made the
+                # change that this thread, about to return, will look at.
+                os.read(self._read_fd, 4096)
+                self._rung = False
+
+    def close(self) -> None:
+        for fd in (self._read_fd, self._write_fd):
+            os.close(fd)
+        self._read_fd = self._write_fd = -1
+
+
+class RealClock:
+    """This machine's clock, threads and locks."""
+
+    now = staticmethod(boot_now)
+    wall = staticmethod(wall_now)
+    sleep = staticmethod(time.sleep)
+    jitter = staticmethod(random.random)
+    mutex = staticmethod(_thread.allocate_lock)
+    gate = staticmethod(RealGate)
+    bell = staticmethod(RealBell)
+
+    @staticmethod
+    def spawn(name: str, run: Callable[[], None]) -> None:
+        threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,0 +1,169 @@
+"""From what a user has (a URL, an engine, a pool, nothing) to a client.
+
+URLs are written as SQLAlchemy and the drivers write them. What is wrong with one is said before any I/O, and nothing
+printed here ever contains a password. A store's module is loaded when its scheme is used.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.aio import AsyncClient
+    from dibs.client import Client
+    from dibs.desk import Desk
+    from dibs.names import Seconds
+    from dibs.store import StoreAddress
+
+_SCHEMES = {
+    "sqlite": "dibs.stores.sqlite",
+    "memory": "dibs.stores.memory",
+    "postgresql": "dibs.stores.postgres",
+    "postgres": "dibs.stores.postgres",
+}
+ENTRY_POINT_GROUP = "dibs.stores"
+# Options any URL may carry for the client itself; an argument of connect() wins over them.
+_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience")
+
+
+def connect(
+    where: object = None,
+    *,
+    namespace: str | None = None,
+    ttl: Seconds | None = None,
+    info: dict[str, Any] | None = None,
+    request_timeout: Seconds | None = None,
+    patience: Seconds | None = None,
+) -> Client:
+    """Make a client for threads. Nothing is sent before it is used.
+
+    where: a URL (``sqlite:////absolute/path.db``, ``postgresql://user@host/db``, ``memory://``), a SQLAlchemy engine,
+    a psycopg pool or connection, or a Django connection, whose address is taken and whose transactions are left
+    alone. None means ``$DIBS_URL``, else an SQLite file in the user's state directory.
+    namespace: separates applications that share a store. ttl: the default of its locks, in seconds. info: a small
+    JSON object shown with its leases. request_timeout: seconds one request to the store may take. patience: seconds
+    for which a store that was reached before is tried again before StoreUnavailable is raised.
+
+    Raises InvalidOption for anything wrong with these.
+    """
+    from dibs.client import Client
+
+    return Client(_desk(where, namespace, ttl, info, request_timeout, patience))
+
+
+def connect_async(
+    where: object = None,
+    *,
+    namespace: str | None = None,
+    ttl: Seconds | None = None,
+    info: dict[str, Any] | None = None,
+    request_timeout: Seconds | None = None,
+    patience: Seconds | None = None,
+) -> AsyncClient:
+    """Make a client for asyncio: the same as ``connect``, with the same verbs awaited."""
+    from dibs.aio import AsyncClient
+
+    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience))
+
+
+def _desk(
+    where: object,
+    namespace: str | None,
+    ttl: Seconds | None,
+    info: dict[str, Any] | None,
+    request_timeout: Seconds | None,
+    patience: Seconds | None,
+) -> Desk:
+    from dibs.desk import DEFAULTS, Desk
+
+    settings = dict(DEFAULTS)
+    address, from_url = locate(where)
+    settings.update(from_url)
+    given = {"namespace": namespace, "ttl": ttl, "request_timeout": request_timeout, "patience": patience}
+    settings.update({key: value for key, value in given.items() if value is not None})
+    return Desk(address, info=info, **settings)
+
+
+def locate(where: object = None) -> tuple[StoreAddress, dict[str, Any]]:
+    """The store's address, and the client's own options found in the URL."""
+    if where is None:
+        where = os.environ.get("DIBS_URL") or None
+    if where is None:
+        from dibs.stores import sqlite
+
+        return sqlite.address(None, {}), {}
+    if not isinstance(where, str):
+        from dibs.borrowed import url_of
+
+        where = url_of(where)
+    scheme, colon, _rest = where.partition("://")
+    if not colon:
+        raise InvalidOption(
+            "that is not a URL dibs knows (the text is not shown, it may hold a password). "
+            "Examples: sqlite:////var/lib/app/dibs.db, postgresql://user@host/database"
+        )
+    scheme = scheme.lower()
+    plain, _, driver = scheme.partition("+")  # SQLAlchemy's postgresql+psycopg:// names a driver we choose ourselves
+    load = _loader(plain if plain in _SCHEMES else scheme)
+    if plain == "sqlite" and not driver and "?" not in where and "%" not in where and "#" not in where:
+        return load(where[len("sqlite:///") :] if where.startswith("sqlite:///") else "", {}), {}
+    return _parsed(where, plain, load)
+
+
+def _parsed(url: str, scheme: str, load: Callable[..., StoreAddress]) -> tuple[StoreAddress, dict[str, Any]]:
+    from urllib.parse import parse_qsl, unquote, urlsplit
+
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        parts.port  # noqa: B018 - urlsplit checks the port when it is read
+    except ValueError:
+        raise InvalidOption("that URL cannot be taken apart: look at its port, its brackets and its ?query") from None
+    options: dict[str, str] = {}
+    for key, value in query:
+        if key in options:
+            raise InvalidOption(f"the URL option {key!r} stands twice")
+        options[key] = value
+    from_url: dict[str, Any] = {}
+    for key in _CLIENT_OPTIONS:
+        if key in options:
+            from_url[key] = options.pop(key) if key == "namespace" else _number(key, options.pop(key))
+    if scheme == "sqlite":
+        if parts.netloc:
+            raise InvalidOption("an SQLite URL has no host: sqlite:////absolute/path.db (four slashes)")
+        address = load(unquote(parts.path[1:]), options)
+    elif scheme == "memory":
+        address = load(unquote(parts.netloc + parts.path))
+    else:
+        address = load(parts, options)
+    if options:
+        unknown = ", ".join(sorted(map(repr, options)))
+        raise InvalidOption(f"unknown option in the URL: {unknown}")
+    return address, from_url
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidOption(f"the URL option {key}={text!r} is not a number of seconds") from None
+
+
+def _loader(scheme: str) -> Callable[..., StoreAddress]:
+    from importlib import import_module
+
+    module = _SCHEMES.get(scheme)
+    if module is not None:
+        return import_module(module).address  # type: ignore[no-any-return]
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == scheme:
+            return entry.load()  # type: ignore[no-any-return]
+    known = ", ".join(sorted(set(_SCHEMES) - {"postgres"}))
+    raise InvalidOption(f"unknown store {scheme!r}; this dibs knows {known}")

@@ -1,0 +1,200 @@
+"""What both faces of a client share: its address, its options, its session, and what it does, in steps.
+
+A desk makes its session at the first use and a new one in a forked child. The inherited session is kept there untouched:
+its connections belong to the parent, and closing them from the child would harm it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dibs.errors import InvalidOption, StoreUnavailable
+from dibs.names import check_info, check_name, check_namespace, check_seconds
+from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from dibs.clock import Clock, Deadline
+    from dibs.names import Seconds
+    from dibs.steps import Steps
+    from dibs.store import Capabilities, Finding, Store, StoreAddress, StoredLease
+
+T = TypeVar("T")
+
+TTL_DEFAULT_S = 30.0
+REQUEST_TIMEOUT_MAX_S = 300.0
+
+
+class LeaseRecord(NamedTuple):
+    """A lease in force, as the store shows it to anybody who may read it."""
+
+    name: str
+    slot: int
+    holder: str
+    fencing_token: int
+    acquired_at: datetime
+    expires_in: float
+    info: dict[str, Any] | None
+    waiting: int
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it ends unless it is renewed: its grant's clock, so only as good as the store's wall clock."""
+        from datetime import datetime, timedelta, timezone
+
+        return datetime.now(timezone.utc) + timedelta(seconds=self.expires_in)
+
+
+class Desk:
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        namespace: str,
+        ttl: Seconds,
+        info: dict[str, Any] | None,
+        request_timeout: Seconds,
+        patience: Seconds,
+        clock: Clock | None = None,
+    ) -> None:
+        limits = address.capabilities
+        self.address = address
+        self.namespace = check_namespace(namespace)
+        self.ttl = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
+        self.info = check_info(info)
+        self.request_timeout_s = check_seconds("request_timeout", request_timeout, least=0.05, most=REQUEST_TIMEOUT_MAX_S)
+        self.patience_s = check_seconds("patience", patience, most=3600.0)
+        self._clock = clock
+        self._session: Session | None = None
+        self._inherited: list[Session] = []
+        self.closed = False
+
+    def session(self) -> Session:
+        """The session of this process."""
+        session = self._session
+        if session is not None and session.pid == os.getpid():
+            return session
+        if self.closed:
+            raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
+        if session is not None:
+            self._inherited.append(session)
+        session = self._session = Session(
+            self.address,
+            request_timeout_s=self.request_timeout_s,
+            patience_s=self.patience_s,
+            clock=self._clock,
+        )
+        # What is still held when the interpreter ends is given back; a process that is killed leaves it to the ttl.
+        atexit.register(_close_at_exit, weakref.ref(session))
+        return session
+
+    def closing(self) -> Steps[None]:
+        """Give back what is held, refuse who waits, end the threads and connections."""
+        self.closed = True
+        session = self._session
+        if session is None or session.pid != os.getpid():
+            return
+        releases = session.close()
+        try:
+            for ask in releases:
+                yield session, ask, session.request_timeout_s
+        finally:
+            session.shut()
+
+    def _acting(self, act: Callable[[Store, Deadline], T]) -> Steps[T]:
+        session = self.session()
+        ask = session.act(act)
+        try:
+            settled = yield session, ask, session.patience_s + session.request_timeout_s
+        except BaseException:
+            ask.dropped = True
+            raise
+        if not settled:
+            ask.dropped = True
+            raise StoreUnavailable("the store did not answer")
+        if ask.error is not None:
+            raise ask.error.with_traceback(None)
+        return ask.outcome  # type: ignore[no-any-return]
+
+    # -- see and mend ---------------------------------------------------------------------------------------------
+
+    def leases(self, prefix: str) -> Steps[list[LeaseRecord]]:
+        if not isinstance(prefix, str):
+            raise InvalidOption(f"prefix is a str, not {type(prefix).__name__}")
+        if prefix:
+            check_name(prefix)
+        key = f"{self.namespace}:{prefix}"
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
+        return [self._record(row) for row in rows]
+
+    def holder(self, name: str) -> Steps[LeaseRecord | None]:
+        key = f"{self.namespace}:{check_name(name)}"
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
+        return next((self._record(row) for row in rows if row.name == key), None)
+
+    def _record(self, row: StoredLease) -> LeaseRecord:
+        import json
+        from datetime import datetime, timezone
+
+        return LeaseRecord(
+            row.name.partition(":")[2],
+            row.slot,
+            row.holder,
+            row.fencing_token,
+            datetime.fromtimestamp(row.acquired_at, timezone.utc),
+            row.expires_in,
+            None if row.info is None else json.loads(row.info),
+            row.waiting,
+        )
+
+    def breaking(self, name: str, fencing_token: int, now: bool) -> Steps[bool]:
+        key = f"{self.namespace}:{check_name(name)}"
+        if isinstance(fencing_token, bool) or not isinstance(fencing_token, int):
+            raise InvalidOption(f"fencing_token is the int shown by holder() or `dibs show`, not {fencing_token!r}")
+        return (yield from self._acting(lambda store, deadline: store.break_lease(key, fencing_token, now, deadline)))
+
+    def purging(self, older_than: Seconds) -> Steps[int]:
+        seconds = check_seconds("older_than", older_than)
+        return (yield from self._acting(lambda store, deadline: store.purge(seconds, deadline)))
+
+    def setting_up(self) -> Steps[None]:
+        yield from self._acting(lambda store, deadline: store.setup(deadline))
+
+    def checking(self) -> Steps[list[Finding]]:
+        return (yield from self._acting(lambda store, deadline: store.check(deadline)))
+
+    def pinging(self) -> Steps[float]:
+        session = self.session()
+        before = session.clock.now()
+        yield from self._acting(lambda store, deadline: store.act((), deadline))
+        return session.clock.now() - before
+
+    def capabilities(self) -> Steps[Capabilities]:
+        return (yield from self._acting(_capabilities))
+
+
+def _capabilities(store: Store, deadline: Deadline) -> Capabilities:
+    store.act((), deadline)  # connects, so that what a setting decides has been read
+    return store.capabilities
+
+
+def _close_at_exit(reference: weakref.ref[Session]) -> None:
+    session = reference()
+    if session is None or session.pid != os.getpid() or session.closed:
+        return
+    for ask in session.close():
+        session.wait(ask, session.request_timeout_s)
+    session.shut()
+
+
+DEFAULTS: dict[str, Any] = {
+    "namespace": "default",
+    "ttl": TTL_DEFAULT_S,
+    "request_timeout": REQUEST_TIMEOUT_S,
+    "patience": PATIENCE_S,
+}

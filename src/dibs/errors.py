@@ -1,0 +1,80 @@
+"""Every error dibs raises, each with the one thing its reader needs to know.
+
+This module answers for the names and the wording of errors; which error a driver's exception becomes is decided in
+that driver's store, by error code. *Held by another*, *store unreachable* and *misconfigured* are three classes.
+"""
+
+from __future__ import annotations
+
+
+class DibsError(Exception):
+    """The root of all errors that dibs raises on purpose."""
+
+
+class LockTimeout(DibsError, TimeoutError):
+    """Another holder kept the name for as long as the caller was willing to wait.
+
+    ``name`` is what was asked for, ``holder`` who was seen holding it (``None`` when the name was free but kept for
+    others waiting in line), ``since`` the Unix time of that grant, ``free_in`` the seconds after which the store frees
+    it unless it is renewed, ``waited`` the seconds this caller waited.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str = "",
+        holder: str | None = None,
+        since: float | None = None,
+        free_in: float | None = None,
+        waited: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.holder = holder
+        self.since = since
+        self.free_in = free_in
+        self.waited = waited
+
+
+class LeaseLost(DibsError):
+    """The lease is over although its holder did not give it back; somebody else may be holding the name now."""
+
+
+class NotHeld(DibsError, RuntimeError):
+    """Something was released that this caller does not hold."""
+
+
+class WouldDeadlock(DibsError, RuntimeError):
+    """The caller would wait for itself without limit."""
+
+
+class LimitMismatch(DibsError, ValueError):
+    """Two clients use one semaphore with different limits."""
+
+
+class InvalidName(DibsError, ValueError):
+    """The name cannot be kept exactly on every store; nothing was sent."""
+
+
+class InvalidOption(DibsError, ValueError):
+    """An argument or a URL option is wrong; nothing was sent."""
+
+
+class StoreUnavailable(DibsError, ConnectionError):
+    """The store gave no usable answer.
+
+    ``maybe_applied`` is False when the request certainly changed nothing there, True when that is unknown.
+    """
+
+    def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+
+
+class SetupRequired(DibsError):
+    """The store answers, but is not set up for this client: a table, a right or a login is missing."""
+
+
+class Unsupported(DibsError):
+    """This store, or this machine, cannot do that; raised when the object is built, not when it is used."""

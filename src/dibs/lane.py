@@ -1,0 +1,329 @@
+"""The claim lane: what threads and tasks ask of the store at the same moment becomes one call.
+
+While a call is under way the next batch forms; there is no timer, so a caller alone never waits for company. The lane
+knows nothing of locks: it carries ``Ask`` objects to the store and gives each its outcome.
+
+States of the lane (``_server``, changed only under the session's mutex):
+
+* ``None``: nobody serves; the queue is empty, or whoever filled it is about to call ``drive`` or ``start``.
+* an ``Ask``: the thread that waits for this ask serves, until it is answered. It pays no thread switch.
+* ``_THREAD``: the lane's own thread serves until the queue is empty.
+
+Whoever serves may use ``_store``, ``_batch`` and ``_unread``; nobody else touches them. A serving thread that is
+interrupted (Ctrl-C) leaves its batch where it is and hands over to the lane's thread, which repeats it: every request
+is idempotent. Failures are repeated by the lane's thread alone, so that no caller is kept longer than it asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dibs.clock import Deadline
+from dibs.errors import StoreUnavailable
+from dibs.store import StoreBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from dibs.clock import Bell, Clock, Gate
+    from dibs.store import Outcome, Store
+
+# Requests in one call to the store.
+BATCH_MAX = 1000
+# Asks that wait for a place in a batch; more acquires are refused at once.
+QUEUE_MAX = 100_000
+# The lane's thread ends after this long without work.
+IDLE_S = 10.0
+# Pauses before a failed batch is repeated: they double from the first to the last of these.
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 1.0
+# Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
+BUSY_PAUSE_S = 0.0005
+
+
+class Ask:
+    """One request on its way to the store and back; answered once, by an outcome or an error."""
+
+    __slots__ = ("_gate", "_listener", "dropped", "error", "give_up_at", "in_lane", "outcome", "request", "settled", "t0")
+
+    def __init__(self, request: Any, give_up_at: float) -> None:
+        #: A Request of the store contract, or for an ``Act`` a function of the store.
+        self.request = request
+        #: Read before the first byte of the first attempt; None while nothing was sent.
+        self.t0: float | None = None
+        #: When the lane stops repeating a failed attempt.
+        self.give_up_at = give_up_at
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+        self.settled = False
+        #: Queued, or in the batch under way.
+        self.in_lane = False
+        #: Nobody wants the answer any more: it is not sent (again).
+        self.dropped = False
+        self._gate: Gate | None = None
+        self._listener: Callable[[], None] | None = None
+
+    def received(self, outcome: Outcome | Any) -> None:
+        """Called by whoever serves the lane; may be called again with the same outcome after an interruption."""
+        self.settle(outcome)
+
+    def failed(self, error: BaseException) -> None:
+        self.settle(None, error)
+
+    def settle(self, outcome: Any, error: BaseException | None = None) -> None:
+        """Make the answer final and wake whoever waits for it."""
+        if self.settled:
+            return
+        self.outcome = outcome
+        self.error = error
+        self.settled = True
+        # The waiter looks at `settled` after it has left its gate or listener here, so one of the two sees the other.
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.open()
+        listener = self._listener
+        if listener is not None:
+            listener()
+
+    def wait(self, clock: Clock, timeout: float | None) -> bool:
+        """Block this thread until settled; False when ``timeout`` seconds went by first."""
+        if self.settled:
+            return True
+        gate = self._gate = clock.gate()
+        if self.settled:
+            return True
+        try:
+            return gate.wait(timeout) or self.settled
+        finally:
+            self._gate = None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once settled, in any thread; at least once, perhaps twice."""
+        self._listener = listener
+        if self.settled:
+            listener()
+
+
+class Act(Ask):
+    """An operator's act: a function of the store and a deadline, called by itself between two batches."""
+
+    __slots__ = ()
+
+
+class _LaneThread:
+    """Marks that the lane's own thread serves."""
+
+
+_THREAD = _LaneThread()
+
+
+class Lane:
+    def __init__(
+        self,
+        clock: Clock,
+        mutex: AbstractContextManager[object],
+        open_store: Callable[[], Store],
+        request_timeout_s: float,
+        name: str,
+    ) -> None:
+        self._clock = clock
+        self._mutex = mutex
+        self._open_store = open_store
+        self._request_timeout_s = request_timeout_s
+        self._name = name
+        self._queue: list[Ask] = []
+        self._acts = 0  # how many of them are Acts
+        self._server: Ask | _LaneThread | None = None
+        self._batch: list[Ask] = []
+        self._unread: list[tuple[Ask, Any]] = []
+        self._store: Store | None = None
+        self._reached = False
+        self._failures = 0
+        self._thread_alive = False
+        self._bell: Bell | None = None
+        self._closing = False
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def put(self, ask: Ask) -> None:
+        """Queue an ask. The caller holds the mutex and calls ``drive`` or ``start`` afterwards."""
+        if type(ask) is Act:
+            self._acts += 1
+        ask.in_lane = True
+        self._queue.append(ask)
+
+    def full(self) -> bool:
+        """No more acquires should be put: QUEUE_MAX are waiting. Releases are always taken."""
+        return len(self._queue) >= QUEUE_MAX
+
+    def drive(self, ask: Ask) -> None:
+        """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already."""
+        try:
+            with self._mutex:
+                if self._server is not None:
+                    return
+                self._server = ask
+            if not self._serve(ask):
+                self.start()
+        except BaseException:
+            # Ctrl-C in the middle. Set again until it holds: nothing else can end this thread's service.
+            if self._server is ask:
+                self._server = None
+            self.start()
+            raise
+
+    def start(self) -> None:
+        """Let the lane's thread serve what is queued, if nobody serves it."""
+        with self._mutex:
+            if self._server is not None or not (self._queue or self._batch or self._unread):
+                return
+            self._server = _THREAD
+            bell = self._bell
+            spawn = bell is None
+            if bell is None:
+                bell = self._bell = self._clock.bell()
+        if spawn:
+            self._clock.spawn(self._name, lambda: self._run(bell))
+        else:
+            bell.ring()
+
+    def close(self) -> None:
+        """Refuse new asks; the connection is closed once what is queued has been served."""
+        with self._mutex:
+            self._closing = True
+            idle = self._server is None
+            if idle:
+                self._server = _THREAD
+        if idle:
+            self._close_store()
+            with self._mutex:
+                self._server = None
+                if self._bell is not None:
+                    self._bell.ring()
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    def _run(self, bell: Bell) -> None:
+        """The lane's thread: serves when it was made the server, ends after a while without work."""
+        idle_since = self._clock.now()
+        while True:
+            if self._server is _THREAD:
+                while not self._serve(None):
+                    pass
+                idle_since = self._clock.now()
+            with self._mutex:
+                if self._server is not _THREAD and (self._closing or self._clock.now() - idle_since >= IDLE_S):
+                    self._bell = None
+                    break
+            if self._server is not _THREAD:
+                bell.wait(IDLE_S)
+        bell.close()
+
+    def _serve(self, me: Ask | None) -> bool:
+        """Serve until ``me`` is answered (None: until nothing is left); False when work is left for others."""
+        while True:
+            closing = False
+            with self._mutex:
+                if not self._batch and not self._unread:
+                    if not self._queue if me is None else not me.in_lane:
+                        closing = self._closing and not self._queue
+                        if not closing:
+                            self._server = None
+                            return not self._queue
+                    else:
+                        self._batch = self._take()
+            if closing:
+                self._close_store()
+                with self._mutex:
+                    self._server = None
+                    return not self._queue
+            pause = self._perform()
+            if pause > BUSY_PAUSE_S and me is not None:
+                with self._mutex:
+                    self._server = None
+                return False
+            if pause:
+                self._clock.sleep(pause * (0.5 + self._clock.jitter()))
+
+    def _take(self) -> list[Ask]:
+        """The next batch: requests up to the next Act, or one Act alone. The caller holds the mutex."""
+        queue = self._queue
+        size = BATCH_MAX
+        if self._acts:
+            size = next((i for i, ask in enumerate(queue) if type(ask) is Act), size) or 1
+            if type(queue[0]) is Act:
+                self._acts -= 1
+        batch = queue[:size]
+        del queue[:size]
+        return batch
+
+    def _perform(self) -> float:
+        """Carry the batch to the store and its outcomes back; return how long to pause before the next call."""
+        if not self._unread:
+            now = self._clock.now()
+            batch = self._batch = [ask for ask in self._batch if not ask.dropped]
+            if not batch:
+                return 0.0
+            for ask in batch:
+                if ask.t0 is None:
+                    ask.t0 = now
+            try:
+                self._unread = self._call(batch, now)
+            except StoreBusy as error:
+                return self._repeat(batch, error, BUSY_PAUSE_S)
+            except StoreUnavailable as error:
+                self._failures += 1
+                backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
+                return self._repeat(batch, error, backoff)
+            except Exception as error:  # misconfigured, or a bug: nobody would be served by trying again
+                self._unread = [(ask, error) for ask in batch]
+        self._failures = 0
+        unread = self._unread
+        while unread:
+            ask, outcome = unread[-1]
+            ask.in_lane = False
+            if isinstance(outcome, BaseException):
+                ask.failed(outcome)
+            else:
+                ask.received(outcome)
+            unread.pop()
+        self._batch = []
+        return 0.0
+
+    def _call(self, batch: list[Ask], now: float) -> list[tuple[Ask, Any]]:
+        deadline = Deadline(self._clock, now + self._request_timeout_s)
+        store = self._store
+        if store is None:
+            store = self._store = self._open_store()
+        if type(batch[0]) is Act:
+            outcomes = [batch[0].request(store, deadline)]
+        else:
+            outcomes = store.act([ask.request for ask in batch], deadline)
+        self._reached = True
+        # Read from the end, so the first of the batch is answered first.
+        answers = list(zip(batch, outcomes))
+        answers.reverse()
+        return answers
+
+    def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:
+        """Give up on whoever waited long enough; leave the rest in the batch to be tried again."""
+        now = self._clock.now()
+        busy = isinstance(error, StoreBusy)
+        if busy:
+            error = StoreUnavailable(f"the store was too busy for {self._request_timeout_s:g} s", maybe_applied=False)
+        again: list[Ask] = []
+        for ask in batch:
+            # A store that was never reached is more likely a wrong address than an outage: say so at once.
+            if now >= ask.give_up_at or not (self._reached or busy):
+                ask.in_lane = False
+                ask.failed(error)
+            else:
+                again.append(ask)
+        self._batch = again
+        return pause if again or self._queue else 0.0
+
+    def _close_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()

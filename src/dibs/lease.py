@@ -1,0 +1,260 @@
+"""The lease: one grant, and everything that is true of holding it.
+
+``LeaseFacts`` is what both faces share and needs no waiting; ``Lease`` adds the two verbs that talk to the store, for
+threads (``dibs.aio.AsyncLease`` has them for tasks). Whether a lease is held is decided by this process's clock alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
+from dibs.hold import HELD, LOST, RELEASED
+from dibs.names import TTL_MAX_S, check_seconds
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dibs.hold import Hold
+    from dibs.names import Seconds
+    from dibs.session import Session
+    from dibs.steps import Steps
+
+
+class LeaseFacts:
+    """One grant of one name. It belongs to the process that got it: a forked child, a copy and a pickle hold nothing."""
+
+    __slots__ = ("__weakref__", "_hold", "_info", "_name", "_session")
+
+    def __init__(self, session: Session, hold: Hold, name: str, info: str | None) -> None:
+        self._session = session
+        self._hold = hold
+        self._name = name
+        self._info = info
+        hold.given = True
+
+    @property
+    def name(self) -> str:
+        """What is held."""
+        return self._name
+
+    @property
+    def slot(self) -> int:
+        """Which of the name's permits this is: 1 for a lock."""
+        return self._hold.slot
+
+    @property
+    def claim_id(self) -> str:
+        """The random text that proves this lease to the store. Treat it as a secret."""
+        return self._hold.claim_id
+
+    @property
+    def fencing_token(self) -> int:
+        """Greater than that of every earlier grant of this name; send it to the resource you protect."""
+        return self._hold.fencing_token
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, as others see it: host/pid/client."""
+        return self._session.holder
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When it was granted, by the store's clock; for people."""
+        return _instant(self._hold.acquired_at)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When the store lets others in unless it is renewed, by the store's clock; for people."""
+        return _instant(self._hold.expires_at)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a grant or renewal lasts."""
+        return self._hold.ttl
+
+    @property
+    def trusted_until(self) -> float:
+        """The time on this machine's boot clock at which the lease stops being ``held`` unless it is renewed."""
+        return self._hold.trusted_until
+
+    @property
+    def info(self) -> dict[str, Any] | None:
+        """The JSON object given when it was acquired."""
+        return None if self._info is None else json.loads(self._info)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may still rely on the lease. Decided by the clock: no network, no thread."""
+        return self._session.is_held(self._hold)
+
+    def remaining(self) -> float:
+        """Seconds for which the lease can be relied on without another renewal; 0 when it is over."""
+        if not self.held:
+            return 0.0
+        return max(0.0, self._hold.trusted_until - self._session.clock.now())
+
+    def check(self) -> None:
+        """Raise LeaseLost unless the lease is held. Call it before each step that must not be done by two."""
+        if not self.held:
+            raise LeaseLost(self._why())
+
+    def _why(self) -> str:
+        token = self._hold.fencing_token
+        if self._session.pid != os.getpid():
+            return f"the lease on {self._name!r} (token {token}) belongs to process {self._session.pid}, not to its fork"
+        if self._hold.state == LOST:
+            return (
+                f"the lease on {self._name!r} (token {token}) was lost: {self._hold.reason}. "
+                "Others may have entered since; stop, and let the resource compare fencing tokens."
+            )
+        return f"the lease on {self._name!r} (token {token}) was released"
+
+    def _renewing(self, ttl: Seconds | None) -> Steps[None]:
+        session, hold = self._session, self._hold
+        wanted = None
+        if ttl is not None:
+            limits = session.address.capabilities
+            wanted = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=min(limits.ttl_max_s, TTL_MAX_S))
+        self.check()
+        if hold.ends_at <= session.clock.now():
+            raise InvalidOption(f"the lease on {self._name!r} has reached its max_hold")
+        ask, generation = session.renew(hold, wanted)
+        if not (yield session, ask, session.request_timeout_s + session.patience_s):
+            raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
+        if ask.error is not None:
+            raise ask.error.with_traceback(None)
+        if not session.renewed(hold, ask, generation):
+            raise LeaseLost(self._why())
+
+    def _releasing(self) -> Steps[bool]:
+        session, hold = self._session, self._hold
+        if session.pid != os.getpid():
+            return False
+        ask = session.release(hold)
+        if ask is None:
+            if hold.state == LOST:
+                session.lane.start()
+                raise LeaseLost(self._why())
+            return True
+        if not (yield session, ask, session.request_timeout_s):
+            return False
+        return ask.error is None
+
+    def __repr__(self) -> str:
+        state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
+        return f"<{type(self).__name__} {self._name!r} token {self._hold.fencing_token}, {state}>"
+
+    def __copy__(self) -> LostLease:
+        return LostLease(self._name, self._hold.fencing_token)
+
+    def __deepcopy__(self, memo: object) -> LostLease:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LostLease, (self._name, self._hold.fencing_token)
+
+    def __del__(self) -> None:
+        # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
+        hold = getattr(self, "_hold", None)
+        if hold is not None and hold.state == HELD and self._session.pid == os.getpid():
+            hold.orphan = True
+            if not self._session.closed:
+                import warnings
+
+                warnings.warn(
+                    f"a lease on {self._name!r} was dropped without release(); it ends by its ttl",
+                    ResourceWarning,
+                    source=self,
+                    stacklevel=1,
+                )
+
+
+class Lost:
+    """The event of a lease's loss, as ``threading.Event`` without ``set``; it also fires by the clock alone."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: LeaseFacts) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """True once the lease is over without having been released."""
+        return not self._lease.held and self._lease._hold.state != RELEASED
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Block until the lease is lost (True), or released, or ``timeout`` seconds went by (False)."""
+        session, hold = self._lease._session, self._lease._hold
+        until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
+        if session.pid != os.getpid():
+            return True
+        gate = session.clock.gate()
+        session.when_over(hold, gate.open)
+        while session.is_held(hold):
+            now = session.clock.now()
+            if until is not None and now >= until:
+                break
+            slice_s = hold.trusted_until - now
+            if gate.wait(slice_s if until is None else min(slice_s, until - now)):
+                break
+        return self.is_set()
+
+
+class LostLease:
+    """What a copied or unpickled lease is: a name and a token, holding nothing."""
+
+    held = False
+
+    def __init__(self, name: str, fencing_token: int) -> None:
+        self.name = name
+        self.fencing_token = fencing_token
+
+    def check(self) -> None:
+        """Always raises LeaseLost."""
+        raise LeaseLost(f"this is a copy of a lease on {self.name!r}; only the original object holds it")
+
+    def remaining(self) -> float:
+        """Always 0."""
+        return 0.0
+
+
+class Lease(LeaseFacts):
+    """A lease held by this process, for threads."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Set when the lease is lost; can be waited for."""
+        return Lost(self)
+
+    def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew now, for ``ttl`` seconds (default: as before). Raises LeaseLost, or StoreUnavailable when unknown."""
+        run(self._renewing(ttl))
+
+    def release(self) -> bool:
+        """Give it back. May be called twice.
+
+        Returns False when the store did not confirm: the lease is over for this process all the same, and ends in the
+        store by its ttl. Raises LeaseLost when it had been lost.
+        """
+        return run(self._releasing())
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            self.release()
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+def _instant(seconds: float) -> datetime:
+    from datetime import datetime, timezone
+
+    return datetime.fromtimestamp(seconds, timezone.utc)

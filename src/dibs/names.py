@@ -1,0 +1,108 @@
+"""What a caller may pass: names, namespaces, seconds and info are checked here, before any I/O.
+
+Behind this door nobody checks again. It knows nothing of stores except the limits they all share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Union
+
+from dibs.errors import InvalidName, InvalidOption
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    Seconds = Union[float, timedelta]
+
+NAME_BYTES_MAX = 255
+NAMESPACE_CHARS_MAX = 63
+INFO_BYTES_MAX = 4096
+TTL_MAX_S = 30 * 24 * 3600.0
+WAIT_MAX_S = 10 * 365 * 24 * 3600.0
+
+_NAMESPACE_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def check_name(name: object) -> str:
+    """Return the name unchanged, or raise InvalidName: 1 to 255 bytes of UTF-8 without control characters."""
+    if type(name) is not str:
+        if not isinstance(name, str):
+            raise InvalidName(f"a lock name is a str, not {type(name).__name__}: {name!r}")
+        name = str.__str__(name)  # a str subclass (an Enum member, say) is kept as the plain text it is
+    if name.isascii() and name.isprintable():
+        size = len(name)
+    else:
+        for char in name:
+            code = ord(char)
+            if code < 0x20 or 0x7F <= code < 0xA0:
+                raise InvalidName(f"a lock name may not contain control characters: {name!r} has {char!r}")
+            if 0xD800 <= code < 0xE000:
+                raise InvalidName(f"a lock name may not contain lone surrogates: {name!r} has {char!r}")
+        size = len(name.encode())
+    if not size:
+        raise InvalidName("a lock name may not be empty")
+    if size > NAME_BYTES_MAX:
+        raise InvalidName(
+            f"a lock name has at most {NAME_BYTES_MAX} bytes of UTF-8; this one has {size}: {name[:40]!r}…. "
+            "Use a hash of the long part."
+        )
+    return name
+
+
+def check_namespace(namespace: object) -> str:
+    """Return the namespace, or raise InvalidOption. It has no colon, so ``namespace:name`` can be taken apart again."""
+    if not isinstance(namespace, str) or not namespace or not _NAMESPACE_CHARS.issuperset(namespace):
+        raise InvalidOption(f"a namespace is made of letters, digits, '.', '_' and '-', not {namespace!r}")
+    if len(namespace) > NAMESPACE_CHARS_MAX:
+        raise InvalidOption(f"a namespace has at most {NAMESPACE_CHARS_MAX} characters, not {len(namespace)}")
+    return namespace
+
+
+def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WAIT_MAX_S) -> float:
+    """Return seconds as a float from a number or a timedelta, or raise InvalidOption naming the parameter."""
+    if type(value) is not float:
+        if isinstance(value, bool):
+            raise InvalidOption(f"{what} is a number of seconds or a timedelta, not {value!r}")
+        total_seconds = getattr(value, "total_seconds", None)
+        if total_seconds is not None:
+            value = total_seconds()
+        elif not isinstance(value, (int, float)):
+            raise InvalidOption(f"{what} is a number of seconds or a timedelta, not {value!r}")
+        try:
+            value = float(value)
+        except OverflowError:
+            raise InvalidOption(f"{what} is at most {most:g} s") from None
+    if math.isnan(value):
+        raise InvalidOption(f"{what} is not a number (NaN)")
+    if value < least:
+        raise InvalidOption(f"{what} is at least {least:g} s, not {value:g}")
+    if value > most:
+        raise InvalidOption(f"{what} is at most {most:g} s, not {value:g}")
+    return float(value)
+
+
+def check_timeout(value: Any) -> float | None:
+    """Return how long to wait in seconds; None waits for ever, 0 tries exactly once."""
+    if value is None or value == math.inf:
+        return None
+    return check_seconds("timeout", value)
+
+
+def check_info(info: object) -> str | None:
+    """Return info as JSON text, or raise InvalidOption: a JSON object of at most 4 KiB."""
+    if info is None:
+        return None
+    if not isinstance(info, dict):
+        raise InvalidOption(f"info is a dict that JSON can express, not {type(info).__name__}")
+    try:
+        text = json.dumps(info, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(f"info cannot be written as JSON: {error}") from None
+    if "\\u0000" in text:
+        raise InvalidOption("info may not contain NUL characters: not every store can keep them")
+    if size > INFO_BYTES_MAX:
+        raise InvalidOption(f"info is at most {INFO_BYTES_MAX} bytes of JSON; this is {size}")
+    return text

@@ -1,0 +1,287 @@
+"""The renewal lane: keeps every lease of the process alive, and says when one is lost.
+
+It has a connection and a thread of its own, so nothing a caller does can delay a renewal. What is due is renewed in one
+call; an outcome is Renewed, Gone or Unknown. Unknown (no answer, any error) changes nothing and is tried again until
+the trust ends by the clock; then, or at Gone, the hold is lost. A call never lasts longer than the trust of the holds
+it could keep the thread from looking at.
+
+Every tracked hold is in exactly one place, changed under the session's mutex: a *queue* of its interval (an ordered
+dict; holds of one interval fall due in the order they were renewed, so tracking and forgetting cost O(1) however many
+there are), the *heap* (retries and last moments, few), or *in flight*.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from dibs.clock import Deadline
+from dibs.errors import DibsError
+from dibs.hold import HELD, Hold
+from dibs.store import Renew, Renewed, StoreBusy
+from dibs.trust import RENEWALS_PER_TTL, local_deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from dibs.clock import Bell, Clock
+    from dibs.store import Store
+
+# Leases renewed by one call.
+RENEW_MAX = 10_000
+# Renewals due within this part of their interval go with those that are due now.
+COALESCE = 0.1
+# Pause before a renewal with an unknown outcome is tried again: this part of its interval, and at most this long.
+RETRY_PART = 0.125
+RETRY_MAX_S = 1.0
+
+FOREVER = float("inf")
+
+
+class Renewer:
+    def __init__(
+        self,
+        clock: Clock,
+        mutex: AbstractContextManager[object],
+        open_store: Callable[[], Store],
+        request_timeout_s: float,
+        margin_s: float,
+        lose: Callable[[Hold, str], None],
+        give_back: Callable[[Hold], None],
+        renewal_over: Callable[[Hold], None],
+    ) -> None:
+        self._clock = clock
+        self._mutex = mutex
+        self._open_store = open_store
+        self._request_timeout_s = request_timeout_s
+        self._margin_s = margin_s
+        self._lose = lose
+        self._give_back = give_back
+        self._renewal_over = renewal_over
+        self._queues: dict[tuple[float, bool], OrderedDict[Hold, None]] = {}
+        self._heap: list[tuple[float, int, Hold]] = []
+        self._pushes = 0
+        self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
+        self._bell: Bell | None = None
+        self._store: Store | None = None
+        self._closing = False
+        self.failures = 0
+
+    # -- called under the mutex ---------------------------------------------------------------------------------
+
+    def track(self, hold: Hold, t0: float) -> None:
+        """Look after a hold that was asked for at ``t0``."""
+        if hold.renew:
+            delay = hold.ttl / RENEWALS_PER_TTL
+            if hold.ends_at < t0 + delay:
+                self._push(hold, hold.trusted_until)
+                return
+        else:
+            delay = hold.trusted_until - t0
+        key = (round(delay, 6), hold.renew)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = OrderedDict()
+        queue[hold] = None
+        hold.queue = queue
+        hold.due = due = t0 + delay
+        if due < self._wake_at:
+            self._wake()
+        elif self._bell is None:
+            self._start()
+
+    def forget(self, hold: Hold) -> bool:
+        """Never renew it again; True when a renewal is under way and may still reach the store."""
+        queue = hold.queue
+        if queue is not None:
+            queue.pop(hold, None)
+            hold.queue = None
+        hold.due = FOREVER
+        return hold.in_flight
+
+    def tracked(self) -> list[Hold]:
+        """Every hold that is looked after (the session gives them back when it closes)."""
+        holds = [hold for queue in self._queues.values() for hold in queue]
+        holds += [hold for due, _, hold in self._heap if hold.due == due]
+        return holds
+
+    def _push(self, hold: Hold, due: float) -> None:
+        hold.queue = None
+        hold.due = due
+        self._pushes += 1
+        heappush(self._heap, (due, self._pushes, hold))
+        if due < self._wake_at:
+            self._wake()
+
+    def _start(self) -> None:
+        if self._bell is None and not self._closing:
+            bell = self._bell = self._clock.bell()
+            self._clock.spawn("dibs-renew", lambda: self._run(bell))
+
+    def _wake(self) -> None:
+        if self._bell is None:
+            self._start()
+        else:
+            self._bell.ring()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the thread; what it looked after is the session's to give back first."""
+        with self._mutex:
+            self._closing = True
+            if self._bell is not None:
+                self._bell.ring()
+
+    def poke(self) -> None:
+        """Make the thread look around. Safe in ``__del__``: it takes no lock."""
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
+
+    def _run(self, bell: Bell) -> None:
+        while True:
+            with self._mutex:
+                now = self._clock.now()
+                batch, lost, unwanted = self._collect(now)
+                earliest = self._earliest_deadline(batch)
+                self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
+                wake_at = self._wake_at
+                if self._closing:
+                    break
+            for hold in lost:
+                self._lose(hold, _why(hold))
+            for hold in unwanted:
+                self._give_back(hold)
+            if batch:
+                self._renew(batch, min(now + self._request_timeout_s, earliest))
+            elif not lost and not unwanted:
+                bell.wait(None if wake_at == FOREVER else wake_at - now)
+                with self._mutex:
+                    self._wake_at = -FOREVER
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        bell.close()
+
+    def _collect(self, now: float) -> tuple[list[Hold], list[Hold], list[Hold]]:
+        """Take out what is due: to renew, lost, and to give back because nobody can release it."""
+        batch: list[Hold] = []
+        lost: list[Hold] = []
+        unwanted: list[Hold] = []
+        for (delay, renew), queue in list(self._queues.items()):
+            until = now + delay * COALESCE if renew and queue and next(iter(queue)).due <= now else now
+            while queue and len(batch) < RENEW_MAX:
+                hold = next(iter(queue))
+                if hold.due > until:
+                    break
+                queue.popitem(last=False)
+                hold.queue = None
+                self._sort(hold, now, batch, lost, unwanted)
+            if not queue:
+                del self._queues[delay, renew]
+        while self._heap and self._heap[0][0] <= now and len(batch) < RENEW_MAX:
+            due, _, hold = heappop(self._heap)
+            if hold.due == due:
+                self._sort(hold, now, batch, lost, unwanted)
+        return batch, lost, unwanted
+
+    def _sort(self, hold: Hold, now: float, batch: list[Hold], lost: list[Hold], unwanted: list[Hold]) -> None:
+        if hold.state != HELD:
+            return
+        if hold.orphan or not hold.given:
+            unwanted.append(hold)
+        elif now >= hold.trusted_until:
+            lost.append(hold)
+        elif hold.renew and local_deadline(now, self._renewal_ttl(hold, now), self._margin_s) > hold.trusted_until:
+            hold.in_flight = True
+            batch.append(hold)
+        else:
+            self._push(hold, hold.trusted_until)
+
+    def _renewal_ttl(self, hold: Hold, now: float) -> float:
+        return min(hold.ttl, hold.ends_at - now)
+
+    def _next_due(self) -> float:
+        while self._heap and self._heap[0][2].due != self._heap[0][0]:
+            heappop(self._heap)
+        due = self._heap[0][0] if self._heap else FOREVER
+        for queue in self._queues.values():
+            if queue:
+                due = min(due, next(iter(queue)).due)
+        return due
+
+    def _earliest_deadline(self, batch: list[Hold]) -> float:
+        """When the thread must be back to tell the next loss; the first of each queue stands for the queue."""
+        earliest = min((hold.trusted_until for hold in batch), default=FOREVER)
+        for queue in self._queues.values():
+            if queue:
+                earliest = min(earliest, next(iter(queue)).trusted_until)
+        if self._heap:
+            earliest = min(earliest, max(self._heap[0][0], self._heap[0][2].trusted_until))
+        return earliest
+
+    def _renew(self, batch: list[Hold], until: float) -> None:
+        t0 = self._clock.now()
+        # In the order of names, so that two sessions never lock rows in opposite orders.
+        batch.sort(key=lambda hold: hold.key)
+        ttls = [self._renewal_ttl(hold, t0) for hold in batch]
+        generations = [hold.generation for hold in batch]
+        requests = [Renew(hold.key, hold.claim_id, ttl, hold.slot) for hold, ttl in zip(batch, ttls)]
+        outcomes: list[object] = []
+        unknown: BaseException | None = None
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            outcomes = list(self._store.act(requests, Deadline(self._clock, until)))
+            self.failures = 0
+        except Exception as error:  # whatever it was, the renewals are unknown; each hold tells when its trust ends
+            unknown = error
+            self.failures += 1
+        finished: list[Hold] = []
+        gone: list[Hold] = []
+        with self._mutex:
+            now = self._clock.now()
+            for index, hold in enumerate(batch):
+                hold.in_flight = False
+                if hold.state != HELD:
+                    finished.append(hold)
+                elif unknown is not None:
+                    if not isinstance(unknown, StoreBusy):
+                        hold.last_error = unknown
+                    retry_s = min(RETRY_MAX_S, hold.ttl / RENEWALS_PER_TTL * RETRY_PART)
+                    retry_s *= 0.5 + 0.5 * self._clock.jitter()
+                    self._push(hold, min(now + retry_s, max(now, hold.trusted_until)))
+                elif type(outcomes[index]) is not Renewed:
+                    gone.append(hold)
+                elif hold.generation != generations[index]:
+                    self.track(hold, t0)  # the holder's own renewal overtook this one: its answer says nothing
+                else:
+                    self._extend(hold, outcomes[index], t0, ttls[index], now)  # type: ignore[arg-type]
+        for hold in gone:
+            self._lose(hold, "the store no longer knows this lease: it expired, was broken, or was deleted")
+        for hold in finished:
+            self._renewal_over(hold)
+
+    def _extend(self, hold: Hold, renewed: Renewed, t0: float, ttl: float, now: float) -> None:
+        if now < hold.trusted_until:
+            hold.trusted_until = max(hold.trusted_until, local_deadline(t0, ttl, self._margin_s))
+            hold.expires_at = renewed.expires_at
+            hold.last_error = None
+            self.track(hold, t0)
+        else:  # the answer came too late: whoever looked has already been told that the trust was over
+            self._push(hold, now)
+
+
+def _why(hold: Hold) -> str:
+    error = hold.last_error
+    if error is not None:
+        kind = str(error) if isinstance(error, DibsError) else repr(error)
+        return f"it could not be renewed in time: {kind}"
+    if not hold.renew:
+        return f"its ttl of {hold.ttl:g} s is over and it was taken with renew=False"
+    if hold.ends_at != FOREVER:
+        return "its max_hold is over"
+    return "it could not be renewed in time: this process was stopped or too busy"

@@ -1,0 +1,386 @@
+"""A session: one client's identity, its holds, and its two lanes to the store.
+
+It answers for what is promised of a lease while it lives: who holds what in this process, until when that is trusted,
+and that every end is final and told. How requests travel is the lane's business, when to ask again is waiting's, and
+what a user sees is the faces' (``dibs.client``, ``dibs.aio``).
+
+One mutex guards the lane's queue, the waiting lines, the renewer's queues and the holds. It is held for a few
+dictionary operations, never during a call to the store or to a user's function.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.clock import RealClock
+from dibs.errors import StoreUnavailable
+from dibs.hold import HELD, LOST, RELEASED, Hold
+from dibs.lane import Act, Ask, Lane
+from dibs.renewer import Renewer
+from dibs.store import Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.trust import local_deadline
+from dibs.waiting import AcquireAsk, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.clock import Clock
+    from dibs.store import StoreAddress
+
+REQUEST_TIMEOUT_S = 5.0
+PATIENCE_S = 5.0
+
+
+class Wish(NamedTuple):
+    """What is asked for, checked: the parameters of a lock as the session needs them."""
+
+    key: str
+    ttl: float
+    renew: bool
+    min_hold: float
+    max_hold: float
+    on_lost: Callable[[], object] | None
+    info: str | None
+
+
+class Session:
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+        clock: Clock | None = None,
+        client_id: str | None = None,
+        host: str | None = None,
+    ) -> None:
+        self.address = address
+        self.clock: Clock = clock if clock is not None else RealClock()
+        self.pid = os.getpid()
+        self.client_id = client_id or os.urandom(6).hex()
+        self.holder = f"{host or os.uname().nodename}/{self.pid}/{self.client_id}"
+        self.margin_s = address.capabilities.margin_s
+        self.request_timeout_s = request_timeout_s
+        self.patience_s = patience_s
+        self.mutex = self.clock.mutex()
+        self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim")
+        self.renewer = Renewer(
+            self.clock,
+            self.mutex,
+            address.open,
+            request_timeout_s,
+            self.margin_s,
+            self.lose,
+            self.give_back,
+            self._renewal_over,
+        )
+        self.waiting = Waiting(
+            self.clock, self.mutex, self.lane, address.open, self.client_id, request_timeout_s, patience_s
+        )
+        self._claims = 0
+        #: Who in this process holds a name, as far as this process knows.
+        self.held: dict[str, Hold] = {}
+        self.closed = False
+
+    # -- acquiring ------------------------------------------------------------------------------------------------
+
+    def wish(self, wish: Wish, owner: object, blocking: bool) -> AcquireAsk:
+        """Make the ask for a wish; nothing happens before ``submit``."""
+        now = self.clock.now()
+        self._claims = claims = self._claims + 1
+        session = self
+
+        def granted(ask: AcquireAsk, outcome: Granted) -> None:
+            session._granted(ask, outcome, wish, owner)
+
+        request = Acquire(
+            wish.key,
+            f"{self.client_id}-{claims}",
+            wish.ttl,
+            self.holder,
+            wish.info,
+            self.client_id if blocking else None,
+        )
+        return AcquireAsk(request, now + self.patience_s, now, blocking, self.waiting, granted)
+
+    def submit(self, ask: AcquireAsk) -> None:
+        """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
+        with self.mutex:
+            if self.closed:
+                raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
+            if self.lane.full():
+                raise StoreUnavailable("too many requests are waiting for the store already", maybe_applied=False)
+            if ask.blocking:
+                self.waiting.enter(ask)
+            else:
+                self.lane.put(ask)
+
+    def _granted(self, ask: AcquireAsk, outcome: Granted, wish: Wish, owner: object) -> None:
+        """Turn a grant into a hold, unless it took so long that it can no longer be trusted."""
+        request = ask.request
+        t0 = ask.t0
+        assert t0 is not None
+        trusted_until = local_deadline(t0, wish.ttl, self.margin_s)
+        with self.mutex:
+            if ask.dropped or ask.settled:
+                return
+            now = self.clock.now()
+            if now < trusted_until:
+                hold = Hold(
+                    request.name,
+                    request.claim_id,
+                    outcome.slot,
+                    outcome.fencing_token,
+                    outcome.acquired_at,
+                    wish.ttl,
+                    trusted_until,
+                    owner,
+                    wish.renew,
+                    wish.on_lost,
+                    t0 + wish.min_hold if wish.min_hold else 0.0,
+                    t0 + wish.max_hold,
+                )
+                self.held[request.name] = hold
+                self.renewer.track(hold, t0)
+            else:
+                # Too old to trust: the claim is given back and never used again.
+                hold = None
+                self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
+                if ask.blocking:
+                    self._claims += 1
+                    ask.request = request._replace(claim_id=f"{self.client_id}-{self._claims}", ticket=None)
+                    ask.t0 = None
+                    ask.give_up_at = now + self.patience_s
+                    self.lane.put(ask)
+                    return
+            if ask.blocking:
+                self.waiting.leave_line(ask)
+        # What was put into the lane here is served by whoever is carrying this answer.
+        if hold is None:
+            ask.settle(None, StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
+        else:
+            ask.settle(hold)
+
+    def withdraw(self, ask: AcquireAsk) -> None:
+        """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
+        with self.mutex:
+            if ask.dropped:
+                return
+            ask.dropped = True
+            hold = ask.outcome if ask.settled else None
+            if ask.blocking:
+                self.waiting.leave_line(ask)
+            if hold is None and not self.closed and (ask.t0 is not None or ask.request.ticket is not None):
+                # It was sent, so it may be granted yet; this release travels behind it.
+                request = ask.request
+                self.lane.put(
+                    Ask(
+                        Release(request.name, request.claim_id, 1, request.ticket), self.clock.now() + self.patience_s
+                    )
+                )
+        if isinstance(hold, Hold):
+            self.give_back(hold)
+        else:
+            self.lane.start()
+
+    # -- the end of a hold ----------------------------------------------------------------------------------------
+
+    def release(self, hold: Hold) -> Ask | None:
+        """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
+
+        The ask's outcome is Released, Renewed (min_hold keeps the name for a while) or Gone.
+        """
+        with self.mutex:
+            if hold.state != HELD:
+                return None
+            now = self.clock.now()
+            if now >= hold.trusted_until:
+                late = True
+            else:
+                late = False
+                hold.state = RELEASED
+                listeners, hold.listeners = hold.listeners, None
+                ask = self._end(hold, now)
+        if late:
+            self.lose(hold, "its trusted time was over when it was released")
+            return None
+        for listener in listeners or ():
+            listener()
+        return ask
+
+    def _end(self, hold: Hold, now: float) -> Ask:
+        """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
+        if self.held.get(hold.key) is hold:
+            del self.held[hold.key]
+        left = hold.min_until - now
+        ask = Ask(
+            Renew(hold.key, hold.claim_id, left, hold.slot)
+            if left > 0 and hold.state == RELEASED
+            else Release(hold.key, hold.claim_id, hold.slot),
+            now + self.patience_s,
+        )
+        if self.renewer.forget(hold):
+            hold.after_renewal = ask  # so that no renewal reaches the store after the release
+        else:
+            self.lane.put(ask)
+            self.waiting.nudge(hold.key)
+        return ask
+
+    def _renewal_over(self, hold: Hold) -> None:
+        with self.mutex:
+            ask, hold.after_renewal = hold.after_renewal, None
+            if ask is not None:
+                self.lane.put(ask)
+                self.waiting.nudge(hold.key)
+        self.lane.start()
+
+    def give_back(self, hold: Hold) -> None:
+        """Release a grant that nobody holds in hand. An orphan's ttl is left to run: its holder may still be working."""
+        with self.mutex:
+            if hold.state != HELD:
+                return
+            if hold.given:
+                hold.state = LOST
+                hold.reason = "its Lease object was dropped without release()"
+                self.renewer.forget(hold)
+                if self.held.get(hold.key) is hold:
+                    del self.held[hold.key]
+                return
+            hold.state = RELEASED
+            hold.min_until = 0.0
+            if not self.closed:
+                self._end(hold, self.clock.now())
+        self.lane.start()
+
+    def lose(self, hold: Hold, reason: str) -> None:
+        """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
+        with self.mutex:
+            if hold.state != HELD:
+                return
+            hold.state = LOST
+            hold.reason = reason
+            listeners, hold.listeners = hold.listeners, None
+            if not self.closed:
+                self._end(hold, self.clock.now())
+        self.lane.start()
+        for listener in listeners or ():
+            listener()
+        if hold.on_lost is not None:
+            # In a thread of its own: a slow callback must not delay the next renewal.
+            self.clock.spawn("dibs-on-lost", hold.on_lost)  # type: ignore[arg-type]
+
+    def is_held(self, hold: Hold) -> bool:
+        """Whether the holder may still believe in it, decided by the clock alone."""
+        if hold.state != HELD or self.pid != os.getpid():
+            return False
+        return self.clock.now() < hold.trusted_until or not self.expire(hold)
+
+    def expire(self, hold: Hold) -> bool:
+        """Mark a hold lost whose trust has run out; False when a renewal got in first."""
+        with self.mutex:
+            if hold.state != HELD:
+                return True
+            if self.clock.now() < hold.trusted_until:
+                return False
+        self.lose(hold, "its trusted time ran out before a renewal succeeded")
+        return True
+
+    def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once when the hold is released or lost; at once when it is over already."""
+        with self.mutex:
+            if hold.state == HELD:
+                if hold.listeners is None:
+                    hold.listeners = []
+                hold.listeners.append(listener)
+                return
+        listener()
+
+    def renew(self, hold: Hold, ttl: float | None) -> tuple[Ask, int]:
+        """Ask for a renewal now; ``renewed`` makes sense of the answer.
+
+        The generation tells answers apart: a renewal under way when this one is sent may reach the store before or
+        after it, so its answer no longer counts. A shorter ttl is believed from now on, whatever the answer will be.
+        """
+        with self.mutex:
+            now = self.clock.now()
+            wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
+            ask = Ask(Renew(hold.key, hold.claim_id, wanted, hold.slot), now + self.patience_s)
+            hold.generation += 1
+            hold.trusted_until = min(hold.trusted_until, local_deadline(now, wanted, self.margin_s))
+            self.lane.put(ask)
+            return ask, hold.generation
+
+    def renewed(self, hold: Hold, ask: Ask, generation: int) -> bool:
+        """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
+        outcome = ask.outcome
+        if isinstance(outcome, Gone):
+            self.lose(hold, "the store no longer knows this lease: it expired, was broken, or was deleted")
+            return False
+        assert isinstance(outcome, Renewed)
+        assert ask.t0 is not None
+        ttl = ask.request.ttl
+        with self.mutex:
+            if hold.state != HELD:
+                return False
+            if self.clock.now() < hold.trusted_until:
+                if hold.generation == generation:
+                    hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
+                    hold.ttl = ttl
+                    hold.expires_at = outcome.expires_at
+                    if not self.renewer.forget(hold):
+                        self.renewer.track(hold, ask.t0)
+                return True
+        return not self.expire(hold)
+
+    # -- waiting for an ask ---------------------------------------------------------------------------------------
+
+    def wait(self, ask: Ask, timeout: float | None) -> bool:
+        """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out."""
+        until = None if timeout is None else self.clock.now() + timeout
+        if ask.in_lane:
+            self.lane.drive(ask)
+        if ask.settled:
+            return True
+        return ask.wait(self.clock, None if until is None else until - self.clock.now())
+
+    def act(self, function: Callable[..., Any]) -> Ask:
+        """Queue a function of the store and a deadline, to be run between two batches."""
+        ask = Act(function, self.clock.now() + self.patience_s)
+        with self.mutex:
+            self.lane.put(ask)
+        return ask
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> list[Ask]:
+        """Give back what is held, refuse who waits, end the threads. Returns the releases to wait for."""
+        with self.mutex:
+            if self.closed:
+                return []
+            self.closed = True
+            now = self.clock.now()
+            waiters = self.waiting.everybody()
+            releases = []
+            for hold in self.renewer.tracked() + [h for h in self.held.values() if h.in_flight]:
+                if hold.state == HELD:
+                    hold.state = RELEASED
+                    releases.append(self._end(hold, now))
+            for ask in waiters:
+                ask.dropped = True
+                if ask.t0 is not None or ask.request.ticket is not None:
+                    request = ask.request
+                    give_back = Ask(Release(request.name, request.claim_id, 1, request.ticket), now + self.patience_s)
+                    self.lane.put(give_back)
+                    releases.append(give_back)
+        for ask in waiters:
+            ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
+        self.waiting.close()
+        self.lane.start()
+        return releases
+
+    def shut(self) -> None:
+        """After ``close``: end the renewal lane and the claim lane once they are idle."""
+        self.renewer.close()
+        self.lane.close()
+

@@ -1,0 +1,234 @@
+"""The contract between dibs and a place where leases are kept.
+
+A store *tries*. It never waits for a name, retries, logs, starts threads or reads a clock of this process; it is given
+a vector of requests and brings one outcome for each. Safety rests on one row per permit and one conditional write::
+
+    SET claim_id, fencing_token = fencing_token + 1, expires_at = now + ttl   WHERE free or expired or already mine
+
+Every request is atomic by itself and repeating it is safe, because it carries the ``claim_id`` its client chose: an
+acquire for a claim that holds is granted again with the same token, a renewal or release for a claim that does not is
+``Gone``. An exception concerns the whole call, and ``StoreUnavailable.maybe_applied`` says whether anything may have
+been done.
+
+The *waiting line* decides who is granted a free name, never who holds one. An acquire that carries ``wake`` and is not
+granted is put in line and told its ticket. While live waiters are ahead, a free name is refused to everybody behind
+them. A waiter ahead counts as alive until the name has been free for ``LINE_GRACE_S``; after that only if it has asked
+within the last ``LINE_GRACE_S``. So any number of waiters that died while the name was held delay the line by
+``LINE_GRACE_S`` together, and nobody has to write heartbeats meanwhile. A grant removes the line up to the granted
+ticket.
+
+One store object is used by one thread at a time; a session opens one per lane.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from dibs.clock import Deadline
+
+# How long a free name is kept for waiters that are ahead in line and do not ask. It is
+# longer than the slowest poll of a waiter (dibs.waiting.POLL_MAX_S), so whoever is alive asks within it; a dead waiter
+# delays the line by this plus the time of one request, under the promised 2 s.
+LINE_GRACE_S = 1.2
+# The ticket of somebody who did not line up: behind everybody.
+LAST_TICKET = 2**63 - 1
+
+
+class Acquire(NamedTuple):
+    """Make ``claim_id`` the holder of ``name`` for ``ttl`` seconds if it is free, expired, or already this claim's.
+
+    ``holder`` and ``info`` are for people. ``wake`` asks for a place in line and says where a signal reaches the
+    waiter (see Watch); ``ticket`` is the place an earlier answer gave.
+    """
+
+    name: str
+    claim_id: str
+    ttl: float
+    holder: str
+    info: str | None = None
+    wake: str | None = None
+    ticket: int | None = None
+
+
+class Renew(NamedTuple):
+    """Let the lease of ``claim_id`` end ``ttl`` seconds from now, if it has not ended before."""
+
+    name: str
+    claim_id: str
+    ttl: float
+    slot: int = 1
+
+
+class Release(NamedTuple):
+    """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake the next in line."""
+
+    name: str
+    claim_id: str
+    slot: int = 1
+    ticket: int | None = None
+
+
+Request = Union[Acquire, Renew, Release]
+
+
+class Granted(NamedTuple):
+    """The claim holds the name. ``acquired_at`` is Unix time by the store's clock, for people."""
+
+    fencing_token: int
+    acquired_at: float
+    slot: int = 1
+
+
+class Held(NamedTuple):
+    """Not now. ``holder`` is None when the name is free but kept for others in line.
+
+    ``free_in`` is the number of seconds after which the name is free, or the line moves, unless something happens
+    first; 0 means ask again. ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
+    """
+
+    holder: str | None
+    fencing_token: int
+    acquired_at: float
+    free_in: float
+    ticket: int | None = None
+    ahead: bool = False
+
+
+class Renewed(NamedTuple):
+    """The lease goes on until ``expires_at`` (Unix time by the store's clock, for people)."""
+
+    expires_at: float
+
+
+class Released(NamedTuple):
+    """The lease was this claim's and is over."""
+
+
+class Gone(NamedTuple):
+    """There was no such lease any more; nothing was changed."""
+
+
+RELEASED = Released()
+GONE = Gone()
+
+Outcome = Union[Granted, Held, Renewed, Released, Gone]
+
+
+class StoredLease(NamedTuple):
+    """A lease as the store shows it. Times are Unix seconds for people; ``expires_in`` is by the store's clock."""
+
+    name: str
+    slot: int
+    holder: str
+    fencing_token: int
+    acquired_at: float
+    expires_in: float
+    info: str | None
+    waiting: int
+
+
+class Capabilities(NamedTuple):
+    """What a store really offers, some of it read from the server's settings when it connects."""
+
+    store: str
+    survives_restart: str
+    fencing_token: str
+    clock: str
+    waiting_line: str
+    signal: str
+    queue: bool
+    # An acknowledged grant outlives a crash of the store and a power cut (on SQLite: its token is never repeated).
+    durable: bool
+    ttl_min_s: float
+    ttl_max_s: float
+    # How far around an expiry the store's answer may go either way.
+    resolution_s: float
+    # Trust ends this long before the store's expiry, on top of the allowance for clock rates.
+    margin_s: float
+
+
+class Finding(NamedTuple):
+    """One line of ``dibs doctor``: a promise, whether the store keeps it, and what to change if not."""
+
+    promise: str
+    kept: bool
+    detail: str
+
+
+class StoreBusy(Exception):
+    """Nothing was applied; the same call is likely to succeed in a moment. Never leaves the lane."""
+
+
+class Watch(Protocol):
+    """Hints that names may have become free. A hint may be lost, late or wrong; nothing rests on it."""
+
+    #: How often looking is worth it where there is nothing to wait on; None where ``fileno`` becomes readable.
+    interval_s: float | None
+
+    def fileno(self) -> int | None: ...
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        """Which of these names may be worth asking for now. Does not block."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """One connection to one place where leases are kept."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        """Try every request, each by itself; bring their outcomes in the order of the requests.
+
+        Requests for one name are tried in the order given. Raises StoreUnavailable, StoreBusy or SetupRequired for
+        the call as a whole; a store that ran into its deadline drops its connection, so that a late reply cannot be
+        taken for the answer to something else.
+        """
+        ...
+
+    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+        """The leases in force whose name starts with ``prefix``, by name."""
+        ...
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        """Take the lease with this token from its holder; False when there is none.
+
+        It cannot be renewed any more. The name is free at the lease's expiry, when its holder has certainly ceased
+        to trust it; with ``now``, at once.
+        """
+        ...
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        """Delete what was free for ``older_than`` seconds, keep the floor under its tokens, return how many."""
+        ...
+
+    def setup(self, deadline: Deadline) -> None:
+        """Make what the store needs; harmless when it is there, also when several do it at once."""
+        ...
+
+    def schema(self) -> str:
+        """What ``setup`` would run, to be read or given to somebody with the right to run it."""
+        ...
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        """Read the live settings and say which promises hold."""
+        ...
+
+    def watch(self, address: str, deadline: Deadline) -> Watch | None:
+        """Open a source of hints for waiters that gave ``address`` as ``Acquire.wake``; None where there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StoreAddress(NamedTuple):
+    """A place where leases are kept, and how to open a store there. ``shown`` is safe to print."""
+
+    shown: str
+    capabilities: Capabilities
+    open: Callable[[], Store]

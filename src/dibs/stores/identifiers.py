@@ -1,0 +1,15 @@
+"""Table and schema names given by a user: checked, then quoted, so that they can stand in SQL text."""
+
+from __future__ import annotations
+
+from dibs.errors import InvalidOption
+
+# PostgreSQL cuts identifiers at 63 bytes; the longest suffix dibs adds to a table name is "_line_name".
+TABLE_BYTES_MAX = 52
+
+
+def quoted_table(name: str, what: str = "table") -> str:
+    """The identifier in double quotes, or InvalidOption."""
+    if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > TABLE_BYTES_MAX + 10:
+        raise InvalidOption(f"{what}={name!r} is not a {what} name of at most {TABLE_BYTES_MAX} printable bytes")
+    return '"' + name.replace('"', '""') + '"'

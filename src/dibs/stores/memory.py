@@ -1,0 +1,295 @@
+"""The executable specification: what every store answers, in as few words as possible.
+
+It keeps leases in this process, so it is for tests and for programs that have only threads or tasks. What the other
+stores do with conditional writes is here a few lines on a dictionary under one mutex.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from dibs.clock import boot_now, wall_now
+from dibs.store import (
+    GONE,
+    LAST_TICKET,
+    LINE_GRACE_S,
+    RELEASED,
+    Acquire,
+    Capabilities,
+    Finding,
+    Granted,
+    Held,
+    Outcome,
+    Release,
+    Renew,
+    Renewed,
+    Request,
+    StoreAddress,
+    StoredLease,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from dibs.clock import Deadline
+
+CAPABILITIES = Capabilities(
+    store="memory",
+    survives_restart="no: it ends with the process",
+    fencing_token="strict while the process lives",
+    clock="the host's boot clock",
+    waiting_line="FIFO",
+    signal="poll of a change counter",
+    queue=False,
+    durable=False,
+    ttl_min_s=0.05,
+    ttl_max_s=30 * 24 * 3600.0,
+    resolution_s=0.0,
+    margin_s=0.010,
+)
+
+
+class _Permit:
+    """One row: ``claim_id`` is None when it was released; ``expires_at`` is when it is, or was, free."""
+
+    __slots__ = ("acquired_at", "claim_id", "expires_at", "fencing_token", "holder", "info")
+
+    def __init__(self, fencing_token: int) -> None:
+        self.claim_id: str | None = None
+        self.fencing_token = fencing_token
+        self.holder = ""
+        self.info: str | None = None
+        self.acquired_at = 0.0
+        # In the boot clock's past, so that a permit that was never held is not "free since just now".
+        self.expires_at = float("-inf")
+
+
+class _Waiter:
+    __slots__ = ("claim_id", "seen_at", "ticket")
+
+    def __init__(self, ticket: int, claim_id: str, seen_at: float) -> None:
+        self.ticket = ticket
+        self.claim_id = claim_id
+        self.seen_at = seen_at
+
+
+class Shelf:
+    """The rows that several memory stores share, as connections share a database."""
+
+    def __init__(self, now: Callable[[], float] = boot_now) -> None:
+        self.now = now
+        self.mutex = threading.Lock()
+        self.permits: dict[str, _Permit] = {}
+        self.lines: dict[str, list[_Waiter]] = {}
+        self.last_ticket = 0
+        self.token_floor = 0
+        self.changes = 0
+        # Unix time = boot time + this; a process has no other use for the wall clock here than to show it.
+        self.wall_offset = 0.0
+
+
+class MemoryStore:
+    capabilities = CAPABILITIES
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        shelf = self._shelf
+        with shelf.mutex:
+            now = shelf.now()
+            outcomes = [_act(shelf, request, now) for request in requests]
+            shelf.changes += 1
+        return outcomes
+
+    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+        shelf = self._shelf
+        with shelf.mutex:
+            now = shelf.now()
+            return [
+                StoredLease(
+                    name,
+                    1,
+                    permit.holder,
+                    permit.fencing_token,
+                    permit.acquired_at + shelf.wall_offset,
+                    permit.expires_at - now,
+                    permit.info,
+                    len(shelf.lines.get(name, ())),
+                )
+                for name, permit in sorted(shelf.permits.items())
+                if name.startswith(prefix) and permit.claim_id is not None and permit.expires_at > now
+            ]
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        shelf = self._shelf
+        with shelf.mutex:
+            moment = shelf.now()
+            permit = shelf.permits.get(name)
+            if permit is None or permit.claim_id is None or permit.expires_at <= moment:
+                return False
+            if permit.fencing_token != fencing_token:
+                return False
+            permit.claim_id = None if now else ""
+            if now:
+                permit.expires_at = moment
+            shelf.changes += 1
+            return True
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        shelf = self._shelf
+        with shelf.mutex:
+            before = shelf.now() - older_than
+            old = [name for name, permit in shelf.permits.items() if permit.expires_at <= before]
+            for name in old:
+                shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
+                shelf.lines.pop(name, None)
+            return len(old)
+
+    def setup(self, deadline: Deadline) -> None:
+        """Nothing to make."""
+
+    def schema(self) -> str:
+        return "-- the memory store keeps nothing outside the process\n"
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        return [Finding("durable", False, "leases end with this process: use sqlite:// for one machine")]
+
+    def watch(self, address: str, deadline: Deadline) -> MemoryWatch:
+        return MemoryWatch(self._shelf)
+
+    def close(self) -> None:
+        """Nothing to close: the shelf lives as long as somebody uses it."""
+
+
+def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
+    if isinstance(request, Acquire):
+        return _acquire(shelf, request, now)
+    permit = shelf.permits.get(request.name)
+    if isinstance(request, Release) and request.ticket is not None:
+        _leave_line(shelf, request.name, request.ticket)
+    if permit is None or permit.claim_id != request.claim_id or permit.expires_at <= now:
+        return GONE
+    if isinstance(request, Renew):
+        permit.expires_at = now + request.ttl
+        return Renewed(permit.expires_at + shelf.wall_offset)
+    permit.claim_id = None
+    permit.expires_at = now
+    return RELEASED
+
+
+def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
+    name = request.name
+    permit = shelf.permits.get(name)
+    if permit is None:
+        permit = _Permit(shelf.token_floor)
+    mine = permit.claim_id == request.claim_id
+    free = permit.claim_id is None or permit.expires_at <= now
+    ticket = LAST_TICKET if request.ticket is None else request.ticket
+    ahead = any(
+        waiter.ticket < ticket
+        and waiter.claim_id != request.claim_id
+        and (now < permit.expires_at + LINE_GRACE_S or now < waiter.seen_at + LINE_GRACE_S)
+        for waiter in shelf.lines.get(name, ())
+    )
+    if mine or (free and not ahead):
+        if not mine:
+            permit.fencing_token += 1
+            permit.acquired_at = now
+        permit.claim_id = request.claim_id
+        permit.holder = request.holder
+        permit.info = request.info
+        permit.expires_at = now + request.ttl
+        shelf.permits[name] = permit
+        _leave_line(shelf, name, ticket, and_before=True)
+        return Granted(permit.fencing_token, permit.acquired_at + shelf.wall_offset)
+    if request.wake is not None:
+        _enter_line(shelf, request, now)
+    line = shelf.lines.get(name, ())
+    place = next((waiter.ticket for waiter in line if waiter.claim_id == request.claim_id), None)
+    if free:
+        # Kept for those ahead: they have the rest of the grace to ask; after it only those count who did just now.
+        kept_for = permit.expires_at + LINE_GRACE_S - now
+        return Held(
+            None,
+            permit.fencing_token,
+            permit.acquired_at + shelf.wall_offset,
+            kept_for if kept_for > 0 else LINE_GRACE_S,
+            place,
+            True,
+        )
+    return Held(
+        permit.holder,
+        permit.fencing_token,
+        permit.acquired_at + shelf.wall_offset,
+        permit.expires_at - now,
+        place,
+        any(place is not None and waiter.ticket < place for waiter in line),
+    )
+
+
+def _enter_line(shelf: Shelf, request: Acquire, now: float) -> None:
+    """Put the claim in line, or note that it has been seen alive there."""
+    line = shelf.lines.setdefault(request.name, [])
+    for waiter in line:
+        if waiter.claim_id == request.claim_id:
+            waiter.seen_at = now
+            return
+    ticket = request.ticket
+    if ticket is None:
+        shelf.last_ticket = ticket = shelf.last_ticket + 1
+    line.append(_Waiter(ticket, request.claim_id, now))
+    # A waiter that was passed over while it slept and asks again keeps the order in which it had come.
+    line.sort(key=lambda waiter: waiter.ticket)
+
+
+def _leave_line(shelf: Shelf, name: str, ticket: int, *, and_before: bool = False) -> None:
+    line = shelf.lines.get(name)
+    if line is not None:
+        line[:] = [w for w in line if w.ticket > ticket or (w.ticket < ticket and not and_before)]
+        if not line:
+            del shelf.lines[name]
+
+
+class MemoryWatch:
+    """Looks at the shelf's change counter; every act counts as a change of every name."""
+
+    interval_s = 0.001
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._seen = shelf.changes
+
+    def fileno(self) -> None:
+        return None
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        if self._seen == self._shelf.changes:
+            return ()
+        with self._shelf.mutex:
+            self._seen = self._shelf.changes
+            now = self._shelf.now()
+            permits = self._shelf.permits
+            return [n for n in names if n not in permits or permits[n].claim_id is None or permits[n].expires_at <= now]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+# Two clients of one process that name the same shelf share it, as two clients of one database do; an unnamed shelf is
+# its client's own. This is the one piece of module-level state: the "server" of this store is the process.
+_SHELVES: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
+
+
+def address(shelf_name: str = "") -> StoreAddress:
+    """``memory://`` is a shelf of its own, ``memory://name`` one that clients of this process share."""
+    shelf = _SHELVES.get(shelf_name) if shelf_name else None
+    if shelf is None:
+        shelf = Shelf()
+        shelf.wall_offset = wall_now() - shelf.now()
+        if shelf_name:
+            _SHELVES[shelf_name] = shelf
+    kept = shelf
+    return StoreAddress(f"memory://{shelf_name}", CAPABILITIES, lambda: MemoryStore(kept))

@@ -1,0 +1,597 @@
+"""SQLite: leases in one file of this machine, with nothing to set up.
+
+Every call is one ``BEGIN IMMEDIATE`` transaction in which each request reads its row, decides, and writes it; SQLite
+lets one writer in at a time, so the reading is still true when the writing happens.
+
+*Clock.* There is no server, so the host's boot clock decides: it cannot be set. Rows carry the number of the boot they
+were written in; under a new boot id every older lease is over. A file whose last boot was another machine's is refused.
+
+*Tokens.* The file is in WAL mode with ``synchronous=NORMAL``: a process that is killed loses nothing, a power cut may
+lose the last commits. Tokens must not repeat even then, so the first process of a boot raises the floor under all
+tokens by ``TOKENS_PER_BOOT`` with a synchronous commit, before anything is granted; no name is granted that often in
+one boot (a million times a second, for twelve days without a pause), so what was lost lies below the new floor.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from typing import TYPE_CHECKING, Any
+
+from dibs.clock import boot_id, boot_now, wall_now
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.store import (
+    GONE,
+    LAST_TICKET,
+    LINE_GRACE_S,
+    RELEASED,
+    Acquire,
+    Capabilities,
+    Finding,
+    Granted,
+    Held,
+    Outcome,
+    Release,
+    Renew,
+    Renewed,
+    Request,
+    StoreAddress,
+    StoreBusy,
+    StoredLease,
+)
+from dibs.stores.identifiers import quoted_table
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from dibs.clock import Deadline
+
+CAPABILITIES = Capabilities(
+    store="SQLite",
+    survives_restart="yes",
+    fencing_token="strict",
+    clock="the host's boot clock",
+    waiting_line="FIFO",
+    signal="poll of the file's change counter",
+    queue=True,
+    durable=True,
+    ttl_min_s=0.05,
+    ttl_max_s=30 * 24 * 3600.0,
+    resolution_s=0.001,
+    margin_s=0.010,
+)
+TOKENS_PER_BOOT = 2**40
+SQLITE_MIN = (3, 31, 0)
+# Other kinds of shared file systems exist; these are the ones whose locks are known not to hold between machines.
+NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs fuse.sshfs fuse.glusterfs".split()
+)
+
+_SCHEMA = """\
+CREATE TABLE IF NOT EXISTS {lease} (
+    name          TEXT NOT NULL,
+    slot          INTEGER NOT NULL,
+    claim_id      TEXT,                -- NULL: released
+    holder        TEXT,
+    fencing_token INTEGER NOT NULL,
+    boot          INTEGER NOT NULL,    -- of which boot the times are
+    granted_wall  REAL NOT NULL,       -- Unix time, to be read by people
+    granted_boot  REAL NOT NULL,       -- seconds on the boot clock
+    expires_boot  REAL NOT NULL,       -- seconds on the boot clock: when it is, or was, free
+    info          TEXT,
+    acquired_at   TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', granted_wall, 'unixepoch')) VIRTUAL,
+    expires_at    TEXT GENERATED ALWAYS AS
+        (strftime('%Y-%m-%d %H:%M:%f', granted_wall + expires_boot - granted_boot, 'unixepoch')) VIRTUAL,
+    PRIMARY KEY (name, slot)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS {line} (
+    ticket    INTEGER PRIMARY KEY AUTOINCREMENT,
+    name      TEXT NOT NULL,
+    claim_id  TEXT NOT NULL,
+    seen_boot REAL NOT NULL            -- when it last asked, on the boot clock
+);
+CREATE INDEX IF NOT EXISTS {line_index} ON {line} (name);
+CREATE TABLE IF NOT EXISTS {meta} (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+# sqlite3 tells its error codes since Python 3.11; before, these exact texts of SQLite's own table stand for them.
+_CODES_BY_TEXT = {
+    "database is locked": 5,
+    "database table is locked": 6,
+    "attempt to write a readonly database": 8,
+    "disk I/O error": 10,
+    "database disk image is malformed": 11,
+    "database or disk is full": 13,
+    "unable to open database file": 14,
+    "file is not a database": 26,
+}
+_BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 5, 6, 3, 8, 11, 14, 23, 26
+
+
+class SQLiteStore:
+    capabilities = CAPABILITIES
+
+    def __init__(self, path: str, table: str, private: bool) -> None:
+        self._path = path
+        self._private = private
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] = (0, 0)
+        self._boot = 0
+        self._floor = 0
+        names = {
+            "lease": quoted_table(table),
+            "line": quoted_table(table + "_line"),
+            "line_index": quoted_table(table + "_line_name"),
+            "meta": quoted_table(table + "_meta"),
+        }
+        self._schema = _SCHEMA.format(**names)
+        self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
+
+    # -- the vector -----------------------------------------------------------------------------------------------
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        db = self._open()
+        if not requests:
+            return []
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            now = boot_now()
+            outcomes: list[Outcome] = []
+            for request in requests:
+                if type(request) is Acquire:
+                    outcomes.append(self._acquire(db, request, now))
+                elif type(request) is Release:
+                    outcomes.append(self._release(db, request, now))
+                else:
+                    outcomes.append(self._renew(db, request, now))  # type: ignore[arg-type]
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        except BaseException:  # interrupted: nothing of this call may stay half done in an open transaction
+            self._roll_back()
+            raise
+        return outcomes
+
+    def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
+        name, claim_id = request.name, request.claim_id
+        row = db.execute(self._sql["read"], (name,)).fetchone()
+        if row is None:
+            held_by, token, holder, granted_wall, free_at, in_line = None, self._floor, None, 0.0, float("-inf"), None
+            in_line = db.execute(self._sql["in_line"], (name,)).fetchone()
+        else:
+            held_by, token, holder, boot, granted_wall, free_at, in_line = row
+            if boot != self._boot:
+                held_by, free_at = None, float("-inf")
+        mine = held_by == claim_id
+        free = held_by is None or free_at <= now
+        ticket = LAST_TICKET if request.ticket is None else request.ticket
+        if mine or (free and not (in_line and self._ahead(db, request, ticket, free_at, now))):
+            if not mine:
+                token = max(token, self._floor) + 1
+                granted_wall = wall_now()
+            if row is None:
+                db.execute(
+                    self._sql["insert"],
+                    (name, claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info),
+                )
+            else:
+                db.execute(
+                    self._sql["grant"],
+                    (claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info, name),
+                )
+            if in_line:
+                db.execute(self._sql["leave_until"], (name, ticket))
+            return Granted(token, granted_wall)
+        place = None
+        if request.wake is not None:
+            place = self._enter_line(db, request, now)
+        if free:
+            kept_for = free_at + LINE_GRACE_S - now
+            return Held(None, token, granted_wall, kept_for if kept_for > 0 else LINE_GRACE_S, place, True)
+        ahead = place is not None and db.execute(self._sql["anybody_before"], (name, place)).fetchone() is not None
+        return Held(holder, token, granted_wall, free_at - now, place, ahead)
+
+    def _ahead(self, db: sqlite3.Connection, request: Acquire, ticket: int, free_at: float, now: float) -> bool:
+        """Whether a live waiter stands before this ticket."""
+        seen_since = float("-inf") if now < free_at + LINE_GRACE_S else now - LINE_GRACE_S
+        found = db.execute(self._sql["ahead"], (request.name, ticket, request.claim_id, seen_since)).fetchone()
+        return found is not None
+
+    def _enter_line(self, db: sqlite3.Connection, request: Acquire, now: float) -> int:
+        if request.ticket is not None:
+            # A waiter that was passed over while it slept comes back to the place it had.
+            db.execute(self._sql["seen"], (request.ticket, request.name, request.claim_id, now))
+            return request.ticket
+        entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now)).lastrowid
+        assert entered is not None
+        return entered
+
+    def _renew(self, db: sqlite3.Connection, request: Renew, now: float) -> Outcome:
+        done = db.execute(
+            self._sql["renew"], (now + request.ttl, request.name, request.slot, request.claim_id, self._boot, now)
+        )
+        return Renewed(wall_now() + request.ttl) if done.rowcount else GONE
+
+    def _release(self, db: sqlite3.Connection, request: Release, now: float) -> Outcome:
+        if request.ticket is not None:
+            db.execute(self._sql["leave"], (request.ticket,))
+        done = db.execute(self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now))
+        return RELEASED if done.rowcount else GONE
+
+    # -- see and mend ---------------------------------------------------------------------------------------------
+
+    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+        db = self._open()
+        now = boot_now()
+        try:
+            # The smallest text after every text with this prefix, by code point, bounds an index range.
+            rows = db.execute(self._sql["list"], (prefix, prefix + "\U0010ffff", self._boot, now)).fetchall()
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        return [
+            StoredLease(name, slot, holder or "", token, granted, expires - now, info, waiting)
+            for name, slot, holder, token, granted, expires, info, waiting in rows
+        ]
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        verb = "break_now" if now else "break"
+        moment = boot_now()
+        rows = self._write(verb, {"name": name, "token": fencing_token, "boot": self._opened_boot(), "now": moment})
+        return bool(rows)
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        db = self._open()
+        before = boot_now() - older_than
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            (highest,) = db.execute(self._sql["purge_floor"], (self._boot, before)).fetchone()
+            purged = db.execute(self._sql["purge"], (self._boot, before)).rowcount
+            if purged:
+                # In the same transaction as the deletion, so neither can be lost without the other.
+                floor = max(self._meta(db, "token_floor"), highest)
+                db.execute(self._sql["set_meta"], ("token_floor", str(floor)))
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        self._floor = self._meta(db, "token_floor")
+        return purged
+
+    def _write(self, verb: str, values: dict[str, object]) -> int:
+        try:
+            return self._open().execute(self._sql[verb], values).rowcount
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        db = self._open()
+        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
+        findings = [
+            Finding("reachable", True, f"{self._path} (SQLite {sqlite3.sqlite_version})"),
+            Finding("survives a crash of any process", mode == "wal", f"journal_mode={mode}"),
+            Finding("tokens rise across power cuts", True, f"boot {self._boot} of this file, floor {self._floor}"),
+            Finding("one machine only", True, f"the file lies on {_file_system(self._path) or 'a local file system'}"),
+        ]
+        mode_bits = stat.S_IMODE(os.stat(self._path).st_mode)
+        if self._private:
+            findings.append(Finding("private to this user", not mode_bits & 0o077, f"file mode {mode_bits:04o}"))
+        return findings
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def setup(self, deadline: Deadline) -> None:
+        self._open(moved_here=True)
+
+    def schema(self) -> str:
+        return self._schema
+
+    def _opened_boot(self) -> int:
+        self._open()
+        return self._boot
+
+    def _open(self, *, moved_here: bool = False) -> sqlite3.Connection:
+        """The connection, opened anew when the file at the path is no longer the one that was opened."""
+        db = self._db
+        if db is not None:
+            try:
+                now_there = os.stat(self._path)
+                if (now_there.st_dev, now_there.st_ino) == self._file:
+                    return db
+            except OSError:
+                pass
+            # Replaced or deleted under us: others already use what is at the path now. Leases in the old file are
+            # unknown there, and so their renewals say Gone.
+            self.close()
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise Unsupported(f"dibs needs SQLite 3.31 or later; this Python has {sqlite3.sqlite_version}")
+        self._make_file()
+        try:
+            db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(db, moved_here)
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        there = os.stat(self._path)
+        self._file = (there.st_dev, there.st_ino)
+        self._db = db
+        return db
+
+    def _make_file(self) -> None:
+        path = self._path
+        if os.path.exists(path):
+            return
+        folder = os.path.dirname(path) or "."
+        try:
+            if self._private:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+            # SQLite gives its -wal and -shm files the mode of the database: 0600, since it says who works on what.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise SetupRequired(
+                f"cannot make the SQLite file {path!r}: {error.strerror}. Make its folder writable, or name another "
+                "file in the URL (sqlite:////absolute/path.db) or in $DIBS_URL"
+            ) from error
+
+    def _prepare(self, db: sqlite3.Connection, moved_here: bool) -> None:
+        file_system = _file_system(self._path)
+        if file_system in NETWORK_FILE_SYSTEMS:
+            raise Unsupported(
+                f"{self._path!r} lies on a network file system ({file_system}), where SQLite's locks do not hold between "
+                "machines; use a local file, or a database server for more than one machine"
+            )
+        this_boot = boot_id()
+        if this_boot is None:
+            raise Unsupported("this system tells no boot id, which SQLite leases need: use a database server")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA busy_timeout=0")
+        known = db.execute(
+            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?"
+            if sqlite3.sqlite_version_info >= (3, 33)
+            else "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?",
+            (self._sql["meta_name"].strip('"').replace('""', '"'),),
+        ).fetchone()[0]
+        if not known or self._meta(db, "boot_id") != this_boot:
+            self._begin_boot(db, this_boot, moved_here)
+        self._boot = self._meta(db, "boot")
+        self._floor = self._meta(db, "token_floor")
+
+    def _begin_boot(self, db: sqlite3.Connection, this_boot: str, moved_here: bool) -> None:
+        """Make the tables if need be, and write down durably that a new boot has begun."""
+        # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
+        db.execute("PRAGMA busy_timeout=5000")
+        mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise SetupRequired(f"{self._path!r} cannot be put into WAL mode (it is in {mode} mode)")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in self._schema.split(";\n"):
+                if statement.strip():
+                    db.execute(statement)
+            last_boot = self._meta(db, "boot_id")
+            if last_boot != this_boot:
+                here, there = _machine_id(), self._meta(db, "machine_id")
+                if here and there and here != there and not moved_here:
+                    raise SetupRequired(
+                        f"{self._path!r} was last used on another machine. Two machines cannot share an SQLite file: use a "
+                        "database server for that. If the file has moved here for good, run `dibs setup` once"
+                    )
+                boot, floor = 0, 0
+                if last_boot is not None:
+                    boot = self._meta(db, "boot") + 1
+                    floor = self._meta(db, "token_floor") + TOKENS_PER_BOOT
+                for key, value in (
+                    ("boot_id", this_boot),
+                    ("machine_id", here),
+                    ("boot", str(boot)),
+                    ("token_floor", str(floor)),
+                ):
+                    db.execute(self._sql["set_meta"], (key, value))
+                db.execute(self._sql["clear_line"])
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        if last_boot is None:
+            # A file that was just made must not vanish in a power cut and begin again with token 1.
+            db.execute("PRAGMA wal_checkpoint(FULL)")
+            folder = os.open(os.path.dirname(os.path.abspath(self._path)), os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA busy_timeout=0")
+
+    def _meta(self, db: sqlite3.Connection, key: str) -> Any:
+        row = db.execute(self._sql["get_meta"], (key,)).fetchone()
+        if key in ("boot", "token_floor"):
+            return 0 if row is None else int(row[0])
+        return None if row is None else row[0]
+
+    # -- errors and the end ---------------------------------------------------------------------------------------
+
+    def _roll_back(self) -> None:
+        db = self._db
+        if db is not None and db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.close()
+
+    def _translated(self, error: sqlite3.Error) -> Exception:
+        """The error dibs raises for one of SQLite's, by its code. The transaction, if any, is over afterwards."""
+        self._roll_back()
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            code = _CODES_BY_TEXT.get(str(error), 1)
+        primary = code & 0xFF
+        if primary in (_BUSY, _LOCKED):
+            return StoreBusy(str(error))
+        text = f"SQLite file {self._path!r}: {error}"
+        if primary in (_PERM, _READONLY, _AUTH, _CANTOPEN):
+            return SetupRequired(f"{text}. This user must be able to write the file and its folder")
+        if primary in (_CORRUPT, _NOTADB):
+            return SetupRequired(f"{text}. Name another file, or restore this one")
+        self.close()
+        return StoreUnavailable(text, maybe_applied=False)
+
+    def watch(self, address: str, deadline: Deadline) -> SQLiteWatch:
+        return SQLiteWatch(self, address)
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+
+class SQLiteWatch:
+    """Looks at the counter that every commit of another connection raises; reads rows only when it moved."""
+
+    interval_s: float | None = 0.001
+
+    def __init__(self, store: SQLiteStore, address: str) -> None:
+        self._store = store
+        # Claim ids begin with the id of their client, which is the address of its waiters.
+        self._mine = address + "-"
+        self._seen = self._version()
+
+    def _version(self) -> int:
+        return int(self._store._open().execute("PRAGMA data_version").fetchone()[0])
+
+    def fileno(self) -> None:
+        return None
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        version = self._version()
+        if version == self._seen:
+            return ()
+        self._seen = version
+        store = self._store
+        db, now = store._open(), boot_now()
+        free: list[str] = []
+        for name in names:
+            row = db.execute(store._sql["peek"], (name, store._boot, now)).fetchone()
+            # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty).
+            if row is None or (row[0] and (row[1] is None or row[1].startswith(self._mine))):
+                free.append(name)
+        return free
+
+    def close(self) -> None:
+        self._store.close()
+
+
+_STATEMENTS = {
+    "meta_name": "{meta}",
+    "read": (
+        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot,"
+        " EXISTS (SELECT 1 FROM {line} WHERE name = ?1) FROM {lease} WHERE name = ?1 AND slot = 1"
+    ),
+    "in_line": "SELECT 1 FROM {line} WHERE name = ? LIMIT 1",
+    "insert": (
+        "INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
+    ),
+    "grant": (
+        "UPDATE {lease} SET claim_id = ?, holder = ?, fencing_token = ?, boot = ?, granted_wall = ?, granted_boot = ?,"
+        " expires_boot = ?, info = ? WHERE name = ? AND slot = 1"
+    ),
+    "renew": (
+        "UPDATE {lease} SET expires_boot = ?"
+        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    "release": (
+        "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = ?"
+        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
+    "anybody_before": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? LIMIT 1",
+    "enter": "INSERT INTO {line} (name, claim_id, seen_boot) VALUES (?, ?, ?)",
+    "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot) VALUES (?, ?, ?, ?)",
+    "leave": "DELETE FROM {line} WHERE ticket = ?",
+    "leave_until": "DELETE FROM {line} WHERE name = ? AND ticket <= ?",
+    "clear_line": "DELETE FROM {line}",
+    "peek": (
+        "SELECT claim_id IS NULL OR boot <> ?2 OR expires_boot <= ?3,"
+        " (SELECT claim_id FROM {line} WHERE name = ?1 ORDER BY ticket LIMIT 1)"
+        " FROM {lease} WHERE name = ?1 AND slot = 1"
+    ),
+    "list": (
+        "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"
+        " (SELECT count(*) FROM {line} w WHERE w.name = l.name)"
+        " FROM {lease} l WHERE name >= ? AND name < ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
+        " ORDER BY name, slot"
+    ),
+    # A broken lease keeps its row until it would have expired, under a claim that nobody has.
+    "break": (
+        "UPDATE {lease} SET claim_id = '' WHERE name = :name AND fencing_token = :token AND claim_id IS NOT NULL"
+        " AND boot = :boot AND expires_boot > :now"
+    ),
+    "break_now": (
+        "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = :now WHERE name = :name"
+        " AND fencing_token = :token AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now"
+    ),
+    "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
+    "purge": "DELETE FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
+    "get_meta": "SELECT value FROM {meta} WHERE key = ?",
+    "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
+}
+
+
+def _machine_id() -> str:
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+    return ""
+
+
+def _file_system(path: str) -> str | None:
+    """The type of the file system the path lies on, where the kernel tells (Linux)."""
+    real = os.path.realpath(path)
+    best, kind = "", None
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                point = before.split(" ")[4].replace("\\040", " ")
+                if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+                    best, kind = point, after.split(" ", 1)[0]
+    except (OSError, IndexError):
+        return None
+    return kind
+
+
+def default_path() -> str:
+    """The file used when no URL is given: in the user's state directory (XDG; on macOS, Application Support)."""
+    home = os.path.expanduser("~")
+    state = os.environ.get("XDG_STATE_HOME")
+    if not state or not os.path.isabs(state):
+        on_mac = os.uname().sysname == "Darwin"
+        state = os.path.join(home, "Library", "Application Support") if on_mac else os.path.join(home, ".local", "state")
+    return os.path.join(state, "dibs", "dibs.db")
+
+
+def address(path: str | None, options: dict[str, str]) -> StoreAddress:
+    """Where ``sqlite:///path`` points; no path means the default file, private to this user."""
+    table = options.pop("table", "dibs_lease")
+    quoted_table(table)
+    private = path is None
+    if path is None:
+        path = default_path()
+    elif not path or path == ":memory:" or path.endswith("/"):
+        raise InvalidOption(
+            "an SQLite URL names a file: sqlite:////absolute/path.db or sqlite:///relative.db; "
+            "memory:// keeps leases in this process only"
+        )
+    path = os.path.abspath(path)
+    return StoreAddress(f"sqlite:///{path}", CAPABILITIES, lambda: SQLiteStore(path, table, private))

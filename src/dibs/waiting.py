@@ -1,0 +1,281 @@
+"""Waiting for a name: who of this process asks next, and when.
+
+Callers that would wait for one name stand in a *line of this process*, in order of arrival, and only the first of them
+asks the store (which has a line of its own among processes). The first is in one of three states:
+
+* *asking*: its request is in the claim lane;
+* *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
+  process (``nudge``) sends it asking again;
+* settled: granted, failed or withdrawn; it has left the line and the next is asking.
+
+One thread serves all sleepers of a session: it waits for the store's hints and the earliest ``wake_at`` at once, and
+carries what is due through the claim lane in one call. A hint only makes it ask earlier: with all hints lost, a waiter
+asks again within ``POLL_MAX_S``.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from dibs.clock import Deadline
+from dibs.lane import Ask
+from dibs.store import LINE_GRACE_S, Acquire, Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from dibs.clock import Bell, Clock
+    from dibs.lane import Lane
+    from dibs.store import Granted, Store, Watch
+
+# A waiter asks again after a random time between these two, unless it has a reason to ask before.
+POLL_MIN_S = 0.7
+POLL_MAX_S = 1.0
+# Whoever is alive in line asks within the time a free name is kept for it.
+assert POLL_MAX_S < LINE_GRACE_S
+# No waiter asks sooner than this after it was told Held.
+ASK_AGAIN_MIN_S = 0.001
+# Where hints must be looked for, the pause between looks is this part of the time waited so far …
+LOOK_PART = 0.02
+# … between the watch's own interval and this many times that.
+LOOK_GROWTH_MAX = 16
+# Pause before a watch that broke is opened again; polling goes on meanwhile.
+WATCH_RETRY_S = 2.0
+# The thread and its watch are kept this long without anybody waiting.
+IDLE_S = 10.0
+
+
+class AcquireAsk(Ask):
+    """One caller's wish for a name, until it is granted, refused or withdrawn."""
+
+    __slots__ = ("blocking", "grant", "heard", "seen", "started_at", "wake_at", "waiting")
+
+    def __init__(
+        self,
+        request: Acquire,
+        give_up_at: float,
+        started_at: float,
+        blocking: bool,
+        waiting: Waiting,
+        grant: Callable[[AcquireAsk, Granted], None],
+    ) -> None:
+        super().__init__(request, give_up_at)
+        self.blocking = blocking
+        self.started_at = started_at
+        self.wake_at = 0.0
+        #: The latest Held it was told.
+        self.seen: Held | None = None
+        #: The store has answered at least once.
+        self.heard = False
+        self.waiting = waiting
+        self.grant = grant
+
+    def received(self, outcome: object) -> None:
+        self.heard = True
+        if type(outcome) is Held:
+            self.seen = outcome
+            if self.blocking:
+                self.waiting.fall_asleep(self, outcome)
+            else:
+                self.settle(outcome)
+        elif not self.dropped:
+            self.grant(self, outcome)  # type: ignore[arg-type]
+
+    def failed(self, error: BaseException) -> None:
+        self.waiting.leave(self)
+        self.settle(None, error)
+
+
+class Waiting:
+    def __init__(
+        self,
+        clock: Clock,
+        mutex: AbstractContextManager[object],
+        lane: Lane,
+        open_store: Callable[[], Store],
+        address: str,
+        request_timeout_s: float,
+        patience_s: float,
+    ) -> None:
+        self._clock = clock
+        self._mutex = mutex
+        self._lane = lane
+        self._open_store = open_store
+        self.address = address
+        self._request_timeout_s = request_timeout_s
+        self._patience_s = patience_s
+        self._lines: dict[str, list[AcquireAsk]] = {}
+        self._asleep: dict[str, AcquireAsk] = {}
+        self._heap: list[tuple[float, int, AcquireAsk]] = []
+        self._pushes = 0
+        self._wake_at = float("-inf")
+        self._bell: Bell | None = None
+        self._closing = False
+
+    # -- the line of this process (called under the mutex) --------------------------------------------------------
+
+    def enter(self, ask: AcquireAsk) -> None:
+        """Take the last place in line; the first in line asks at once."""
+        line = self._lines.get(ask.request.name)
+        if line is None:
+            self._lines[ask.request.name] = [ask]
+            self._lane.put(ask)
+        else:
+            line.append(ask)
+
+    def nudge(self, key: str) -> None:
+        """The name was released in this process: let its first waiter ask in the same call."""
+        ask = self._asleep.pop(key, None)
+        if ask is not None:
+            self._ask_again(ask)
+
+    def leave_line(self, ask: AcquireAsk) -> bool:
+        """Give up the place in line; True when somebody else of this process was sent asking."""
+        key = ask.request.name
+        line = self._lines.get(key)
+        if line is None or ask not in line:
+            return False
+        first = line[0] is ask
+        line.remove(ask)
+        if not first:
+            return False
+        if self._asleep.get(key) is ask:
+            del self._asleep[key]
+        if not line:
+            del self._lines[key]
+            return False
+        self._ask_again(line[0])
+        return True
+
+    def _ask_again(self, ask: AcquireAsk) -> None:
+        # Each attempt may be repeated for the whole patience; t0 stays that of the first attempt of the claim, except
+        # after a Held: then the claim certainly holds nothing, and trust may count from the next attempt.
+        ask.t0 = None
+        ask.give_up_at = self._clock.now() + self._patience_s
+        self._lane.put(ask)
+
+    def everybody(self) -> list[AcquireAsk]:
+        """All who wait (the session refuses them when it closes)."""
+        return [ask for line in self._lines.values() for ask in line]
+
+    # -- called by whoever serves the lane ------------------------------------------------------------------------
+
+    def leave(self, ask: AcquireAsk) -> None:
+        with self._mutex:
+            start = self.leave_line(ask)
+        if start:
+            self._lane.start()
+
+    def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
+        with self._mutex:
+            if ask.dropped or ask.settled:
+                return
+            if held.ticket is not None:
+                ask.request = ask.request._replace(ticket=held.ticket)
+            pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
+            ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
+            self._asleep[ask.request.name] = ask
+            self._pushes += 1
+            heappush(self._heap, (ask.wake_at, self._pushes, ask))
+            bell = self._bell
+            if bell is None:
+                if self._closing:
+                    return
+                bell = self._bell = self._clock.bell()
+                self._clock.spawn("dibs-wait", lambda: self._run(bell))
+            elif ask.wake_at < self._wake_at:
+                bell.ring()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._mutex:
+            self._closing = True
+            if self._bell is not None:
+                self._bell.ring()
+
+    def _run(self, bell: Bell) -> None:
+        store: Store | None = None
+        watch: Watch | None = None
+        watchable = True
+        watch_at = float("-inf")
+        busy_at = self._clock.now()
+        while True:
+            now = self._clock.now()
+            with self._mutex:
+                due = self._collect(now, ())
+                names = list(self._asleep)
+                if names or due:
+                    busy_at = now
+                elif self._closing or now - busy_at >= IDLE_S:
+                    self._bell = None
+                    break
+                next_at = self._heap[0][0] if self._heap else now + IDLE_S
+                if watch is not None and watch.interval_s is not None and names:
+                    next_at = min(next_at, now + self._look_pause(watch.interval_s, now))
+                self._wake_at = float("-inf") if due else next_at
+            if due:
+                self._lane.drive(due[-1])
+                continue
+            if watch is None and watchable and now >= watch_at and names:
+                try:
+                    store = store or self._open_store()
+                    watch = store.watch(self.address, Deadline(self._clock, now + self._request_timeout_s))
+                    watchable = watch is not None
+                    with self._mutex:  # what happened before the watch was open was not told: ask once more
+                        due = self._collect(now, names)
+                except Exception:  # hints only: without them everybody polls, and the next look tries again
+                    watch_at = now + WATCH_RETRY_S
+                if due:
+                    self._lane.drive(due[-1])
+                continue
+            bell.wait(max(0.0, next_at - now), None if watch is None else watch.fileno())
+            if watch is not None and names:
+                try:
+                    changed = watch.changed(names)
+                except Exception:
+                    _close(watch)
+                    watch, watch_at = None, self._clock.now() + WATCH_RETRY_S
+                    continue
+                if changed:
+                    with self._mutex:
+                        due = self._collect(self._clock.now(), changed)
+                    if due:
+                        self._lane.drive(due[-1])
+        for thing in (watch, store):
+            if thing is not None:
+                _close(thing)
+        bell.close()
+
+    def _look_pause(self, interval_s: float, now: float) -> float:
+        """How long not to look: short for those who came just now, longer for those who are used to waiting."""
+        latest = max(ask.started_at for ask in self._asleep.values())
+        return min(max((now - latest) * LOOK_PART, interval_s), interval_s * LOOK_GROWTH_MAX)
+
+    def _collect(self, now: float, changed: object) -> list[AcquireAsk]:
+        """Send everybody asking who is due or whose name changed. The caller holds the mutex."""
+        due: list[AcquireAsk] = []
+        for key in changed:  # type: ignore[attr-defined]
+            ask = self._asleep.pop(key, None)
+            if ask is not None:
+                due.append(ask)
+        while self._heap and (self._heap[0][0] <= now or not self._sleeps(*self._heap[0])):
+            wake_at, _, ask = heappop(self._heap)
+            if self._sleeps(wake_at, 0, ask) and ask not in due:
+                del self._asleep[ask.request.name]
+                due.append(ask)
+        for ask in due:
+            self._ask_again(ask)
+        return due
+
+    def _sleeps(self, wake_at: float, _push: int, ask: AcquireAsk) -> bool:
+        return self._asleep.get(ask.request.name) is ask and ask.wake_at == wake_at
+
+
+def _close(thing: Store | Watch) -> None:
+    try:
+        thing.close()
+    except Exception:  # a hint source that cannot even be closed is no loss
+        pass

@@ -1,0 +1,41 @@
+"""Fixtures for every test: stores that are real and private. A server that cannot be had is a failure that says why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.servers import PostgresServer
+
+# Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
+hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("dibs")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A URL of an SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The PostgreSQL that all tests share, started when the first one asks. Do not stop it: take `own_postgres`."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The superuser's URL of a new empty database, dropped after the test with whatever is still connected to it."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for this test alone, to be stopped, killed and paused at will."""
+    with PostgresServer() as server:
+        yield server
