@@ -200,3 +200,26 @@ class RealClock:
     @staticmethod
     def spawn(name: str, run: Callable[[], None]) -> None:
         threading.Thread(target=run, name=name, daemon=True).start()
+
+
+class Readiness:
+    """Waits for one file descriptor, for stores that talk to a server themselves and must not wait for ever."""
+
+    __slots__ = ("_fd", "_poll")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def readable(self, timeout: float) -> bool:
+        """True when something can be read (or the peer is gone), False after ``timeout`` seconds."""
+        return bool(self._poll.poll(timeout * 1000.0 + 1.0))
+
+    def writable(self, timeout: float) -> bool:
+        """True when more can be written, or something can be read."""
+        self._poll.modify(self._fd, select.POLLIN | select.POLLOUT)
+        try:
+            return bool(self._poll.poll(timeout * 1000.0 + 1.0))
+        finally:
+            self._poll.modify(self._fd, select.POLLIN)

@@ -118,7 +118,7 @@ class Desk:
             ask.dropped = True
             raise StoreUnavailable("the store did not answer")
         if ask.error is not None:
-            raise ask.error.with_traceback(None)
+            raise ask.error
         return ask.outcome  # type: ignore[no-any-return]
 
     # -- see and mend ---------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class LeaseFacts:
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
         if ask.error is not None:
-            raise ask.error.with_traceback(None)
+            raise ask.error
         if not session.renewed(hold, ask, generation):
             raise LeaseLost(self._why())
 
@@ -140,8 +140,8 @@ class LeaseFacts:
                 session.lane.start()
                 raise LeaseLost(self._why())
             return True
-        if not (yield session, ask, session.request_timeout_s):
-            return False
+        # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
+        yield session, ask, None
         return ask.error is None
 
     def __repr__(self) -> str:

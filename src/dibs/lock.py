@@ -156,7 +156,7 @@ class LockCore(Generic[L]):
                 raise StoreUnavailable(f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s")
             hold = ask.outcome if ask.settled else None
             if ask.error is not None:
-                raise ask.error.with_traceback(None)
+                raise ask.error
             if type(hold) is not Hold:
                 self.refused = (ask.seen, session.clock.now() - ask.started_at)
                 session.withdraw(ask)

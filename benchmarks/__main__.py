@@ -1,0 +1,111 @@
+"""``python -m benchmarks``: which works there are, which of them to run, and how thoroughly."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import inspect
+import json
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import report
+from benchmarks.handover import pg_handover, sqlite_handover
+from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
+from benchmarks.sqlite import sqlite_async, sqlite_lone
+from benchmarks.start import run_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.servers import PostgresServer
+
+WORKS: dict[str, Callable[[Bench], None]] = {
+    "sqlite-lone": sqlite_lone,
+    "sqlite-async": sqlite_async,
+    "sqlite-handover": sqlite_handover,
+    "run-start": run_start,
+    "pg-lone": pg_lone,
+    "pg-threads": pg_threads,
+    "pg-async": pg_async,
+    "pg-handover": pg_handover,
+    "pg-renew": pg_renew,
+    "pg-10m": pg_10m,
+}
+
+
+def main() -> int:
+    """Run the works that were asked for; 0 when all could be run, whatever their figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="dibs beside the raw driver and its peers")
+    parser.add_argument("--list", action="store_true", help="say what each work measures, and run nothing")
+    parser.add_argument("--only", metavar="PATTERN", help="the works whose name contains this, or matches it (pg-*)")
+    parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them, a smaller large table")
+    parser.add_argument("--runs", type=_rounds, metavar="N", help=f"rounds (default {ROUNDS_DEFAULT}, quick {ROUNDS_MIN})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there, too")
+    arguments = parser.parse_args()
+
+    pattern = arguments.only or "*"
+    works = {name: work for name, work in WORKS.items() if pattern in name or fnmatch.fnmatch(name, pattern)}
+    if not works:
+        parser.error(f"no work is called {pattern!r}; there are {', '.join(WORKS)}")
+    if arguments.list:
+        for name, work in works.items():
+            print(f"{name}\n    " + inspect.cleandoc(work.__doc__ or "").replace("\n", "\n    ") + "\n")
+        return 0
+
+    with tempfile.TemporaryDirectory(prefix="dibs-bench-", dir="/tmp") as folder:
+        facts = report.machine(Path(folder))
+    report.print_facts(facts)
+
+    def server_made(server: PostgresServer) -> None:
+        bench.clear_progress()
+        settings = report.server_facts(server)
+        report.print_facts(settings)
+        facts.update(settings)
+
+    rounds = arguments.runs or (ROUNDS_MIN if arguments.quick else ROUNDS_DEFAULT)
+    bench = Bench(quick=arguments.quick, rounds=rounds, server_made=server_made)
+    failed: dict[str, str] = {}
+    started = time.monotonic()
+    try:
+        for name, work in works.items():
+            bench.begin(name)
+            try:
+                work(bench)
+            except Exception as error:  # the other works' figures are worth having all the same
+                bench.clear_progress()
+                traceback.print_exc()
+                failed[name] = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        failed["interrupted"] = f"during {bench.work}"
+    finally:
+        bench.clear_progress()
+        bench.close()
+
+    facts["run"] = f"{rounds} rounds of {bench.round_s:g} s, {time.monotonic() - started:.0f} s in all"
+    if bench.races:
+        print(f"\n{report.table(bench.races)}\n\n{facts['run']}")
+    for name, reason in failed.items():
+        print(f"{name}: no (or not all) figures: {reason}", file=sys.stderr)
+    if arguments.json is not None:
+        given = {"quick": arguments.quick, "only": arguments.only, "rounds": rounds}
+        text = json.dumps(report.as_json(facts, given, bench.races, failed), indent=1, ensure_ascii=False)
+        arguments.json.write_text(text + "\n")
+    if "interrupted" in failed:
+        return 130
+    return 1 if failed else 0
+
+
+def _rounds(text: str) -> int:
+    rounds = int(text)
+    if rounds < ROUNDS_MIN:
+        raise argparse.ArgumentTypeError(f"at least {ROUNDS_MIN} rounds, or a median says little")
+    return rounds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,412 @@
+"""The face for asyncio: the verbs of ``dibs.client``, awaited. The only module that knows asyncio.
+
+Nothing here waits for the store: a task's request goes to the lane's thread, and whatever was answered since the last
+time wakes the event loop once (``_Mailbox``). A task is the owner of what it acquires. Cancelling a task anywhere
+withdraws its request, and a grant that arrives too late is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from dibs.errors import LeaseLost
+from dibs.hold import LOST, RELEASED
+from dibs.lease import LeaseFacts
+from dibs.lock import LockCore, check_decorated, lock_options
+from dibs.names import check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from dibs.desk import Desk, LeaseRecord
+    from dibs.hold import Hold
+    from dibs.lane import Ask
+    from dibs.names import Seconds
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.store import Capabilities
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class _Mailbox:
+    """Answers on their way from other threads to the tasks of one event loop: many answers, one wake-up."""
+
+    __slots__ = ("_called", "_letters", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._letters: deque[asyncio.Future[None]] = deque()
+        self._called = False
+
+    def put(self, letter: asyncio.Future[None]) -> None:
+        self._letters.append(letter)
+        if not self._called:
+            self._called = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: its tasks are gone, and their requests were withdrawn
+                self._letters.clear()
+
+    def _deliver(self) -> None:
+        # Marked before emptied: a letter that comes in between calls once more, for nothing at worst.
+        self._called = False
+        letters = self._letters
+        while letters:
+            letter = letters.popleft()
+            if not letter.done():
+                letter.set_result(None)
+
+
+# One mailbox a loop; a loop that is gone takes its mailbox along. State of the module because loops are, too.
+_MAILBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
+
+
+def _mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
+    mailbox = _MAILBOXES.get(loop)
+    if mailbox is None:
+        mailbox = _MAILBOXES[loop] = _Mailbox(loop)
+    return mailbox
+
+
+def _time_out(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _settled(session: Session, ask: Ask, timeout: float | None) -> bool:
+    """Wait in this task until the ask is settled; False at the time-out."""
+    if not ask.settled:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        ask.listen(partial(_mailbox(loop).put, future))
+        if ask.in_lane:
+            session.lane.start()
+        if timeout is None:
+            await future
+        else:
+            timer = loop.call_later(timeout, _time_out, future)
+            try:
+                await future
+            finally:
+                timer.cancel()
+    return ask.settled
+
+
+async def _take(steps: Steps[T]) -> T:
+    """Take the steps in this task."""
+    try:
+        session, ask, timeout = next(steps)
+        while True:
+            try:
+                settled = await _settled(session, ask, timeout)
+            except BaseException as error:
+                session, ask, timeout = steps.throw(error)
+            else:
+                session, ask, timeout = steps.send(settled)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+class _Begun(Generic[T]):
+    """Steps whose first has been taken: it happens whether or not the rest is awaited."""
+
+    __slots__ = ("_done", "_steps", "_value", "_waiting")
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        self._done = False
+        try:
+            self._waiting = next(steps)
+            session, ask, _ = self._waiting
+            if ask.in_lane:
+                session.lane.start()
+        except StopIteration as stop:
+            self._done = True
+            self._value: T = stop.value
+
+    async def _rest(self) -> T:
+        if not self._done:
+            settled = await _settled(*self._waiting)
+            try:
+                while True:
+                    settled = await _settled(*self._steps.send(settled))
+            except StopIteration as stop:
+                self._done, self._value = True, stop.value
+        return self._value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._rest().__await__()
+
+
+def _owner() -> object:
+    return asyncio.current_task()
+
+
+class AsyncLost:
+    """The event of a lease's loss, as ``asyncio.Event`` without ``set``; it also fires by the clock alone."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: LeaseFacts) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """True once the lease is over without having been released."""
+        return not self._lease.held and self._lease._hold.state != RELEASED
+
+    async def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost (True), or released, or ``timeout`` seconds went by (False)."""
+        session, hold = self._lease._session, self._lease._hold
+        until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        session.when_over(hold, partial(_mailbox(loop).put, over))
+        while self._lease.held and not over.done():
+            now = session.clock.now()
+            if until is not None and now >= until:
+                break
+            slice_s = hold.trusted_until - now
+            await asyncio.wait({over}, timeout=slice_s if until is None else min(slice_s, until - now))
+        return self.is_set()
+
+
+class AsyncLease(LeaseFacts):
+    """A lease held by this process, for tasks."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> AsyncLost:
+        """Set when the lease is lost; can be waited for."""
+        return AsyncLost(self)
+
+    async def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew now, for ``ttl`` seconds (default: as before). Raises LeaseLost, or StoreUnavailable when unknown."""
+        await _take(self._renewing(ttl))
+
+    def release(self) -> Awaitable[bool]:
+        """Give it back, at once; await it to know that the store has confirmed. May be called twice.
+
+        False when the store did not confirm: the lease is over for this process all the same, and ends in the store
+        by its ttl. Raises LeaseLost when it had been lost.
+        """
+        return _Begun(self._releasing())
+
+    async def __aenter__(self) -> AsyncLease:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            await self.release()
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class _Block:
+    """One ``async with`` block, whose task is cancelled when its lease is lost."""
+
+    __slots__ = ("_hold", "_loop", "_task", "cancelled", "over")
+
+    def __init__(self, session: Session, hold: Hold, task: asyncio.Task[Any]) -> None:
+        self._hold = hold
+        self._task = task
+        self._loop = task.get_loop()
+        self.cancelled = False
+        self.over = False
+        session.when_over(hold, self._tell)
+
+    def _tell(self) -> None:
+        if self._hold.state == LOST and not self.over:
+            try:
+                self._loop.call_soon_threadsafe(self._cancel)
+            except RuntimeError:  # the loop is closed, and the block with it
+                pass
+
+    def _cancel(self) -> None:
+        if not self.over:
+            self.cancelled = True
+            self._task.cancel("the dibs lease of this block was lost")
+
+
+class AsyncLock:
+    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+
+    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
+    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ("_blocks", "_core")
+
+    def __init__(self, core: LockCore[AsyncLease]) -> None:
+        self._core = core
+        self._blocks: dict[object, list[_Block]] = {}
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.options.name
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> AsyncLease | None:
+        """Wait up to ``timeout`` seconds for the name; an ``AsyncLease``, or None when it could not be had.
+
+        ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
+        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
+        WouldDeadlock when this task holds the name already and would wait without limit.
+        """
+        return await _take(self._core.acquire(_owner(), blocking, timeout))
+
+    def release(self) -> Awaitable[bool]:
+        """Release what this task acquired through this lock, or what another did if the lock is not reentrant.
+
+        It happens at once, as with ``asyncio.Lock``; await it to know that the store has confirmed (False: it did
+        not, and the lease ends by its ttl). Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it
+        had been lost.
+        """
+        return _Begun(self._core.release(_owner()))
+
+    def locked(self) -> bool:
+        """Whether this client holds the name now, as far as this process knows."""
+        return self._core.locked()
+
+    async def __aenter__(self) -> AsyncLease:
+        task = asyncio.current_task()
+        assert task is not None
+        lease = await _take(self._core.enter(task))
+        self._blocks.setdefault(task, []).append(_Block(lease._session, lease._hold, task))
+        return lease
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        task = asyncio.current_task()
+        blocks = self._blocks[task]
+        block = blocks.pop()
+        if not blocks:
+            del self._blocks[task]
+        block.over = True
+        by_loss = block.cancelled and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
+        if block.cancelled and sys.version_info >= (3, 11) and task is not None:
+            # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
+            by_loss = task.uncancel() == 0 and by_loss
+        await _take(self._core.leave(task, exc_type is not None and not by_loss))
+
+    def __call__(self, function: F) -> F:
+        """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
+        check_decorated(function, awaited=True)
+        core = self._core
+
+        @wraps(function)
+        async def locked(*args: Any, **kwargs: Any) -> Any:
+            if core.options.on_busy == "skip":
+                lease = await self.acquire()
+                if lease is None:
+                    return None
+                task = asyncio.current_task()
+                assert task is not None
+                self._blocks.setdefault(task, []).append(_Block(lease._session, lease._hold, task))
+            else:
+                await self.__aenter__()
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException as error:
+                await self.__aexit__(type(error))
+                raise
+            await self.__aexit__(None)
+            return result
+
+        return locked  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncLock {self.name!r}>"
+
+
+class AsyncClient:
+    """A connection to the place where leases are kept, for asyncio; made by ``dibs.connect_async``.
+
+    Safe to share among the tasks of a loop.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncLock:
+        """Describe a lock on ``name``; nothing is sent. The parameters are those of ``dibs.Client.lock``."""
+        desk = self._desk
+        options = lock_options(
+            desk.address.capabilities,
+            desk.namespace,
+            desk.ttl,
+            desk.info,
+            name,
+            ttl,
+            renew,
+            timeout,
+            reentrant,
+            min_hold,
+            max_hold,
+            on_lost,
+            on_busy,
+            info,
+        )
+        return AsyncLock(LockCore(desk.session, options, AsyncLease))
+
+    async def leases(self, prefix: str = "") -> list[LeaseRecord]:
+        """The leases in force in this namespace whose name starts with ``prefix``, by name."""
+        return await _take(self._desk.leases(prefix))
+
+    async def holder(self, name: str) -> LeaseRecord | None:
+        """Who holds ``name`` now, or None."""
+        return await _take(self._desk.holder(name))
+
+    async def break_lease(self, name: str, *, fencing_token: int, now: bool = False) -> bool:
+        """Take a lease from its holder; see ``dibs.Client.break_lease``."""
+        return await _take(self._desk.breaking(name, fencing_token, now))
+
+    async def purge(self, older_than: Seconds) -> int:
+        """Delete the rows of names that have been free for ``older_than`` seconds; return how many."""
+        return await _take(self._desk.purging(older_than))
+
+    async def setup(self) -> None:
+        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not."""
+        await _take(self._desk.setting_up())
+
+    async def ping(self) -> float:
+        """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""
+        return await _take(self._desk.pinging())
+
+    @property
+    def capabilities(self) -> Awaitable[Capabilities]:
+        """What this store really promises, to be awaited: some of it is read from the server's settings."""
+        return _take(self._desk.capabilities())
+
+    async def close(self) -> None:
+        """Give back what is held, refuse who waits, close the connections. May be called twice."""
+        await _take(self._desk.closing())
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncClient {self._desk.address.shown}>"

@@ -1,0 +1,637 @@
+"""PostgreSQL: leases as rows, through psycopg 3, on connections of dibs's own in autocommit.
+
+Statements go through libpq's asynchronous calls as psycopg exposes them, not through cursors: a request must not last
+longer than its deadline, which a blocking call cannot promise, and skipping the cursor's adaptation is worth a quarter
+of a lone pair's time (``python -m benchmarks --only pg-lone``). A connection whose request ran out of time is dropped,
+so a late reply is never read as the answer to something else.
+
+Behind a connection pooler (told by a backend that is not the one that greeted us) nothing is prepared, no setting is
+made, and waiters poll.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from dibs.clock import Readiness
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.store import (
+    GONE,
+    LINE_GRACE_S,
+    RELEASED,
+    Acquire,
+    Capabilities,
+    Finding,
+    Granted,
+    Held,
+    Outcome,
+    Release,
+    Renew,
+    Renewed,
+    Request,
+    StoreAddress,
+    StoreBusy,
+    StoredLease,
+)
+from dibs.stores import postgres_sql
+from dibs.stores.identifiers import quoted_table
+
+try:
+    import psycopg
+    from psycopg import pq
+except ImportError as missing:
+    raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from urllib.parse import SplitResult
+
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from dibs.clock import Deadline
+
+CAPABILITIES = Capabilities(
+    store="PostgreSQL",
+    survives_restart="yes",
+    fencing_token="strict",
+    clock="server clock_timestamp()",
+    waiting_line="FIFO",
+    signal="LISTEN/NOTIFY",
+    queue=True,
+    durable=True,
+    ttl_min_s=0.05,
+    ttl_max_s=30 * 24 * 3600.0,
+    resolution_s=0.001,
+    margin_s=0.010,
+)
+SERVER_MIN = 120000
+# libpq's parameters that a URL may carry through to it.
+_LIBPQ_OPTIONS = frozenset(
+    "sslmode sslcert sslkey sslpassword sslrootcert sslcrl sslcrldir sslsni sslnegotiation channel_binding "
+    "gssencmode krbsrvname require_auth target_session_attrs load_balance_hosts application_name options "
+    "keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout passfile service host port "
+    "hostaddr connect_timeout requiressl".split()
+)
+
+_INT8 = Struct("!q").unpack
+_FLOAT8 = Struct("!d").unpack
+# PostgreSQL counts microseconds from 2000-01-01.
+_EPOCH_S = 946684800.0
+_TRUE = b"\x01"
+
+# What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
+# rows in an order of their own, which would let two clients lock rows in opposite orders.
+_SETTINGS = """\
+SELECT pg_backend_pid(),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('jit', 'off', false),
+    set_config('statement_timeout', %s, false),
+    set_config('synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        false)
+"""
+_FACTS = """\
+SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
+    current_setting('transaction_read_only')
+"""
+
+
+class PostgresStore:
+    def __init__(self, conninfo: str, schema: str, table: str, known_good: list[bool]) -> None:
+        self._conninfo = conninfo
+        self._known_good = known_good  # shared by the stores of one address: has a login ever succeeded?
+        qualified = quoted_table(schema, "schema") + "."
+        self._names = {
+            "lease": qualified + quoted_table(table),
+            "line": qualified + quoted_table(table + "_line"),
+            "meta": qualified + quoted_table(table + "_meta"),
+        }
+        self._schema_name = schema
+        self._connection: psycopg.Connection[Any] | None = None
+        self._pg: PGconn | None = None
+        self._ready: Readiness | None = None
+        self._prepared: set[bytes] = set()
+        self._pooled = False
+        self._facts: dict[str, Any] = {}
+        self._sql = {
+            verb: getattr(postgres_sql, verb).format(**self._names).encode()
+            for verb in ("ACQUIRE", "ENTER", "RENEW", "RELEASE", "LIST", "BREAK", "BREAK_NOW", "PURGE")
+        }
+
+    @property
+    def capabilities(self) -> Capabilities:
+        found = CAPABILITIES
+        if self._pooled:
+            found = found._replace(signal="poll (behind a connection pooler)")
+        if self._facts and not self._durable():
+            found = found._replace(durable=False, fencing_token="strict while no crash loses acknowledged commits")
+        return found
+
+    def _durable(self) -> bool:
+        facts = self._facts
+        return facts["fsync"] == "on" and facts["synchronous_commit"] != "off"
+
+    # -- the vector -----------------------------------------------------------------------------------------------
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        if not requests:
+            self._run(b"SELECT 1", (), deadline)
+            return []
+        outcomes: list[Any] = [GONE] * len(requests)
+        acquires: list[tuple[str, int, Acquire]] = []
+        renewals: list[tuple[str, int, Renew]] = []
+        releases: list[tuple[str, int, Release]] = []
+        for index, request in enumerate(requests):
+            kind = type(request)
+            rows: list[Any] = acquires if kind is Acquire else renewals if kind is Renew else releases
+            rows.append((request[0], index, request))
+        # A name is released before it is acquired, whatever the order asked for: nothing else makes sense of a vector.
+        for rows, act in ((releases, self._release), (renewals, self._renew), (acquires, self._acquire)):
+            if rows:
+                if len(rows) > 1:
+                    rows.sort(key=itemgetter(0))
+                act(rows, outcomes, deadline)  # type: ignore[operator]
+        return outcomes
+
+    def _acquire(
+        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline, rounds: int = 2
+    ) -> None:
+        requests = [row[2] for row in rows]
+        columns = _acquire_columns(requests)
+        result = self._run(self._sql["ACQUIRE"], columns, deadline)
+        get = result.get_value
+        for r in range(result.ntuples):
+            index = rows[_int(get(r, 0)) - 1][1]
+            outcomes[index] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
+        if result.ntuples < len(rows):
+            left = [row for row in rows if outcomes[row[1]] is GONE]
+            self._enter(left, outcomes, deadline, rounds)
+
+    def _enter(
+        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline, rounds: int
+    ) -> None:
+        """Answer for what was not granted; ask once more for whom a second look is worth it."""
+        requests = [row[2] for row in rows]
+        columns = (*_acquire_columns(requests), _texts([r.wake and "dibs_" + r.wake for r in requests]))
+        result = self._run(self._sql["ENTER"], columns, deadline)
+        get = result.get_value
+        again: list[tuple[str, int, Acquire]] = []
+        for r in range(result.ntuples):
+            name, index, request = rows[_int(get(r, 0)) - 1]
+            made = get(r, 1)
+            if made is not None:
+                outcomes[index] = Granted(_int(made), _instant(get(r, 2)))
+                continue
+            found = get(r, 4)
+            if found is None:  # somebody else made the row at the same moment
+                outcomes[index] = Held(None, 0, 0.0, 0.0)
+                again.append((name, index, request))
+                continue
+            free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
+            left = float(_FLOAT8(get(r, 7))[0])
+            ticket = get(r, 8)
+            place = None if ticket is None else _int(ticket)
+            holder = get(r, 3)
+            if free:
+                kept_for = left + LINE_GRACE_S
+                free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
+            else:
+                free_in = left
+            outcomes[index] = Held(
+                None if free or holder is None else holder.decode(),
+                _int(found),
+                _instant(get(r, 2)),
+                free_in,
+                place,
+                ahead,
+            )
+            # Whoever has just lined up looks once more: a release in between had nobody to tell.
+            if (free and not ahead) or (place is not None and request.ticket is None):
+                again.append((name, index, request._replace(ticket=place)))
+        if again and rounds > 1:
+            told = {index: outcomes[index] for _, index, _ in again}
+            for _, index, _ in again:
+                outcomes[index] = GONE
+            if rounds > 1:
+                again.sort(key=itemgetter(0))
+                retried = [row[2] for row in again]
+                result = self._run(self._sql["ACQUIRE"], _acquire_columns(retried), deadline)
+                get = result.get_value
+                for r in range(result.ntuples):
+                    index = again[_int(get(r, 0)) - 1][1]
+                    outcomes[index] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
+            for _, index, _ in again:
+                if outcomes[index] is GONE:
+                    outcomes[index] = told[index]
+
+    def _renew(self, rows: list[tuple[str, int, Renew]], outcomes: list[Any], deadline: Deadline) -> None:
+        requests = [row[2] for row in rows]
+        columns = (
+            _texts([r.name for r in requests]),
+            _numbers([r.slot for r in requests]),
+            _texts([r.claim_id for r in requests]),
+            _numbers([r.ttl for r in requests]),
+        )
+        result = self._run(self._sql["RENEW"], columns, deadline)
+        get = result.get_value
+        for r in range(result.ntuples):
+            outcomes[rows[_int(get(r, 0)) - 1][1]] = Renewed(_instant(get(r, 1)))
+
+    def _release(self, rows: list[tuple[str, int, Release]], outcomes: list[Any], deadline: Deadline) -> None:
+        requests = [row[2] for row in rows]
+        columns = (
+            _texts([r.name for r in requests]),
+            _numbers([r.slot for r in requests]),
+            _texts([r.claim_id for r in requests]),
+            _numbers([r.ticket for r in requests]),
+        )
+        result = self._run(self._sql["RELEASE"], columns, deadline)
+        get = result.get_value
+        for r in range(result.ntuples):
+            outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
+
+    # -- see and mend ---------------------------------------------------------------------------------------------
+
+    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+        # No name is longer than 255 bytes, so none that starts with the prefix sorts after this, by code point.
+        last = prefix + "\U0010ffff" * 64
+        result = self._run(self._sql["LIST"], (prefix.encode(), last.encode()), deadline)
+        get = result.get_value
+        found = []
+        for r in range(result.ntuples):
+            name, slot, holder, token, since, left, info, waiting = (get(r, column) for column in range(8))
+            found.append(
+                StoredLease(
+                    _text(name) or "",
+                    _int(slot),
+                    _text(holder) or "",
+                    _int(token),
+                    _instant(since),
+                    _FLOAT8(left)[0] if left is not None else 0.0,
+                    _text(info),
+                    _int(waiting),
+                )
+            )
+        return found
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        if not -(2**63) <= fencing_token < 2**63:
+            return False
+        verb = "BREAK_NOW" if now else "BREAK"
+        result = self._run(self._sql[verb], (name.encode(), str(fencing_token).encode()), deadline)
+        return result.ntuples > 0
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        result = self._run(self._sql["PURGE"], (repr(older_than).encode(),), deadline)
+        return _int(result.get_value(0, 0))
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        self._open(deadline)
+        facts = self._facts
+        version = self._pg.server_version if self._pg is not None else 0
+        return [
+            Finding("reachable", True, f"PostgreSQL {version // 10000}.{version % 10000}"),
+            Finding(
+                "writable",
+                not facts["recovery"] and facts["read_only"] == "off",
+                "this is a standby: name the primary, or add target_session_attrs=read-write to the URL"
+                if facts["recovery"]
+                else f"transaction_read_only={facts['read_only']}",
+            ),
+            Finding(
+                "grants survive a crash of the server",
+                self._durable() and facts["full_page_writes"] == "on",
+                f"fsync={facts['fsync']}, full_page_writes={facts['full_page_writes']}, "
+                f"synchronous_commit={facts['synchronous_commit']}"
+                + ("" if self._durable() else ": set fsync=on, or a crash may hand out a token twice"),
+            ),
+            Finding("names are kept exactly", facts["encoding"] == "UTF8", f"server_encoding={facts['encoding']}"),
+            Finding(
+                "waiters are woken by the release",
+                not self._pooled,
+                "LISTEN/NOTIFY" if not self._pooled else "behind a connection pooler waiters poll once a second",
+            ),
+        ]
+
+    # -- tables ---------------------------------------------------------------------------------------------------
+
+    def schema(self) -> str:
+        make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema_name, 'schema')};\n"
+        return ("" if self._schema_name == "public" else make) + postgres_sql.SCHEMA.format(**self._names)
+
+    def setup(self, deadline: Deadline) -> None:
+        self._open(deadline)
+        try:
+            self._make_tables(deadline)
+        except SetupRequired as refused:
+            raise SetupRequired(
+                f"{refused}. Let somebody with the right to make tables run `dibs setup`, or what `dibs schema` prints"
+            ) from refused
+
+    def _make_tables(self, deadline: Deadline) -> None:
+        # In one transaction behind one lock: CREATE … IF NOT EXISTS alone is not safe against itself.
+        self._simple(f"BEGIN; SELECT pg_advisory_xact_lock(7095203471);\n{self.schema()}COMMIT".encode(), deadline)
+
+    # -- one request ----------------------------------------------------------------------------------------------
+
+    def _run(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
+        """Execute one statement; make the tables when it turns out that there are none."""
+        self._open(deadline)
+        try:
+            return self._execute(sql, parameters, deadline)
+        except _TablesMissing:
+            pass
+        try:
+            self._make_tables(deadline)
+        except SetupRequired as refused:
+            raise SetupRequired(
+                f"the tables of dibs are missing, and this login may not make them ({refused}). Let somebody who may "
+                "run `dibs setup`, or what `dibs schema` prints"
+            ) from refused
+        try:
+            return self._execute(sql, parameters, deadline)
+        except _TablesMissing as error:
+            raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+
+    def _execute(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
+        pg = self._pg
+        assert pg is not None
+        try:
+            if self._pooled:
+                pg.send_query_params(sql, parameters, result_format=1)
+            else:
+                # A statement is its own name: there is a fixed handful of them.
+                name = b"dibs_%x" % (hash(sql) & 0xFFFFFFFFFFFFFFFF)
+                if name not in self._prepared:
+                    pg.send_prepare(name, sql)
+                    self._check(self._result(pg, deadline))
+                    self._prepared.add(name)
+                pg.send_query_prepared(name, parameters, result_format=1)
+            result = self._result(pg, deadline)
+        except (_TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
+            raise
+        except psycopg.Error as error:
+            self.close()
+            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self._check(result)
+
+    def _simple(self, sql: bytes, deadline: Deadline) -> None:
+        """Several statements in one message; errors end them all."""
+        pg = self._pg
+        assert pg is not None
+        try:
+            pg.send_query(sql)
+            result = self._result(pg, deadline)
+            if pg.transaction_status != pq.TransactionStatus.IDLE:
+                pg.send_query(b"ROLLBACK")
+                self._result(pg, deadline)
+        except psycopg.Error as error:
+            self.close()
+            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._check(result)
+
+    def _result(self, pg: PGconn, deadline: Deadline) -> PGresult:
+        """The answer to what was sent: the last result, or the first error among several."""
+        ready = self._ready
+        assert ready is not None
+        while pg.flush():
+            if not ready.writable(deadline.remaining()):
+                raise StoreUnavailable("PostgreSQL did not take the request in time")
+            pg.consume_input()
+        answer: PGresult | None = None
+        while True:
+            while pg.is_busy():
+                if not ready.readable(deadline.remaining()):
+                    raise StoreUnavailable("PostgreSQL did not answer in time")
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:
+                break
+            if answer is None or answer.status != pq.ExecStatus.FATAL_ERROR:
+                answer = result
+        if answer is None:
+            raise StoreUnavailable("PostgreSQL closed the connection")
+        return answer
+
+    def _check(self, result: PGresult) -> PGresult:
+        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            return result
+        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        words = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+        text = f"PostgreSQL: {words} ({code})"
+        if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
+            raise _TablesMissing(text)
+        if code in ("40P01", "40001", "55P03"):  # deadlock, serialization, lock not available: rolled back
+            raise StoreBusy(text)
+        if code == "25006":
+            raise SetupRequired(
+                f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL"
+            )
+        if code == "42501":
+            raise SetupRequired(text)
+        pg = self._pg
+        if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P") or code == "26000":
+            self.close()
+        raise StoreUnavailable(text, maybe_applied=not code or code.startswith(("08", "57P")))
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    def _open(self, deadline: Deadline) -> None:
+        if self._pg is not None:
+            return
+        left = deadline.remaining()
+        connection = self._connect(left)
+        try:
+            pg = connection.pgconn
+            if pg.server_version < SERVER_MIN:
+                raise Unsupported("dibs needs PostgreSQL 12 or later")
+            pid, encoding, fsync, pages, commit, recovery, read_only = connection.execute(_FACTS).fetchone() or ()
+            self._pooled = pid != pg.backend_pid
+            if encoding != "UTF8":
+                raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
+            if not self._pooled:
+                connection.execute(_SETTINGS, (str(max(100, int(left * 1000))),))
+                commit = "on" if commit == "off" else commit
+            self._facts = {
+                "encoding": encoding,
+                "fsync": fsync,
+                "full_page_writes": pages,
+                "synchronous_commit": commit,
+                "recovery": recovery,
+                "read_only": read_only,
+            }
+        except psycopg.Error as error:
+            connection.close()
+            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}", maybe_applied=False) from error
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._pg = pg
+        self._ready = Readiness(pg.socket)
+        self._prepared = set()
+
+    def _connect(self, left: float) -> psycopg.Connection[Any]:
+        try:
+            connection = psycopg.connect(
+                self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=max(2, math.ceil(left))
+            )
+        except psycopg.Error as error:
+            # The driver's text names host, port, user and database, never the password.
+            text = f"PostgreSQL: {' '.join(str(error).split())}"
+            answers = pq.Ping.NO_RESPONSE if self._known_good else pq.PGconn.ping(self._conninfo.encode())
+            if answers == pq.Ping.OK:
+                # The server is up and takes logins, only not ours, and never has: that is no outage.
+                raise SetupRequired(f"{text}. Check user, password and database in the URL") from error
+            raise StoreUnavailable(text, maybe_applied=False) from error
+        if not self._known_good:
+            self._known_good.append(True)
+        return connection
+
+    def watch(self, address: str, deadline: Deadline) -> PostgresWatch | None:
+        self._open(deadline)
+        if self._pooled:
+            return None
+        self._simple(f'LISTEN "dibs_{address}"'.encode(), deadline)
+        assert self._pg is not None
+        return PostgresWatch(self, self._pg)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._pg = self._ready = None
+        if connection is not None:
+            connection.close()
+
+
+class PostgresWatch:
+    """The notifications that releases send to this client's channel; each names what became free."""
+
+    interval_s: float | None = None
+
+    def __init__(self, store: PostgresStore, pg: PGconn) -> None:
+        self._store = store
+        self._pg = pg
+
+    def fileno(self) -> int:
+        return self._pg.socket
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        self._pg.consume_input()
+        told = []
+        while (notification := self._pg.notifies()) is not None:
+            told.append(notification.extra.decode())
+        return told
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class _TablesMissing(Exception):
+    """The statement needs a table, schema or column that is not there."""
+
+
+# -- values on the wire: arrays go as text, answers come as binary ---------------------------------------------------
+
+
+def _acquire_columns(requests: list[Acquire]) -> tuple[bytes, ...]:
+    return (
+        _texts([r.name for r in requests]),
+        _texts([r.claim_id for r in requests]),
+        _numbers([r.ttl for r in requests]),
+        _texts([r.holder for r in requests]),
+        _texts([r.info for r in requests]),
+        _numbers([r.ticket for r in requests]),
+    )
+
+
+def _texts(values: Iterable[str | None]) -> bytes:
+    """An array of texts. Most have nothing to escape, which one look at all of them together tells."""
+    values = list(values)
+    if None not in values:
+        joined = '","'.join(values)  # type: ignore[arg-type]
+        if joined.count('"') == 2 * (len(values) - 1) and "\\" not in joined:
+            return ('{"' + joined + '"}').encode()
+    elif values.count(None) == len(values):
+        return b"{}"  # unnest fills shorter arrays up with NULL
+    quoted = ("NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values)
+    return ("{" + ",".join(quoted) + "}").encode()
+
+
+def _numbers(values: list[Any]) -> bytes:
+    first = values[0]
+    if values.count(first) == len(values):
+        if first is None:
+            return b"{}"
+        return ("{" + ",".join([repr(first)] * len(values)) + "}").encode()
+    return ("{" + ",".join("NULL" if v is None else repr(v) for v in values) + "}").encode()
+
+
+def _int(value: bytes | None) -> int:
+    assert value is not None
+    return int.from_bytes(value, "big", signed=True)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _instant(value: bytes | None) -> float:
+    return 0.0 if value is None else int.from_bytes(value, "big", signed=True) / 1e6 + _EPOCH_S
+
+
+def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
+    """Where ``postgresql://user:password@host:port/database?schema=…&table=…`` points.
+
+    The query may also carry libpq's parameters (sslmode, target_session_attrs, application_name, …).
+    """
+    table = options.pop("table", "dibs_lease")
+    schema = options.pop("schema", "public")
+    quoted_table(table)
+    quoted_table(schema, "schema")
+    parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in _LIBPQ_OPTIONS}
+    parts.pop("connect_timeout", None)  # request_timeout is that
+    hosts = url.netloc.rpartition("@")[2]
+    if hosts:
+        # Several hosts may stand in one URL, as libpq writes them: host1:5432,host2:5432.
+        pairs = [_host_and_port(part) for part in hosts.split(",")]
+        parts.setdefault("host", ",".join(host for host, _ in pairs))
+        if any(port for _, port in pairs):
+            parts.setdefault("port", ",".join(port for _, port in pairs))
+    if url.username:
+        parts["user"] = unquote(url.username)
+    if url.password:
+        parts["password"] = unquote(url.password)
+    if url.path.strip("/"):
+        parts["dbname"] = unquote(url.path[1:])
+    parts.setdefault("application_name", "dibs")
+    try:
+        conninfo = psycopg.conninfo.make_conninfo("", **parts)
+    except psycopg.Error as error:
+        raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None
+    shown = f"postgresql://{hosts}/{parts.get('dbname', '')}"
+    known_good: list[bool] = []
+    return StoreAddress(shown, CAPABILITIES, lambda: PostgresStore(conninfo, schema, table, known_good))
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest.lstrip(":")
+    host, _, port = text.partition(":")
+    return unquote(host), port

@@ -1,0 +1,251 @@
+"""What a conformance case is: a function whose docstring is the sentence it proves, and the promise it belongs to.
+
+The cases of ``store_cases``, ``line_cases`` and ``client_cases`` end up in the tables here; ``conformance`` runs them.
+Nothing here or there needs a test framework.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dibs.clock import Deadline, RealClock
+from dibs.store import GONE, Acquire, Granted, Held, Release, Renew, StoreBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dibs.store import Capabilities, Outcome, Request, Store, StoreAddress, StoredLease, Watch
+
+T = TypeVar("T")
+
+# What takes longer than this is not coming any more.
+PATIENCE_S = 10.0
+CLOCK = RealClock()
+
+
+class Case(NamedTuple):
+    name: str
+    #: The promise it belongs to, as docs/explanation/safety numbers them.
+    promise: str
+    run: Callable[[Any], Any]
+    #: Whether a store with these capabilities has promised it.
+    promised: Callable[[Capabilities], bool]
+
+    @property
+    def sentence(self) -> str:
+        """What the case proves."""
+        return " ".join((self.run.__doc__ or "").split())
+
+
+def always(_: Capabilities) -> bool:
+    return True
+
+
+def fifo(capabilities: Capabilities) -> bool:
+    return capabilities.waiting_line == "FIFO"
+
+
+class Table:
+    """Cases by name, in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self.cases: dict[str, Case] = {}
+
+    def case(
+        self, promise: str, promised: Callable[[Capabilities], bool] = always
+    ) -> Callable[[Callable[[T], Any]], Callable[[T], Any]]:
+        def add(function: Callable[[T], Any]) -> Callable[[T], Any]:
+            name = function.__name__
+            assert name not in self.cases, f"two cases are called {name}"
+            self.cases[name] = Case(name, promise, function, promised)
+            return function
+
+        return add
+
+
+#: Cases on the contract of stores: functions of a ``Bench``.
+STORE_CASES = Table()
+#: Cases on what users see: async functions of a ``Face``, run for threads and for tasks.
+CLIENT_CASES = Table()
+
+
+# -- saying what was seen ---------------------------------------------------------------------------------------------
+
+
+def equal(seen: object, expected: object, what: str) -> None:
+    """Fail unless ``seen`` is what was expected."""
+    if seen != expected:
+        raise AssertionError(f"{what}: expected {expected!r}, saw {seen!r}")
+
+
+def granted(outcome: Outcome, what: str) -> int:
+    """Fail unless it was granted; the fencing token."""
+    if not isinstance(outcome, Granted):
+        raise AssertionError(f"{what}: expected it to be granted, saw {outcome!r}")
+    return outcome.fencing_token
+
+
+def held(outcome: Outcome, what: str) -> Held:
+    """Fail unless it was refused; the refusal."""
+    if not isinstance(outcome, Held):
+        raise AssertionError(f"{what}: expected Held, saw {outcome!r}")
+    return outcome
+
+
+def rising(tokens: Sequence[int], what: str) -> None:
+    """Fail unless every token is greater than the one before."""
+    for earlier, later in zip(tokens, tokens[1:]):
+        if not later > earlier:
+            raise AssertionError(f"{what}: token {later} was granted after token {earlier} (all: {list(tokens)})")
+
+
+def until(attempt: Callable[[], T | None], what: str, limit_s: float = PATIENCE_S) -> T:
+    """Try until the answer is true; fail when it never is."""
+    end = time.monotonic() + limit_s
+    while True:
+        answer = attempt()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {limit_s:g} s (the last answer was {answer!r})")
+        time.sleep(0.005)
+
+
+# -- a store on the bench ---------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """One opened store, as a session uses it: a busy store is asked again."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def _patiently(self, act: Callable[[Deadline], T]) -> T:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return act(Deadline(CLOCK, CLOCK.now() + PATIENCE_S))
+            except StoreBusy:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.002)
+
+    def act(self, *requests: Request) -> list[Outcome]:
+        outcomes = self._patiently(lambda deadline: self.store.act(requests, deadline))
+        equal(len(outcomes), len(requests), "outcomes of one call")
+        return outcomes
+
+    def acquire(self, name: str, claim_id: str, ttl: float = 60, *, line: bool = False, ticket: int | None = None) -> Outcome:
+        return self.act(asking(name, claim_id, ttl, line=line, ticket=ticket))[0]
+
+    def renew(self, name: str, claim_id: str, ttl: float = 60) -> Outcome:
+        return self.act(Renew(name, claim_id, ttl))[0]
+
+    def release(self, name: str, claim_id: str, ticket: int | None = None) -> Outcome:
+        return self.act(Release(name, claim_id, 1, ticket))[0]
+
+    def leases(self, prefix: str) -> list[StoredLease]:
+        return self._patiently(lambda deadline: self.store.leases(prefix, deadline))
+
+    def lease(self, name: str) -> StoredLease | None:
+        return next((lease for lease in self.leases(name) if lease.name == name), None)
+
+    def break_lease(self, name: str, fencing_token: int, *, now: bool) -> bool:
+        return self._patiently(lambda deadline: self.store.break_lease(name, fencing_token, now, deadline))
+
+    def purge(self, older_than: float) -> int:
+        return self._patiently(lambda deadline: self.store.purge(older_than, deadline))
+
+    def setup(self) -> None:
+        self._patiently(self.store.setup)
+
+    def watch(self, address: str) -> Watch | None:
+        return self._patiently(lambda deadline: self.store.watch(address, deadline))
+
+    def until_granted(self, name: str, claim_id: str, what: str, *, line: bool = False, ticket: int | None = None) -> int:
+        """Ask until the name is had; the fencing token."""
+
+        def attempt() -> Outcome | None:
+            outcome = self.acquire(name, claim_id, line=line, ticket=ticket)
+            return outcome if isinstance(outcome, Granted) else None
+
+        return granted(until(attempt, what), what)
+
+    def until_expired(self, name: str, what: str) -> None:
+        until(lambda: self.lease(name) is None, what)
+
+
+class Bench:
+    """A store under test: connections to it, names nobody else uses, and the end of it all."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self.address = address
+        self.capabilities = address.capabilities
+        #: Seconds a lease lasts that a case wants to see end.
+        self.short_ttl = max(0.2, self.capabilities.ttl_min_s)
+        self.namespace = "conformance-" + os.urandom(5).hex()
+        self._opened: list[Connection] = []
+        self._names = 0
+
+    def open(self) -> Connection:
+        connection = Connection(self.address.open())
+        self._opened.append(connection)
+        return connection
+
+    def name(self, text: str = "") -> str:
+        """A key as a session would make it: ``namespace:name``."""
+        self._names += 1
+        return f"{self.namespace}:{self._names}/{text}"
+
+    def names(self, count: int) -> list[str]:
+        return [self.name() for _ in range(count)]
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().store.close()
+
+
+def asking(
+    name: str, claim_id: str, ttl: float = 60, *, line: bool = False, ticket: int | None = None, info: str | None = None
+) -> Acquire:
+    """An acquire as a session sends it: the address of its waiters is the client's id, the first part of the claim."""
+    client = claim_id.partition("-")[0]
+    return Acquire(name, claim_id, ttl, f"host/{client}", info, client if line else None, ticket)
+
+
+def claims(count: int) -> list[str]:
+    """Claim ids of as many different clients."""
+    return [f"{os.urandom(6).hex()}-1" for _ in range(count)]
+
+
+def gone(outcome: Outcome, what: str) -> None:
+    equal(outcome, GONE, what)
+
+
+def together(works: Iterable[Callable[[], T]]) -> list[T]:
+    """Run each in a thread of its own, all starting at the same moment; their results, or the first failure."""
+    works = list(works)
+    results: list[Any] = [None] * len(works)
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(len(works))
+
+    def run(index: int, work: Callable[[], T]) -> None:
+        try:
+            barrier.wait(PATIENCE_S)
+            results[index] = work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(i, work), daemon=True) for i, work in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * PATIENCE_S)
+        if thread.is_alive():
+            raise AssertionError(f"{len(works)} threads at once: one did not end")
+    if failures:
+        raise failures[0]
+    return results
