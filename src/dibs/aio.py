@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from dibs.errors import LeaseLost
 from dibs.hold import LOST, RELEASED
 from dibs.lease import LeaseFacts
-from dibs.lock import LockCore, check_decorated, lock_options
+from dibs.lock import LockCore, check_decorated
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ async def _take(steps: Steps[T]) -> T:
         while True:
             try:
                 settled = await _settled(session, ask, timeout)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
                 session, ask, timeout = steps.throw(error)
             else:
                 session, ask, timeout = steps.send(settled)
@@ -252,7 +252,7 @@ class AsyncLock:
     @property
     def name(self) -> str:
         """What the lock is about."""
-        return self._core.options.name
+        return self._core.name
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> AsyncLease | None:
         """Wait up to ``timeout`` seconds for the name; an ``AsyncLease``, or None when it could not be had.
@@ -303,7 +303,7 @@ class AsyncLock:
 
         @wraps(function)
         async def locked(*args: Any, **kwargs: Any) -> Any:
-            if core.options.on_busy == "skip":
+            if core.terms.on_busy == "skip":
                 lease = await self.acquire()
                 if lease is None:
                     return None
@@ -350,24 +350,8 @@ class AsyncClient:
         info: dict[str, Any] | None = None,
     ) -> AsyncLock:
         """Describe a lock on ``name``; nothing is sent. The parameters are those of ``dibs.Client.lock``."""
-        desk = self._desk
-        options = lock_options(
-            desk.address.capabilities,
-            desk.namespace,
-            desk.ttl,
-            desk.info,
-            name,
-            ttl,
-            renew,
-            timeout,
-            reentrant,
-            min_hold,
-            max_hold,
-            on_lost,
-            on_busy,
-            info,
-        )
-        return AsyncLock(LockCore(desk.session, options, AsyncLease))
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return AsyncLock(LockCore(self._desk, name, terms, AsyncLease))
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

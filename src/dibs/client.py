@@ -7,7 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.lease import Lease
-from dibs.lock import LockCore, check_decorated, lock_options
+from dibs.lock import LockCore, check_decorated
 from dibs.steps import run
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Lock:
     @property
     def name(self) -> str:
         """What the lock is about."""
-        return self._core.options.name
+        return self._core.name
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> Lease | None:
         """Wait up to ``timeout`` seconds for the name; a ``Lease``, or None when it could not be had.
@@ -73,7 +73,7 @@ class Lock:
         def locked(*args: Any, **kwargs: Any) -> Any:
             lease = self.acquire()
             if lease is None:
-                if core.options.on_busy == "skip":
+                if core.terms.on_busy == "skip":
                     return None
                 raise core.timed_out()
             try:
@@ -121,24 +121,8 @@ class Client:
 
         Raises InvalidName and InvalidOption.
         """
-        desk = self._desk
-        options = lock_options(
-            desk.address.capabilities,
-            desk.namespace,
-            desk.ttl,
-            desk.info,
-            name,
-            ttl,
-            renew,
-            timeout,
-            reentrant,
-            min_hold,
-            max_hold,
-            on_lost,
-            on_busy,
-            info,
-        )
-        return Lock(LockCore(desk.session, options, Lease))
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return Lock(LockCore(self._desk, name, terms, Lease))
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -17,10 +17,11 @@ import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, ContextManager, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 # One wait of the operating system is never longer than this; longer waits are made of several.
 WAIT_SLICE_S = 3600.0
@@ -62,7 +63,7 @@ class Clock(Protocol):
         """A random number in [0, 1)."""
         ...
 
-    def mutex(self) -> ContextManager[object]: ...
+    def mutex(self) -> AbstractContextManager[object]: ...
     def gate(self) -> Gate: ...
     def bell(self) -> Bell: ...
     def spawn(self, name: str, run: Callable[[], None]) -> None:
@@ -86,9 +87,9 @@ class Deadline:
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 
-    def boot_now(_clock: int = time.CLOCK_BOOTTIME, _read: Callable[[int], float] = time.clock_gettime) -> float:
+    def boot_now() -> float:
         """Seconds since this machine booted, sleep included."""
-        return _read(_clock)
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 elif sys.platform == "darwin":
 

@@ -1,7 +1,7 @@
 """What both faces of a client share: its address, its options, its session, and what it does, in steps.
 
-A desk makes its session at the first use and a new one in a forked child. The inherited session is kept there untouched:
-its connections belong to the parent, and closing them from the child would harm it.
+A desk makes its session at the first use and a new one in a forked child. The inherited session is kept there
+untouched: its connections belong to the parent, and closing them from the child would harm it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.names import check_info, check_name, check_namespace, check_seconds
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
+from dibs.terms import make_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.steps import Steps
     from dibs.store import Capabilities, Finding, Store, StoreAddress, StoredLease
+    from dibs.terms import Terms
 
 T = TypeVar("T")
 
 TTL_DEFAULT_S = 30.0
+# Different terms that a client remembers having checked.
+TERMS_MAX = 256
 REQUEST_TIMEOUT_MAX_S = 300.0
 
 
@@ -67,8 +71,12 @@ class Desk:
         self.namespace = check_namespace(namespace)
         self.ttl = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
         self.info = check_info(info)
-        self.request_timeout_s = check_seconds("request_timeout", request_timeout, least=0.05, most=REQUEST_TIMEOUT_MAX_S)
+        self.request_timeout_s = check_seconds(
+            "request_timeout", request_timeout, least=0.05, most=REQUEST_TIMEOUT_MAX_S
+        )
         self.patience_s = check_seconds("patience", patience, most=3600.0)
+        self.key_prefix = f"{self.namespace}:"
+        self._terms: dict[tuple[object, ...], Terms] = {}
         self._clock = clock
         self._session: Session | None = None
         self._inherited: list[Session] = []
@@ -92,6 +100,46 @@ class Desk:
         # What is still held when the interpreter ends is given back; a process that is killed leaves it to the ttl.
         atexit.register(_close_at_exit, weakref.ref(session))
         return session
+
+    def terms(
+        self,
+        ttl: Seconds | None,
+        renew: bool,
+        timeout: Seconds | None,
+        reentrant: bool,
+        min_hold: Seconds,
+        max_hold: Seconds | None,
+        on_lost: Callable[[], object] | None,
+        on_busy: str,
+        info: dict[str, Any] | None,
+    ) -> Terms:
+        """The checked terms; those that programs use again and again are remembered."""
+        given = (ttl, renew, timeout, reentrant, min_hold, max_hold, on_busy)
+        plain = on_lost is None and info is None
+        if plain:
+            try:
+                known = self._terms.get(given)
+            except TypeError:  # something that cannot be hashed is not an option either: make_terms says so
+                known, plain = None, False
+            if known is not None:
+                return known
+        terms = make_terms(
+            self.address.capabilities,
+            self.ttl,
+            self.info,
+            ttl,
+            renew,
+            timeout,
+            reentrant,
+            min_hold,
+            max_hold,
+            on_lost,
+            on_busy,
+            info,
+        )
+        if plain and len(self._terms) < TERMS_MAX:
+            self._terms[given] = terms
+        return terms
 
     def closing(self) -> Steps[None]:
         """Give back what is held, refuse who waits, end the threads and connections."""
@@ -128,12 +176,12 @@ class Desk:
             raise InvalidOption(f"prefix is a str, not {type(prefix).__name__}")
         if prefix:
             check_name(prefix)
-        key = f"{self.namespace}:{prefix}"
+        key = self.key_prefix + prefix
         rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
         return [self._record(row) for row in rows]
 
     def holder(self, name: str) -> Steps[LeaseRecord | None]:
-        key = f"{self.namespace}:{check_name(name)}"
+        key = self.key_prefix + check_name(name)
         rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
         return next((self._record(row) for row in rows if row.name == key), None)
 
@@ -153,7 +201,7 @@ class Desk:
         )
 
     def breaking(self, name: str, fencing_token: int, now: bool) -> Steps[bool]:
-        key = f"{self.namespace}:{check_name(name)}"
+        key = self.key_prefix + check_name(name)
         if isinstance(fencing_token, bool) or not isinstance(fencing_token, int):
             raise InvalidOption(f"fencing_token is the int shown by holder() or `dibs show`, not {fencing_token!r}")
         return (yield from self._acting(lambda store, deadline: store.break_lease(key, fencing_token, now, deadline)))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.lane import Ask
+    from dibs.store import Granted
+    from dibs.terms import Terms
 
 HELD = 0
 RELEASED = 1
@@ -21,79 +23,51 @@ LOST = 2
 
 
 class Hold:
-    __slots__ = (
-        "acquired_at",
-        "after_renewal",
-        "claim_id",
-        "due",
-        "ends_at",
-        "expires_at",
-        "fencing_token",
-        "generation",
-        "given",
-        "in_flight",
-        "key",
-        "last_error",
-        "listeners",
-        "min_until",
-        "on_lost",
-        "orphan",
-        "owner",
-        "queue",
-        "reason",
-        "renew",
-        "slot",
-        "state",
-        "trusted_until",
-        "ttl",
-    )
+    """One grant. What is the same for nearly all holds is a default of the class, so that making one stays cheap."""
+
+    #: Rises with every renewal the holder asks for itself.
+    generation = 0
+    state = HELD
+    #: Why it was lost, and what the last renewal failed with.
+    reason = ""
+    last_error: BaseException | None = None
+    #: Called once each when the hold is over.
+    listeners: list[Callable[[], None]] | None = None
+    #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
+    given = False
+    #: The Lease object was collected as garbage while it was held.
+    orphan = False
+    #: Until when the store keeps it, as the last renewal told (Unix time); None before the first.
+    renewed_until: float | None = None
+    # The renewer's own: in which of its queues it is, when it looks next, and whether a renewal is under way.
+    queue: OrderedDict[Hold, None] | None = None
+    due = 0.0
+    in_flight = False
+    #: The release that waits for the renewal under way to be over.
+    after_renewal: Ask | None = None
 
     def __init__(
         self,
         key: str,
         claim_id: str,
-        slot: int,
-        fencing_token: int,
-        acquired_at: float,
-        ttl: float,
-        trusted_until: float,
+        granted: Granted,
+        terms: Terms,
         owner: object,
-        renew: bool,
-        on_lost: Callable[[], object] | None,
-        min_until: float,
-        ends_at: float,
+        t0: float,
     ) -> None:
         self.key = key
         self.claim_id = claim_id
-        self.slot = slot
-        self.fencing_token = fencing_token
-        #: Unix times by the store's clock, for people.
-        self.acquired_at = acquired_at
-        self.expires_at = acquired_at + ttl
-        self.ttl = ttl
-        #: Boot-clock time at which the holder's belief ends.
-        self.trusted_until = trusted_until
+        self.granted = granted
+        self.terms = terms
+        self.ttl = terms.ttl
         #: Thread or task that acquired it.
         self.owner = owner
-        self.renew = renew
-        self.on_lost = on_lost
-        #: Boot-clock times: not free before (min_hold), not renewed beyond (max_hold).
-        self.min_until = min_until
-        self.ends_at = ends_at
-        #: Rises with every renewal the holder asks for itself.
-        self.generation = 0
-        self.state = HELD
-        self.reason = ""
-        self.last_error: BaseException | None = None
-        #: Called once each when the hold is over.
-        self.listeners: list[Callable[[], None]] | None = None
-        #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
-        self.given = False
-        #: The Lease object was collected as garbage while it was held.
-        self.orphan = False
-        # The renewer's own: when it looks next, in which of its queues, and whether a renewal is under way.
-        self.due = 0.0
-        self.queue: OrderedDict[Hold, None] | None = None
-        self.in_flight = False
-        #: The release that waits for the renewal under way to be over.
-        self.after_renewal: Ask | None = None
+        #: Boot-clock time just before it was asked for.
+        self.t0 = t0
+        #: Boot-clock time at which the holder's belief ends.
+        self.trusted_until = t0 + terms.trust_s
+
+    @property
+    def ends_at(self) -> float:
+        """Boot-clock time beyond which it is not renewed (max_hold)."""
+        return self.t0 + self.terms.max_hold

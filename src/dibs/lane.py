@@ -23,7 +23,7 @@ from dibs.errors import StoreUnavailable
 from dibs.store import StoreBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock, Gate
@@ -45,24 +45,24 @@ BUSY_PAUSE_S = 0.0005
 class Ask:
     """One request on its way to the store and back; answered once, by an outcome or an error."""
 
-    __slots__ = ("_gate", "_listener", "dropped", "error", "give_up_at", "in_lane", "outcome", "request", "settled", "t0")
+    # What is the same for every new ask is a default of the class, so that making one stays cheap.
+    #: Read before the first byte of the first attempt; None while nothing was sent.
+    t0: float | None = None
+    outcome: Any = None
+    error: BaseException | None = None
+    settled = False
+    #: Queued, or in the batch under way.
+    in_lane = False
+    #: Nobody wants the answer any more: it is not sent (again).
+    dropped = False
+    _gate: Gate | None = None
+    _listener: Callable[[], None] | None = None
 
     def __init__(self, request: Any, give_up_at: float) -> None:
         #: A Request of the store contract, or for an ``Act`` a function of the store.
         self.request = request
-        #: Read before the first byte of the first attempt; None while nothing was sent.
-        self.t0: float | None = None
         #: When the lane stops repeating a failed attempt.
         self.give_up_at = give_up_at
-        self.outcome: Any = None
-        self.error: BaseException | None = None
-        self.settled = False
-        #: Queued, or in the batch under way.
-        self.in_lane = False
-        #: Nobody wants the answer any more: it is not sent (again).
-        self.dropped = False
-        self._gate: Gate | None = None
-        self._listener: Callable[[], None] | None = None
 
     def received(self, outcome: Outcome | Any) -> None:
         """Called by whoever serves the lane; may be called again with the same outcome after an interruption."""
@@ -76,11 +76,13 @@ class Ask:
         if self.settled:
             return
         self.outcome = outcome
-        self.error = error
+        if error is not None:
+            self.error = error
         self.settled = True
         # The waiter looks at `settled` after it has left its gate or listener here, so one of the two sees the other.
-        gate, self._gate = self._gate, None
+        gate = self._gate
         if gate is not None:
+            self._gate = None
             gate.open()
         listener = self._listener
         if listener is not None:
@@ -107,8 +109,6 @@ class Ask:
 
 class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
-
-    __slots__ = ()
 
 
 class _LaneThread:
@@ -159,6 +159,8 @@ class Lane:
 
     def drive(self, ask: Ask) -> None:
         """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already."""
+        if self._server is not None:  # it will see the ask; see ``start``
+            return
         try:
             with self._mutex:
                 if self._server is not None:
@@ -175,18 +177,24 @@ class Lane:
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""
+        # Whoever serves looks at the queue under the mutex before it stops. The caller's ask was put under the mutex
+        # before this, so a server that is still there will see it; no mutex is needed to look for one.
+        if self._somebody_serves():
+            return
         with self._mutex:
-            if self._server is not None or not (self._queue or self._batch or self._unread):
+            if self._somebody_serves() or not (self._queue or self._batch or self._unread):
                 return
             self._server = _THREAD
-            bell = self._bell
-            spawn = bell is None
-            if bell is None:
-                bell = self._bell = self._clock.bell()
+            spawn = self._bell is None
+            bell = self._bell or self._clock.bell()
+            self._bell = bell
         if spawn:
             self._clock.spawn(self._name, lambda: self._run(bell))
         else:
             bell.ring()
+
+    def _somebody_serves(self) -> bool:
+        return self._server is not None
 
     def close(self) -> None:
         """Refuse new asks; the connection is closed once what is queued has been served."""
@@ -276,7 +284,7 @@ class Lane:
                 self._failures += 1
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
                 return self._repeat(batch, error, backoff)
-            except Exception as error:  # misconfigured, or a bug: nobody would be served by trying again
+            except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
                 self._unread = [(ask, error) for ask in batch]
         self._failures = 0
         unread = self._unread
@@ -302,7 +310,7 @@ class Lane:
             outcomes = store.act([ask.request for ask in batch], deadline)
         self._reached = True
         # Read from the end, so the first of the batch is answered first.
-        answers = list(zip(batch, outcomes))
+        answers = list(zip(batch, outcomes, strict=True))
         answers.reverse()
         return answers
 

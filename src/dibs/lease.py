@@ -6,7 +6,6 @@ threads (``dibs.aio.AsyncLease`` has them for tasks). Whether a lease is held is
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
 
 
 class LeaseFacts:
-    """One grant of one name. It belongs to the process that got it: a forked child, a copy and a pickle hold nothing."""
+    """One grant of one name. It is the process's that got it: a forked child, a copy and a pickle hold nothing."""
 
-    __slots__ = ("__weakref__", "_hold", "_info", "_name", "_session")
+    __slots__ = ("__weakref__", "_hold", "_name", "_session")
 
-    def __init__(self, session: Session, hold: Hold, name: str, info: str | None) -> None:
+    def __init__(self, session: Session, hold: Hold, name: str) -> None:
         self._session = session
         self._hold = hold
         self._name = name
-        self._info = info
         hold.given = True
 
     @property
@@ -44,7 +42,7 @@ class LeaseFacts:
     @property
     def slot(self) -> int:
         """Which of the name's permits this is: 1 for a lock."""
-        return self._hold.slot
+        return self._hold.granted.slot
 
     @property
     def claim_id(self) -> str:
@@ -54,7 +52,7 @@ class LeaseFacts:
     @property
     def fencing_token(self) -> int:
         """Greater than that of every earlier grant of this name; send it to the resource you protect."""
-        return self._hold.fencing_token
+        return self._hold.granted.fencing_token
 
     @property
     def holder(self) -> str:
@@ -64,12 +62,13 @@ class LeaseFacts:
     @property
     def acquired_at(self) -> datetime:
         """When it was granted, by the store's clock; for people."""
-        return _instant(self._hold.acquired_at)
+        return _instant(self._hold.granted.acquired_at)
 
     @property
     def expires_at(self) -> datetime:
         """When the store lets others in unless it is renewed, by the store's clock; for people."""
-        return _instant(self._hold.expires_at)
+        hold = self._hold
+        return _instant(hold.granted.acquired_at + hold.ttl if hold.renewed_until is None else hold.renewed_until)
 
     @property
     def ttl(self) -> float:
@@ -84,7 +83,10 @@ class LeaseFacts:
     @property
     def info(self) -> dict[str, Any] | None:
         """The JSON object given when it was acquired."""
-        return None if self._info is None else json.loads(self._info)
+        import json
+
+        info = self._hold.terms.info
+        return None if info is None else json.loads(info)
 
     @property
     def held(self) -> bool:
@@ -103,9 +105,11 @@ class LeaseFacts:
             raise LeaseLost(self._why())
 
     def _why(self) -> str:
-        token = self._hold.fencing_token
+        token = self._hold.granted.fencing_token
         if self._session.pid != os.getpid():
-            return f"the lease on {self._name!r} (token {token}) belongs to process {self._session.pid}, not to its fork"
+            return (
+                f"the lease on {self._name!r} (token {token}) belongs to process {self._session.pid}, not to its fork"
+            )
         if self._hold.state == LOST:
             return (
                 f"the lease on {self._name!r} (token {token}) was lost: {self._hold.reason}. "
@@ -146,16 +150,16 @@ class LeaseFacts:
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
-        return f"<{type(self).__name__} {self._name!r} token {self._hold.fencing_token}, {state}>"
+        return f"<{type(self).__name__} {self._name!r} token {self._hold.granted.fencing_token}, {state}>"
 
     def __copy__(self) -> LostLease:
-        return LostLease(self._name, self._hold.fencing_token)
+        return LostLease(self._name, self._hold.granted.fencing_token)
 
     def __deepcopy__(self, memo: object) -> LostLease:
         return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LostLease, (self._name, self._hold.fencing_token)
+        return LostLease, (self._name, self._hold.granted.fencing_token)
 
     def __del__(self) -> None:
         # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.

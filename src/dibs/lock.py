@@ -9,90 +9,29 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
-from dibs.names import check_info, check_name, check_seconds, check_timeout
-from dibs.session import Wish
+from dibs.names import check_name, check_seconds
 from dibs.store import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.desk import Desk
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
-    from dibs.store import Capabilities
+    from dibs.terms import Terms
 
-FOREVER = float("inf")
 L = TypeVar("L", bound=LeaseFacts)
 
 # Code flags of functions whose body does not run inside the call (CPython's inspect.CO_*).
 _GENERATOR = 0x20
 _COROUTINE = 0x80
 _ASYNC_GENERATOR = 0x200
-
-
-class LockOptions(NamedTuple):
-    """Everything a lock is built with, checked."""
-
-    name: str
-    wish: Wish
-    timeout: float | None
-    reentrant: bool
-    on_busy: str
-
-
-def lock_options(
-    limits: Capabilities,
-    namespace: str,
-    default_ttl: float,
-    default_info: str | None,
-    name: str,
-    ttl: Seconds | None,
-    renew: bool,
-    timeout: Seconds | None,
-    reentrant: bool,
-    min_hold: Seconds,
-    max_hold: Seconds | None,
-    on_lost: Callable[[], object] | None,
-    on_busy: str,
-    info: dict[str, Any] | None,
-) -> LockOptions:
-    """Check what a caller gave; raises InvalidName or InvalidOption before any I/O."""
-    name = check_name(name)
-    ttl_s = default_ttl
-    if ttl is not None:
-        ttl_s = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
-    min_s, max_s = 0.0, FOREVER
-    if min_hold:
-        min_s = check_seconds("min_hold", min_hold, most=limits.ttl_max_s)
-    if max_hold is not None:
-        max_s = check_seconds("max_hold", max_hold, least=limits.ttl_min_s)
-        if max_s < min_s:
-            raise InvalidOption(f"max_hold ({max_s:g} s) is shorter than min_hold ({min_s:g} s)")
-        ttl_s = min(ttl_s, max_s)
-    if on_lost is not None and not callable(on_lost):
-        raise InvalidOption(f"on_lost is a function without parameters, not {on_lost!r}")
-    if on_busy != "raise" and on_busy != "skip":
-        raise InvalidOption(f"on_busy is 'raise' or 'skip', not {on_busy!r}")
-    return LockOptions(
-        name,
-        Wish(
-            f"{namespace}:{name}",
-            ttl_s,
-            bool(renew),
-            min_s,
-            max_s,
-            on_lost,
-            default_info if info is None else check_info(info),
-        ),
-        None if timeout is None else check_timeout(timeout),
-        bool(reentrant),
-        on_busy,
-    )
 
 
 class Grip(Generic[L]):
@@ -109,17 +48,14 @@ class Grip(Generic[L]):
 class LockCore(Generic[L]):
     """What a lock does, in steps for either face."""
 
-    __slots__ = ("_grips", "_make_lease", "_session", "options", "refused")
+    __slots__ = ("_desk", "_grips", "_key", "_make_lease", "name", "refused", "terms")
 
-    def __init__(
-        self,
-        session: Callable[[], Session],
-        options: LockOptions,
-        make_lease: Callable[[Session, Hold, str, str | None], L],
-    ) -> None:
-        self._session = session
+    def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
+        self._desk = desk
+        self.name = name
+        self._key = desk.key_prefix + check_name(name)
+        self.terms = terms
         self._make_lease = make_lease
-        self.options = options
         self._grips: list[Grip[L]] = []
         #: The last answer that was "not now", and how long the caller waited.
         self.refused: tuple[Held | None, float] = (None, 0.0)
@@ -128,23 +64,22 @@ class LockCore(Generic[L]):
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         """A lease, or None when the name could not be had in time."""
-        limit_s = self._limit(blocking, timeout)
-        options = self.options
-        if options.reentrant:
+        terms = self.terms
+        limit_s = terms.timeout if timeout == -1 and blocking else self._limit(blocking, timeout)
+        if terms.reentrant:
             for grip in self._grips:
                 if grip.owner == owner and grip.lease.held:
                     grip.count += 1
                     return grip.lease
-        session = self._session()
-        wish = options.wish
+        session = self._desk.session()
         if limit_s is None:
-            mine = session.held.get(wish.key)
+            mine = session.held.get(self._key)
             if mine is not None and mine.owner == owner and session.is_held(mine):
                 raise WouldDeadlock(
-                    f"{options.name!r} is held by this very caller (token {mine.fencing_token}), who would wait for "
-                    "itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
+                    f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
+                    "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
                 )
-        ask = session.wish(wish, owner, limit_s != 0)
+        ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
             session.submit(ask)
             settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
@@ -161,7 +96,7 @@ class LockCore(Generic[L]):
                 self.refused = (ask.seen, session.clock.now() - ask.started_at)
                 session.withdraw(ask)
                 return None
-            lease = self._make_lease(session, hold, options.name, wish.info)
+            lease = self._make_lease(session, hold, self.name)
         except BaseException:
             session.withdraw(ask)
             raise
@@ -181,10 +116,10 @@ class LockCore(Generic[L]):
         if timeout is None:
             return None
         if type(timeout) is int and timeout == -1:
-            return self.options.timeout
+            return self.terms.timeout
         if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
             if timeout == -1:
-                return self.options.timeout
+                return self.terms.timeout
             if not math.isnan(timeout) and timeout > threading.TIMEOUT_MAX:
                 raise OverflowError("timeout value is too large")
         return check_seconds("timeout", timeout, most=threading.TIMEOUT_MAX)
@@ -192,7 +127,7 @@ class LockCore(Generic[L]):
     def timed_out(self) -> LockTimeout:
         """The error for a caller who could not get the lock: who has it, since when, for how long still."""
         held, waited = self.refused
-        name = self.options.name
+        name = self.name
         wait = f"after {waited:.1f} s of waiting" if waited >= 0.05 else "without waiting"
         if held is None or held.holder is None:
             who = "is kept for others who wait in line" if held is not None else "could not be had in time"
@@ -223,9 +158,9 @@ class LockCore(Generic[L]):
         """Release as ``threading.Lock`` and ``RLock`` do: what this owner acquired, else (plain locks) what is held."""
         grip = self._find(owner)
         if grip is None:
-            if self.options.reentrant and self._grips:
-                raise NotHeld(f"{self.options.name!r} was acquired by another owner; only its owner can release it")
-            raise NotHeld(f"release of {self.options.name!r}, which is not held through this lock")
+            if self.terms.reentrant and self._grips:
+                raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can release it")
+            raise NotHeld(f"release of {self.name!r}, which is not held through this lock")
         return (yield from self._let_go(grip))
 
     def leave(self, owner: object, body_failed: bool) -> Steps[None]:
@@ -244,7 +179,7 @@ class LockCore(Generic[L]):
         for grip in reversed(grips):
             if grip.owner == owner:
                 return grip
-        if self.options.reentrant:
+        if self.terms.reentrant:
             return None
         # A plain lock may be released by anybody: the grip that is held, if there is one.
         return next((grip for grip in reversed(grips) if grip.lease._hold.state == HELD), None)
@@ -256,13 +191,13 @@ class LockCore(Generic[L]):
         try:
             self._grips.remove(grip)
         except ValueError:
-            raise NotHeld(f"{self.options.name!r} was released by another thread at the same moment") from None
+            raise NotHeld(f"{self.name!r} was released by another thread at the same moment") from None
         return (yield from grip.lease._releasing())
 
     def locked(self) -> bool:
         """Whether this client holds the name, as far as this process knows. ``client.holder(name)`` asks the store."""
-        session = self._session()
-        hold = session.held.get(self.options.wish.key)
+        session = self._desk.session()
+        hold = session.held.get(self._key)
         return hold is not None and session.is_held(hold)
 
 
@@ -277,4 +212,3 @@ def check_decorated(function: object, *, awaited: bool) -> None:
         raise TypeError(f"{function!r} is async: use a lock of dibs.connect_async()")
     if not flags & _COROUTINE and awaited:
         raise TypeError(f"{function!r} is not async: use a lock of dibs.connect()")
-

@@ -14,7 +14,7 @@ from dibs.errors import InvalidName, InvalidOption
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    Seconds = Union[float, timedelta]
+    Seconds = Union[float, timedelta]  # noqa: UP007 - the quotes-free form of Python 3.10
 
 NAME_BYTES_MAX = 255
 NAMESPACE_CHARS_MAX = 63

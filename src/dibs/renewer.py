@@ -73,14 +73,15 @@ class Renewer:
 
     def track(self, hold: Hold, t0: float) -> None:
         """Look after a hold that was asked for at ``t0``."""
-        if hold.renew:
-            delay = hold.ttl / RENEWALS_PER_TTL
-            if hold.ends_at < t0 + delay:
-                self._push(hold, hold.trusted_until)
-                return
-        else:
-            delay = hold.trusted_until - t0
-        key = (round(delay, 6), hold.renew)
+        terms = hold.terms
+        if hold.ttl == terms.ttl:
+            delay = terms.delay_s
+        else:  # the holder renewed it for another time
+            delay = hold.ttl / RENEWALS_PER_TTL if terms.renew else hold.trusted_until - t0
+        if terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + delay:
+            self._push(hold, hold.trusted_until)
+            return
+        key = (delay, terms.renew)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = OrderedDict()
@@ -195,7 +196,9 @@ class Renewer:
             unwanted.append(hold)
         elif now >= hold.trusted_until:
             lost.append(hold)
-        elif hold.renew and local_deadline(now, self._renewal_ttl(hold, now), self._margin_s) > hold.trusted_until:
+        elif (
+            hold.terms.renew and local_deadline(now, self._renewal_ttl(hold, now), self._margin_s) > hold.trusted_until
+        ):
             hold.in_flight = True
             batch.append(hold)
         else:
@@ -229,7 +232,9 @@ class Renewer:
         batch.sort(key=lambda hold: hold.key)
         ttls = [self._renewal_ttl(hold, t0) for hold in batch]
         generations = [hold.generation for hold in batch]
-        requests = [Renew(hold.key, hold.claim_id, ttl, hold.slot) for hold, ttl in zip(batch, ttls)]
+        requests = [
+            Renew(hold.key, hold.claim_id, ttl, hold.granted.slot) for hold, ttl in zip(batch, ttls, strict=True)
+        ]
         outcomes: list[object] = []
         unknown: BaseException | None = None
         try:
@@ -237,7 +242,7 @@ class Renewer:
                 self._store = self._open_store()
             outcomes = list(self._store.act(requests, Deadline(self._clock, until)))
             self.failures = 0
-        except Exception as error:  # whatever it was, the renewals are unknown; each hold tells when its trust ends
+        except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
             unknown = error
             self.failures += 1
         finished: list[Hold] = []
@@ -268,7 +273,7 @@ class Renewer:
     def _extend(self, hold: Hold, renewed: Renewed, t0: float, ttl: float, now: float) -> None:
         if now < hold.trusted_until:
             hold.trusted_until = max(hold.trusted_until, local_deadline(t0, ttl, self._margin_s))
-            hold.expires_at = renewed.expires_at
+            hold.renewed_until = renewed.expires_at
             hold.last_error = None
             self.track(hold, t0)
         else:  # the answer came too late: whoever looked has already been told that the trust was over
@@ -280,8 +285,8 @@ def _why(hold: Hold) -> str:
     if error is not None:
         kind = str(error) if isinstance(error, DibsError) else repr(error)
         return f"it could not be renewed in time: {kind}"
-    if not hold.renew:
+    if not hold.terms.renew:
         return f"its ttl of {hold.ttl:g} s is over and it was taken with renew=False"
-    if hold.ends_at != FOREVER:
+    if hold.terms.max_hold != FOREVER:
         return "its max_hold is over"
     return "it could not be renewed in time: this process was stopped or too busy"

@@ -11,7 +11,7 @@ dictionary operations, never during a call to the store or to a user's function.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dibs.clock import RealClock
 from dibs.errors import StoreUnavailable
@@ -27,21 +27,10 @@ if TYPE_CHECKING:
 
     from dibs.clock import Clock
     from dibs.store import StoreAddress
+    from dibs.terms import Terms
 
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
-
-
-class Wish(NamedTuple):
-    """What is asked for, checked: the parameters of a lock as the session needs them."""
-
-    key: str
-    ttl: float
-    renew: bool
-    min_hold: float
-    max_hold: float
-    on_lost: Callable[[], object] | None
-    info: str | None
 
 
 class Session:
@@ -85,24 +74,15 @@ class Session:
 
     # -- acquiring ------------------------------------------------------------------------------------------------
 
-    def wish(self, wish: Wish, owner: object, blocking: bool) -> AcquireAsk:
-        """Make the ask for a wish; nothing happens before ``submit``."""
+    def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
+        """Make the ask for a name; nothing happens before ``submit``."""
         now = self.clock.now()
         self._claims = claims = self._claims + 1
-        session = self
-
-        def granted(ask: AcquireAsk, outcome: Granted) -> None:
-            session._granted(ask, outcome, wish, owner)
-
+        client_id = self.client_id
         request = Acquire(
-            wish.key,
-            f"{self.client_id}-{claims}",
-            wish.ttl,
-            self.holder,
-            wish.info,
-            self.client_id if blocking else None,
+            key, f"{client_id}-{claims}", terms.ttl, self.holder, terms.info, client_id if blocking else None
         )
-        return AcquireAsk(request, now + self.patience_s, now, blocking, self.waiting, granted)
+        return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
 
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
@@ -116,36 +96,22 @@ class Session:
             else:
                 self.lane.put(ask)
 
-    def _granted(self, ask: AcquireAsk, outcome: Granted, wish: Wish, owner: object) -> None:
+    def granted(self, ask: AcquireAsk, outcome: Granted) -> None:
         """Turn a grant into a hold, unless it took so long that it can no longer be trusted."""
         request = ask.request
         t0 = ask.t0
         assert t0 is not None
-        trusted_until = local_deadline(t0, wish.ttl, self.margin_s)
         with self.mutex:
             if ask.dropped or ask.settled:
                 return
             now = self.clock.now()
-            if now < trusted_until:
-                hold = Hold(
-                    request.name,
-                    request.claim_id,
-                    outcome.slot,
-                    outcome.fencing_token,
-                    outcome.acquired_at,
-                    wish.ttl,
-                    trusted_until,
-                    owner,
-                    wish.renew,
-                    wish.on_lost,
-                    t0 + wish.min_hold if wish.min_hold else 0.0,
-                    t0 + wish.max_hold,
-                )
+            hold: Hold | None = None
+            if now < t0 + ask.terms.trust_s:
+                hold = Hold(request.name, request.claim_id, outcome, ask.terms, ask.owner, t0)
                 self.held[request.name] = hold
                 self.renewer.track(hold, t0)
             else:
                 # Too old to trust: the claim is given back and never used again.
-                hold = None
                 self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
                 if ask.blocking:
                     self._claims += 1
@@ -175,9 +141,7 @@ class Session:
                 # It was sent, so it may be granted yet; this release travels behind it.
                 request = ask.request
                 self.lane.put(
-                    Ask(
-                        Release(request.name, request.claim_id, 1, request.ticket), self.clock.now() + self.patience_s
-                    )
+                    Ask(Release(request.name, request.claim_id, 1, request.ticket), self.clock.now() + self.patience_s)
                 )
         if isinstance(hold, Hold):
             self.give_back(hold)
@@ -213,11 +177,11 @@ class Session:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         if self.held.get(hold.key) is hold:
             del self.held[hold.key]
-        left = hold.min_until - now
+        left = hold.t0 + hold.terms.min_hold - now
         ask = Ask(
-            Renew(hold.key, hold.claim_id, left, hold.slot)
+            Renew(hold.key, hold.claim_id, left, hold.granted.slot)
             if left > 0 and hold.state == RELEASED
-            else Release(hold.key, hold.claim_id, hold.slot),
+            else Release(hold.key, hold.claim_id, hold.granted.slot),
             now + self.patience_s,
         )
         if self.renewer.forget(hold):
@@ -236,7 +200,7 @@ class Session:
         self.lane.start()
 
     def give_back(self, hold: Hold) -> None:
-        """Release a grant that nobody holds in hand. An orphan's ttl is left to run: its holder may still be working."""
+        """Release a grant that nobody has in hand. An orphan's ttl runs out: whoever dropped it may still be working."""
         with self.mutex:
             if hold.state != HELD:
                 return
@@ -247,8 +211,7 @@ class Session:
                 if self.held.get(hold.key) is hold:
                     del self.held[hold.key]
                 return
-            hold.state = RELEASED
-            hold.min_until = 0.0
+            hold.state = LOST  # a min_hold is not for a grant that nobody used
             if not self.closed:
                 self._end(hold, self.clock.now())
         self.lane.start()
@@ -266,9 +229,10 @@ class Session:
         self.lane.start()
         for listener in listeners or ():
             listener()
-        if hold.on_lost is not None:
+        on_lost = hold.terms.on_lost
+        if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.
-            self.clock.spawn("dibs-on-lost", hold.on_lost)  # type: ignore[arg-type]
+            self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
 
     def is_held(self, hold: Hold) -> bool:
         """Whether the holder may still believe in it, decided by the clock alone."""
@@ -305,7 +269,7 @@ class Session:
         with self.mutex:
             now = self.clock.now()
             wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
-            ask = Ask(Renew(hold.key, hold.claim_id, wanted, hold.slot), now + self.patience_s)
+            ask = Ask(Renew(hold.key, hold.claim_id, wanted, hold.granted.slot), now + self.patience_s)
             hold.generation += 1
             hold.trusted_until = min(hold.trusted_until, local_deadline(now, wanted, self.margin_s))
             self.lane.put(ask)
@@ -327,7 +291,7 @@ class Session:
                 if hold.generation == generation:
                     hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
                     hold.ttl = ttl
-                    hold.expires_at = outcome.expires_at
+                    hold.renewed_until = outcome.expires_at
                     if not self.renewer.forget(hold):
                         self.renewer.track(hold, ask.t0)
                 return True
@@ -383,4 +347,3 @@ class Session:
         """After ``close``: end the renewal lane and the claim lane once they are idle."""
         self.renewer.close()
         self.lane.close()
-

@@ -8,14 +8,14 @@ An exception at the waiting point (Ctrl-C, cancellation) is thrown into the step
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Optional, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dibs.lane import Ask
     from dibs.session import Session
 
 T = TypeVar("T")
-Steps = Generator[tuple["Session", "Ask", Optional[float]], bool, T]
+Steps = Generator[tuple["Session", "Ask", "float | None"], bool, T]
 
 
 def run(steps: Steps[T]) -> T:
@@ -25,7 +25,7 @@ def run(steps: Steps[T]) -> T:
         while True:
             try:
                 settled = session.wait(ask, timeout)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
                 session, ask, timeout = steps.throw(error)
             else:
                 session, ask, timeout = steps.send(settled)

@@ -71,7 +71,7 @@ class Release(NamedTuple):
     ticket: int | None = None
 
 
-Request = Union[Acquire, Renew, Release]
+Request = Union[Acquire, Renew, Release]  # noqa: UP007 - evaluated at run time on Python 3.10
 
 
 class Granted(NamedTuple):
@@ -114,7 +114,7 @@ class Gone(NamedTuple):
 RELEASED = Released()
 GONE = Gone()
 
-Outcome = Union[Granted, Held, Renewed, Released, Gone]
+Outcome = Union[Granted, Held, Renewed, Released, Gone]  # noqa: UP007 - as above
 
 
 class StoredLease(NamedTuple):

@@ -1,9 +1,10 @@
 """How long a holder may believe in its lease: the one inequality that exclusion rests on.
 
-The store lets nobody else in before ``granted + ttl`` on its clock. The holder read ``t0`` on its own clock before the
-first byte of the first attempt left, so ``t0`` is before ``granted``. While it counts ``d`` seconds, the store counts at
-most ``d / (1 - DRIFT)``; hence trust that ends at ``t0 + ttl * (1 - DRIFT) - margin`` ends before the store's expiry. A
-renewal moves the end by the same formula with its own ``t0``; a time-out or an unknown result never moves it.
+The store lets nobody else in before ``granted + ttl`` on its clock. The holder read ``t0`` on its own clock before
+the first byte of the first attempt left, so ``t0`` is before ``granted``. While it counts ``d`` seconds, the store
+counts at most ``d / (1 - DRIFT)``; hence trust that ends at ``t0 + ttl * (1 - DRIFT) - margin`` ends before the
+store's expiry. A renewal moves the end by the same formula with its own ``t0``; a time-out or an unknown result
+never moves it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from dibs.clock import Bell, Clock
     from dibs.lane import Lane
-    from dibs.store import Granted, Store, Watch
+    from dibs.session import Session
+    from dibs.store import Store, Watch
+    from dibs.terms import Terms
 
 # A waiter asks again after a random time between these two, unless it has a reason to ask before.
 POLL_MIN_S = 0.7
@@ -50,41 +52,36 @@ IDLE_S = 10.0
 class AcquireAsk(Ask):
     """One caller's wish for a name, until it is granted, refused or withdrawn."""
 
-    __slots__ = ("blocking", "grant", "heard", "seen", "started_at", "wake_at", "waiting")
+    wake_at = 0.0
+    #: The latest Held it was told.
+    seen: Held | None = None
+    #: The store has answered at least once.
+    heard = False
 
     def __init__(
-        self,
-        request: Acquire,
-        give_up_at: float,
-        started_at: float,
-        blocking: bool,
-        waiting: Waiting,
-        grant: Callable[[AcquireAsk, Granted], None],
+        self, request: Acquire, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
     ) -> None:
-        super().__init__(request, give_up_at)
-        self.blocking = blocking
+        self.request = request
+        self.give_up_at = give_up_at
         self.started_at = started_at
-        self.wake_at = 0.0
-        #: The latest Held it was told.
-        self.seen: Held | None = None
-        #: The store has answered at least once.
-        self.heard = False
-        self.waiting = waiting
-        self.grant = grant
+        self.terms = terms
+        self.owner = owner
+        self.blocking = request.wake is not None
+        self._session = session
 
     def received(self, outcome: object) -> None:
         self.heard = True
         if type(outcome) is Held:
             self.seen = outcome
             if self.blocking:
-                self.waiting.fall_asleep(self, outcome)
+                self._session.waiting.fall_asleep(self, outcome)
             else:
                 self.settle(outcome)
         elif not self.dropped:
-            self.grant(self, outcome)  # type: ignore[arg-type]
+            self._session.granted(self, outcome)  # type: ignore[arg-type]
 
     def failed(self, error: BaseException) -> None:
-        self.waiting.leave(self)
+        self._session.waiting.leave(self)
         self.settle(None, error)
 
 
@@ -226,7 +223,7 @@ class Waiting:
                     watchable = watch is not None
                     with self._mutex:  # what happened before the watch was open was not told: ask once more
                         due = self._collect(now, names)
-                except Exception:  # hints only: without them everybody polls, and the next look tries again
+                except Exception:  # noqa: BLE001 - hints only: without them everybody polls, and the next look tries again
                     watch_at = now + WATCH_RETRY_S
                 if due:
                     self._lane.drive(due[-1])
@@ -235,7 +232,7 @@ class Waiting:
             if watch is not None and names:
                 try:
                     changed = watch.changed(names)
-                except Exception:
+                except Exception:  # noqa: BLE001 - as above
                     _close(watch)
                     watch, watch_at = None, self._clock.now() + WATCH_RETRY_S
                     continue
@@ -277,5 +274,5 @@ class Waiting:
 def _close(thing: Store | Watch) -> None:
     try:
         thing.close()
-    except Exception:  # a hint source that cannot even be closed is no loss
+    except Exception:  # noqa: BLE001 - a hint source that cannot even be closed is no loss
         pass

@@ -28,6 +28,7 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoredLease,
+    Watch,
 )
 
 if TYPE_CHECKING:
@@ -91,10 +92,12 @@ class Shelf:
 
 
 class MemoryStore:
-    capabilities = CAPABILITIES
-
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         shelf = self._shelf
@@ -157,7 +160,7 @@ class MemoryStore:
     def check(self, deadline: Deadline) -> list[Finding]:
         return [Finding("durable", False, "leases end with this process: use sqlite:// for one machine")]
 
-    def watch(self, address: str, deadline: Deadline) -> MemoryWatch:
+    def watch(self, address: str, deadline: Deadline) -> Watch:
         return MemoryWatch(self._shelf)
 
     def close(self) -> None:
@@ -256,13 +259,13 @@ def _leave_line(shelf: Shelf, name: str, ticket: int, *, and_before: bool = Fals
 class MemoryWatch:
     """Looks at the shelf's change counter; every act counts as a change of every name."""
 
-    interval_s = 0.001
+    interval_s: float | None = 0.001
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._seen = shelf.changes
 
-    def fileno(self) -> None:
+    def fileno(self) -> int | None:
         return None
 
     def changed(self, names: Collection[str]) -> Collection[str]:

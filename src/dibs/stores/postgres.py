@@ -71,13 +71,14 @@ CAPABILITIES = Capabilities(
 SERVER_MIN = 120000
 # libpq's parameters that a URL may carry through to it.
 _LIBPQ_OPTIONS = frozenset(
-    "sslmode sslcert sslkey sslpassword sslrootcert sslcrl sslcrldir sslsni sslnegotiation channel_binding "
-    "gssencmode krbsrvname require_auth target_session_attrs load_balance_hosts application_name options "
-    "keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout passfile service host port "
-    "hostaddr connect_timeout requiressl".split()
+    (
+        "sslmode sslcert sslkey sslpassword sslrootcert sslcrl sslcrldir sslsni sslnegotiation channel_binding "
+        "gssencmode krbsrvname require_auth target_session_attrs load_balance_hosts application_name options "
+        "keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout passfile service host port "
+        "hostaddr connect_timeout"
+    ).split()  # noqa: SIM905 - a list of words reads better than a list of literals
 )
 
-_INT8 = Struct("!q").unpack
 _FLOAT8 = Struct("!d").unpack
 # PostgreSQL counts microseconds from 2000-01-01.
 _EPOCH_S = 946684800.0
@@ -139,7 +140,7 @@ class PostgresStore:
 
     def _durable(self) -> bool:
         facts = self._facts
-        return facts["fsync"] == "on" and facts["synchronous_commit"] != "off"
+        return bool(facts["fsync"] == "on" and facts["synchronous_commit"] != "off")
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -156,31 +157,41 @@ class PostgresStore:
             rows: list[Any] = acquires if kind is Acquire else renewals if kind is Renew else releases
             rows.append((request[0], index, request))
         # A name is released before it is acquired, whatever the order asked for: nothing else makes sense of a vector.
-        for rows, act in ((releases, self._release), (renewals, self._renew), (acquires, self._acquire)):
-            if rows:
-                if len(rows) > 1:
-                    rows.sort(key=itemgetter(0))
-                act(rows, outcomes, deadline)  # type: ignore[operator]
+        by_name = itemgetter(0)
+        if releases:
+            self._release(sorted(releases, key=by_name), outcomes, deadline)
+        if renewals:
+            self._renew(sorted(renewals, key=by_name), outcomes, deadline)
+        if acquires:
+            acquires.sort(key=by_name)
+            refused = self._acquire(acquires, outcomes, deadline)
+            # Asked again at once: who has just lined up (a release in between had nobody to tell), and who met
+            # another who made the same row. Whatever is told then is told to the caller.
+            again = self._enter(refused, outcomes, deadline) if refused else []
+            refused = self._acquire(again, outcomes, deadline) if again else []
+            if refused and any(outcomes[index].fencing_token == 0 for _, index, _ in refused):
+                self._enter(refused, outcomes, deadline)
         return outcomes
 
     def _acquire(
-        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline, rounds: int = 2
-    ) -> None:
-        requests = [row[2] for row in rows]
-        columns = _acquire_columns(requests)
-        result = self._run(self._sql["ACQUIRE"], columns, deadline)
+        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline
+    ) -> list[tuple[str, int, Acquire]]:
+        """Grant what can be granted; return the rest."""
+        result = self._run(self._sql["ACQUIRE"], _acquire_columns([row[2] for row in rows]), deadline)
         get = result.get_value
+        granted = set()
         for r in range(result.ntuples):
-            index = rows[_int(get(r, 0)) - 1][1]
-            outcomes[index] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
-        if result.ntuples < len(rows):
-            left = [row for row in rows if outcomes[row[1]] is GONE]
-            self._enter(left, outcomes, deadline, rounds)
+            place = _int(get(r, 0)) - 1
+            granted.add(place)
+            outcomes[rows[place][1]] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
+        if len(granted) == len(rows):
+            return []
+        return [row for place, row in enumerate(rows) if place not in granted]
 
     def _enter(
-        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline, rounds: int
-    ) -> None:
-        """Answer for what was not granted; ask once more for whom a second look is worth it."""
+        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline
+    ) -> list[tuple[str, int, Acquire]]:
+        """Make missing rows, line up who wants to wait, say who holds the rest; return whom to ask for once more."""
         requests = [row[2] for row in rows]
         columns = (*_acquire_columns(requests), _texts([r.wake and "dibs_" + r.wake for r in requests]))
         result = self._run(self._sql["ENTER"], columns, deadline)
@@ -188,51 +199,24 @@ class PostgresStore:
         again: list[tuple[str, int, Acquire]] = []
         for r in range(result.ntuples):
             name, index, request = rows[_int(get(r, 0)) - 1]
-            made = get(r, 1)
+            made, found, place = get(r, 1), get(r, 4), get(r, 8)
             if made is not None:
                 outcomes[index] = Granted(_int(made), _instant(get(r, 2)))
-                continue
-            found = get(r, 4)
-            if found is None:  # somebody else made the row at the same moment
+            elif found is None:  # somebody else made the row at the same moment
                 outcomes[index] = Held(None, 0, 0.0, 0.0)
                 again.append((name, index, request))
-                continue
-            free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
-            left = float(_FLOAT8(get(r, 7))[0])
-            ticket = get(r, 8)
-            place = None if ticket is None else _int(ticket)
-            holder = get(r, 3)
-            if free:
-                kept_for = left + LINE_GRACE_S
-                free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
             else:
-                free_in = left
-            outcomes[index] = Held(
-                None if free or holder is None else holder.decode(),
-                _int(found),
-                _instant(get(r, 2)),
-                free_in,
-                place,
-                ahead,
-            )
-            # Whoever has just lined up looks once more: a release in between had nobody to tell.
-            if (free and not ahead) or (place is not None and request.ticket is None):
-                again.append((name, index, request._replace(ticket=place)))
-        if again and rounds > 1:
-            told = {index: outcomes[index] for _, index, _ in again}
-            for _, index, _ in again:
-                outcomes[index] = GONE
-            if rounds > 1:
-                again.sort(key=itemgetter(0))
-                retried = [row[2] for row in again]
-                result = self._run(self._sql["ACQUIRE"], _acquire_columns(retried), deadline)
-                get = result.get_value
-                for r in range(result.ntuples):
-                    index = again[_int(get(r, 0)) - 1][1]
-                    outcomes[index] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
-            for _, index, _ in again:
-                if outcomes[index] is GONE:
-                    outcomes[index] = told[index]
+                ticket = None if place is None else _int(place)
+                free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
+                free_in = float(_FLOAT8(get(r, 7) or b"")[0])
+                if free:
+                    kept_for = free_in + LINE_GRACE_S
+                    free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
+                holder = None if free else _text(get(r, 3))
+                outcomes[index] = Held(holder, _int(found), _instant(get(r, 2)), free_in, ticket, ahead)
+                if (free and not ahead) or (ticket is not None and request.ticket is None):
+                    again.append((name, index, request._replace(ticket=ticket)))
+        return again
 
     def _renew(self, rows: list[tuple[str, int, Renew]], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]
@@ -461,7 +445,9 @@ class PostgresStore:
             pg = connection.pgconn
             if pg.server_version < SERVER_MIN:
                 raise Unsupported("dibs needs PostgreSQL 12 or later")
-            pid, encoding, fsync, pages, commit, recovery, read_only = connection.execute(_FACTS).fetchone() or ()
+            facts = connection.execute(_FACTS).fetchone()
+            assert facts is not None
+            pid, encoding, fsync, pages, commit, recovery, read_only = facts
             self._pooled = pid != pg.backend_pid
             if encoding != "UTF8":
                 raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")

@@ -67,7 +67,7 @@ SELECT i, fencing_token, acquired_at FROM granted
 
 # What ACQUIRE did not grant: make the rows of new names, put waiters in line, and say who holds the rest. The floor is
 # locked against purge, which would otherwise raise it between the reading here and the new row.
-ENTER = f"""\
+ENTER = """\
 WITH asked AS (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[], $6::bigint[], $7::text[])
@@ -75,24 +75,25 @@ WITH asked AS (
 ), seen AS (
     SELECT a.*, l.fencing_token, l.holder AS held_by, l.acquired_at, l.expires_at,
         l.claim_id IS NULL OR l.expires_at <= clock_timestamp() AS free,
-        EXISTS (SELECT FROM {{line}} AS w
-                WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)) AS ahead
-    FROM asked AS a LEFT JOIN {{lease}} AS l ON l.name = a.name AND l.slot = 1
+        EXISTS (SELECT FROM {line} AS w
+                WHERE w.name = a.name AND w.claim_id <> a.claim_id
+                  AND (a.ticket IS NULL OR w.ticket < a.ticket)) AS ahead
+    FROM asked AS a LEFT JOIN {lease} AS l ON l.name = a.name AND l.slot = 1
 ), made AS (
-    INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
+    INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
     SELECT s.name, 1, s.claim_id, s.holder,
-        (SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR SHARE) + 1,
+        (SELECT value FROM {meta} WHERE key = 'token_floor' FOR SHARE) + 1,
         clock_timestamp(), clock_timestamp() + s.ttl * interval '1 second', s.info
     FROM seen AS s WHERE s.fencing_token IS NULL ORDER BY s.name
     ON CONFLICT DO NOTHING
     RETURNING claim_id, fencing_token, acquired_at
 ), entered AS (
-    INSERT INTO {{line}} (name, claim_id, wake, seen_at)
+    INSERT INTO {line} (name, claim_id, wake, seen_at)
     SELECT s.name, s.claim_id, s.wake, clock_timestamp()
     FROM seen AS s WHERE s.fencing_token IS NOT NULL AND s.wake IS NOT NULL AND s.ticket IS NULL ORDER BY s.i
     RETURNING claim_id, ticket
 ), still_there AS (
-    INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at)
+    INSERT INTO {line} (name, ticket, claim_id, wake, seen_at)
     SELECT s.name, s.ticket, s.claim_id, s.wake, clock_timestamp()
     FROM seen AS s WHERE s.free AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at

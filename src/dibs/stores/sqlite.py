@@ -39,6 +39,7 @@ from dibs.store import (
     StoreAddress,
     StoreBusy,
     StoredLease,
+    Watch,
 )
 from dibs.stores.identifiers import quoted_table
 
@@ -65,7 +66,9 @@ TOKENS_PER_BOOT = 2**40
 SQLITE_MIN = (3, 31, 0)
 # Other kinds of shared file systems exist; these are the ones whose locks are known not to hold between machines.
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs fuse.sshfs fuse.glusterfs".split()
+    (
+        "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs fuse.sshfs fuse.glusterfs"
+    ).split()  # noqa: SIM905 - a list of words reads better than a list of literals
 )
 
 _SCHEMA = """\
@@ -113,8 +116,6 @@ _BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 5, 6, 3,
 
 
 class SQLiteStore:
-    capabilities = CAPABILITIES
-
     def __init__(self, path: str, table: str, private: bool) -> None:
         self._path = path
         self._private = private
@@ -122,6 +123,7 @@ class SQLiteStore:
         self._file: tuple[int, int] = (0, 0)
         self._boot = 0
         self._floor = 0
+        self._meta_table = table + "_meta"
         names = {
             "lease": quoted_table(table),
             "line": quoted_table(table + "_line"),
@@ -130,6 +132,10 @@ class SQLiteStore:
         }
         self._schema = _SCHEMA.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -160,8 +166,7 @@ class SQLiteStore:
         name, claim_id = request.name, request.claim_id
         row = db.execute(self._sql["read"], (name,)).fetchone()
         if row is None:
-            held_by, token, holder, granted_wall, free_at, in_line = None, self._floor, None, 0.0, float("-inf"), None
-            in_line = db.execute(self._sql["in_line"], (name,)).fetchone()
+            held_by, token, holder, granted_wall, free_at, in_line = None, self._floor, None, 0.0, float("-inf"), False
         else:
             held_by, token, holder, boot, granted_wall, free_at, in_line = row
             if boot != self._boot:
@@ -176,12 +181,32 @@ class SQLiteStore:
             if row is None:
                 db.execute(
                     self._sql["insert"],
-                    (name, claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info),
+                    (
+                        name,
+                        claim_id,
+                        request.holder,
+                        token,
+                        self._boot,
+                        granted_wall,
+                        now,
+                        now + request.ttl,
+                        request.info,
+                    ),
                 )
             else:
                 db.execute(
                     self._sql["grant"],
-                    (claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info, name),
+                    (
+                        claim_id,
+                        request.holder,
+                        token,
+                        self._boot,
+                        granted_wall,
+                        now,
+                        now + request.ttl,
+                        request.info,
+                        name,
+                    ),
                 )
             if in_line:
                 db.execute(self._sql["leave_until"], (name, ticket))
@@ -249,6 +274,7 @@ class SQLiteStore:
         try:
             db.execute("BEGIN IMMEDIATE")
             (highest,) = db.execute(self._sql["purge_floor"], (self._boot, before)).fetchone()
+            db.execute(self._sql["purge_line"], (self._boot, before))
             purged = db.execute(self._sql["purge"], (self._boot, before)).rowcount
             if purged:
                 # In the same transaction as the deletion, so neither can be lost without the other.
@@ -342,8 +368,8 @@ class SQLiteStore:
         file_system = _file_system(self._path)
         if file_system in NETWORK_FILE_SYSTEMS:
             raise Unsupported(
-                f"{self._path!r} lies on a network file system ({file_system}), where SQLite's locks do not hold between "
-                "machines; use a local file, or a database server for more than one machine"
+                f"{self._path!r} lies on a network file system ({file_system}), where SQLite's locks do not hold "
+                "between machines; use a local file, or a database server for more than one machine"
             )
         this_boot = boot_id()
         if this_boot is None:
@@ -351,10 +377,7 @@ class SQLiteStore:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA busy_timeout=0")
         known = db.execute(
-            "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?"
-            if sqlite3.sqlite_version_info >= (3, 33)
-            else "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?",
-            (self._sql["meta_name"].strip('"').replace('""', '"'),),
+            "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (self._meta_table,)
         ).fetchone()[0]
         if not known or self._meta(db, "boot_id") != this_boot:
             self._begin_boot(db, this_boot, moved_here)
@@ -379,8 +402,8 @@ class SQLiteStore:
                 here, there = _machine_id(), self._meta(db, "machine_id")
                 if here and there and here != there and not moved_here:
                     raise SetupRequired(
-                        f"{self._path!r} was last used on another machine. Two machines cannot share an SQLite file: use a "
-                        "database server for that. If the file has moved here for good, run `dibs setup` once"
+                        f"{self._path!r} was last used on another machine. Two machines cannot share an SQLite file: use "
+                        "a database server for that. If the file has moved here for good, run `dibs setup` once"
                     )
                 boot, floor = 0, 0
                 if last_boot is not None:
@@ -443,7 +466,7 @@ class SQLiteStore:
         self.close()
         return StoreUnavailable(text, maybe_applied=False)
 
-    def watch(self, address: str, deadline: Deadline) -> SQLiteWatch:
+    def watch(self, address: str, deadline: Deadline) -> Watch:
         return SQLiteWatch(self, address)
 
     def close(self) -> None:
@@ -466,7 +489,7 @@ class SQLiteWatch:
     def _version(self) -> int:
         return int(self._store._open().execute("PRAGMA data_version").fetchone()[0])
 
-    def fileno(self) -> None:
+    def fileno(self) -> int | None:
         return None
 
     def changed(self, names: Collection[str]) -> Collection[str]:
@@ -489,12 +512,10 @@ class SQLiteWatch:
 
 
 _STATEMENTS = {
-    "meta_name": "{meta}",
     "read": (
         "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot,"
         " EXISTS (SELECT 1 FROM {line} WHERE name = ?1) FROM {lease} WHERE name = ?1 AND slot = 1"
     ),
-    "in_line": "SELECT 1 FROM {line} WHERE name = ? LIMIT 1",
     "insert": (
         "INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
         " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -539,6 +560,7 @@ _STATEMENTS = {
         " AND fencing_token = :token AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now"
     ),
     "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
+    "purge_line": ("DELETE FROM {line} WHERE name IN (SELECT name FROM {lease} WHERE boot <> ? OR expires_boot <= ?)"),
     "purge": "DELETE FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
     "get_meta": "SELECT value FROM {meta} WHERE key = ?",
     "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
@@ -577,7 +599,9 @@ def default_path() -> str:
     state = os.environ.get("XDG_STATE_HOME")
     if not state or not os.path.isabs(state):
         on_mac = os.uname().sysname == "Darwin"
-        state = os.path.join(home, "Library", "Application Support") if on_mac else os.path.join(home, ".local", "state")
+        state = (
+            os.path.join(home, "Library", "Application Support") if on_mac else os.path.join(home, ".local", "state")
+        )
     return os.path.join(state, "dibs", "dibs.db")
 
 
