@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from benchmarks import report
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
+from benchmarks.postgres import pg_10m, pg_async, pg_lone, pg_renew, pg_threads
 from benchmarks.sqlite import sqlite_async, sqlite_lone
 from benchmarks.start import run_start
 
@@ -40,11 +41,15 @@ WORKS: dict[str, Callable[[Bench], None]] = {
 
 def main() -> int:
     """Run the works that were asked for; 0 when all could be run, whatever their figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="dibs beside the raw driver and its peers")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="dibs beside the raw driver and its peers"
+    )
     parser.add_argument("--list", action="store_true", help="say what each work measures, and run nothing")
     parser.add_argument("--only", metavar="PATTERN", help="the works whose name contains this, or matches it (pg-*)")
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them, a smaller large table")
-    parser.add_argument("--runs", type=_rounds, metavar="N", help=f"rounds (default {ROUNDS_DEFAULT}, quick {ROUNDS_MIN})")
+    parser.add_argument(
+        "--runs", type=_rounds, metavar="N", help=f"rounds (default {ROUNDS_DEFAULT}, quick {ROUNDS_MIN})"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there, too")
     arguments = parser.parse_args()
 
@@ -76,7 +81,7 @@ def main() -> int:
             bench.begin(name)
             try:
                 work(bench)
-            except Exception as error:  # the other works' figures are worth having all the same
+            except Exception as error:  # noqa: BLE001 - the other works' figures are worth having all the same
                 bench.clear_progress()
                 traceback.print_exc()
                 failed[name] = f"{type(error).__name__}: {error}"

@@ -29,11 +29,13 @@ def pg_handover(bench: Bench) -> None:
     """Hand-over between two processes on PostgreSQL, in ms.
 
     dibs: ``lock.acquire()`` without a limit, ``lock.release()``. The peer: ``SELECT pg_advisory_lock(1)`` and
-    ``pg_advisory_unlock(1)``, prepared, on a psycopg connection each; its waiters sleep inside the server, and its locks
-    have no expiry, no token, and end with the connection.
+    ``pg_advisory_unlock(1)``, prepared, on a psycopg connection each; its waiters sleep inside the server, and its
+    locks have no expiry, no token, and end with the connection.
     """
     with bench.database() as url:
-        _race(bench, {"dibs": (dibs_lock, url), "pg_advisory_lock": (AdvisoryLock, url)}, Target(2.5, "pg_advisory_lock"))
+        _race(
+            bench, {"dibs": (dibs_lock, url), "pg_advisory_lock": (AdvisoryLock, url)}, Target(2.5, "pg_advisory_lock")
+        )
 
 
 def sqlite_handover(bench: Bench) -> None:
@@ -143,9 +145,12 @@ def _process(kind: Callable[[str], Any], where: str, commands: Connection) -> No
             else:
                 answer = time.clock_gettime(time.CLOCK_MONOTONIC)
                 lock.release()
-        except Exception as error:  # told to the first process, which stops the work
+        except Exception as error:  # noqa: BLE001 - told to the first process, which stops the work
             answer = repr(error)
-        commands.send(answer)
+        try:
+            commands.send(answer)
+        except BrokenPipeError:
+            return
 
 
 # What the other processes lock with: each has ``acquire`` and ``release``.

@@ -45,6 +45,7 @@ def machine(folder: Path) -> dict[str, str]:
         "SQLite": sqlite3.sqlite_version,
         "processor": f"{os.cpu_count()} × {_processor()}",
         "system": f"{platform.system()} {platform.release()}",
+        "load": f"{os.getloadavg()[0]:.2f} before the start (on an idle machine near 0)",
         "disk": f"{_file_system(folder)}; 8 KiB appended and made durable in {_sync_ms(folder):.2f} ms (median)",
     }
     facts["packages"] = ", ".join(f"{package} {_version(package)}" for package in PACKAGES)
@@ -69,7 +70,11 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     return f"commit {described.stdout.strip()}" if described.returncode == 0 else "no commit known"
 
@@ -85,7 +90,7 @@ def _processor() -> str:
 
 
 def _file_system(folder: Path) -> str:
-    shown = subprocess.run(["df", "--output=fstype", str(folder)], capture_output=True, text=True)
+    shown = subprocess.run(["df", "--output=fstype", str(folder)], check=False, capture_output=True, text=True)
     return shown.stdout.split()[-1] if shown.returncode == 0 else "unknown file system"
 
 
@@ -140,7 +145,9 @@ def _bound(target: Target, unit: Unit) -> str:
     return f"{sign} {target.bound:g} {unit.text if target.peer is None else '×'}"
 
 
-def as_json(facts: dict[str, str], arguments: dict[str, Any], races: list[Race], failed: dict[str, str]) -> dict[str, Any]:
+def as_json(
+    facts: dict[str, str], arguments: dict[str, Any], races: list[Race], failed: dict[str, str]
+) -> dict[str, Any]:
     """Everything that was seen, each sample included."""
     return {
         "machine": facts,

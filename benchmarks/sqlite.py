@@ -6,11 +6,13 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import time
+from typing import Any
 
 import dibs
-from benchmarks.harness import PAIRS_PER_S, Bench, Target, lone_thread
+from benchmarks.harness import PAIRS_PER_S, Bench, Round, Target, lone_thread
 from benchmarks.tasks import event_loop, many_tasks
 
 NAMES = 100
@@ -40,7 +42,7 @@ def sqlite_lone(bench: Bench) -> None:
         cache = diskcache.Cache(folder / "diskcache", eviction_policy="none")
         bare = BareSQLite(folder / "bare.db", names)
 
-        makers: dict[str, Callable[[str], object]] = {
+        makers: dict[str, Callable[[str], Any]] = {
             "dibs": client.lock,
             "filelock": lambda name: filelock.FileLock(folder / f"{name}.filelock"),
             "fasteners": lambda name: fasteners.InterProcessLock(folder / f"{name}.fasteners"),
@@ -48,35 +50,35 @@ def sqlite_lone(bench: Bench) -> None:
             "diskcache": lambda name: diskcache.Lock(cache, name, expire=30),
         }
 
-        def kept(make):
+        def kept(make: Callable[[str], Any]) -> Round:
             lock = make(names[0])
 
             def pair(_name: str) -> None:
                 with lock:
                     pass
 
-            return lambda: lone_thread(pair, names[:1], seconds)
+            return partial(lone_thread, pair, names[:1], seconds)
 
-        def made_anew(make):
+        def made_anew(make: Callable[[str], Any]) -> Round:
             def pair(name: str) -> None:
                 with make(name):
                     pass
 
-            return lambda: lone_thread(pair, names, seconds)
+            return partial(lone_thread, pair, names, seconds)
 
         try:
             bench.race(
                 "one lock object",
                 PAIRS_PER_S,
                 {who: kept(make) for who, make in makers.items()}
-                | {"bare SQLite": lambda: lone_thread(bare.pair, names[:1], seconds)},
+                | {"bare SQLite": partial(lone_thread, bare.pair, names[:1], seconds)},
                 targets,
             )
             bench.race(
                 "100 names, an object for each use",
                 PAIRS_PER_S,
                 {who: made_anew(make) for who, make in makers.items()}
-                | {"bare SQLite": lambda: lone_thread(bare.pair, names, seconds)},
+                | {"bare SQLite": partial(lone_thread, bare.pair, names, seconds)},
                 targets,
             )
         finally:

@@ -35,6 +35,4 @@ def run_start(bench: Bench) -> None:
         }
         if shutil.which("flock"):
             contestants["flock"] = lambda: start("flock", str(folder / "flock"), "true")
-        bench.race(
-            "whole process", MS, contestants, [Target(4.0, "python -c pass")], rounds=max(STARTS, bench.rounds)
-        )
+        bench.race("whole process", MS, contestants, [Target(4.0, "python -c pass")], rounds=max(STARTS, bench.rounds))

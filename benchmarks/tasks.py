@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +20,31 @@ class Run(Protocol):
 
 @contextmanager
 def event_loop() -> Iterator[Run]:
-    """An event loop of asyncio's own kind; on the way out, also by Ctrl-C, what still runs in it is cancelled."""
+    """An event loop of asyncio's own kind; on the way out what still runs in it is cancelled.
+
+    Ctrl-C cancels the coroutine that is being run, and comes out of ``run`` as KeyboardInterrupt when it has ended:
+    raised in the middle of the loop, it would break what cleans up (asyncio.Runner does the same, from Python 3.11).
+    """
     loop = asyncio.new_event_loop()
+
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        task = loop.create_task(coroutine)
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
     try:
-        yield loop.run_until_complete
+        yield run
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

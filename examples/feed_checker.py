@@ -31,7 +31,7 @@ except ImportError:
 
 
 class Entry(NamedTuple):
-    id: str
+    key: str
     title: str
 
 
@@ -44,8 +44,8 @@ def read_feed(feed: str) -> list[Entry]:
         content = Path(feed).read_bytes()
     entries = {}
     for found in reversed(feedparser.parse(io.BytesIO(content)).entries):  # feeds put the newest first
-        id = found.get("id") or found.get("link") or found.get("title", "")  # not every entry has an id
-        entries[id] = Entry(id, found.get("title", id))
+        key = found.get("id") or found.get("link") or found.get("title", "")  # not every entry has an id
+        entries[key] = Entry(key, found.get("title", key))
     return list(entries.values())
 
 
@@ -103,7 +103,7 @@ def take_turn(lease: dibs.Lease, report: Report, args: argparse.Namespace) -> No
     """Report what is new, but only a few at a time, so that the others get their turn."""
     token = lease.fencing_token
     known = report.begin_turn(args.feed, token, args.worker)
-    new = [entry for entry in read_feed(args.feed) if entry.id not in known][: args.limit]
+    new = [entry for entry in read_feed(args.feed) if entry.key not in known][: args.limit]
     if new:
         say(args, token, "holds", f"the lock, {len(new)} to report")
     for entry in new:
@@ -117,7 +117,7 @@ def take_turn(lease: dibs.Lease, report: Report, args: argparse.Namespace) -> No
 
 def say(args: argparse.Namespace, token: int, event: str, detail: str) -> None:
     """A line for people, in columns that a program can take apart."""
-    print(f"worker {args.worker}\ttoken {token}\t{event}\t{detail}", flush=True)
+    print(f"worker {args.worker}", f"token {token}", event, " ".join(detail.split()), sep="\t", flush=True)
 
 
 def work(args: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup_postgres.sh: PostgreSQL's server programs (initdb, postgres), for the private servers of tests and benchmarks.
+# setup_postgres.sh: PostgreSQL's server programs (initdb, postgres) and the pooler PgBouncer, for the private servers
+# of tests and benchmarks.
 #
 # Programs that are there already are used, wherever tests/servers.py would find them. Otherwise Debian's package is
 # installed, without the cluster that it would create and start: nothing here needs a server that runs all the time.
@@ -18,14 +19,25 @@ have_postgres() {
     return 1
 }
 
-have_postgres && exit 0
-can_install ||
-    stop "PostgreSQL's server programs (initdb, postgres) are missing: install them, or run this as root or with sudo on Debian"
+have_pgbouncer() { [ -x /usr/sbin/pgbouncer ] || command -v pgbouncer >/dev/null; }
 
-say "installing Debian's PostgreSQL server (once, about 30 s)…"
+have_postgres && have_pgbouncer && exit 0
+can_install ||
+    stop "PostgreSQL's server programs (initdb, postgres) or pgbouncer are missing: install them, or run this as root or with sudo on Debian"
+
+say "installing Debian's PostgreSQL server and PgBouncer (once, about 30 s)…"
 drop_in=/etc/postgresql-common/createcluster.d/dibs-no-cluster.conf
+policy=/usr/sbin/policy-rc.d
 as_root mkdir -p "$(dirname "$drop_in")"
-trap 'as_root rm -f "$drop_in"' EXIT
+made_policy=
+trap 'as_root rm -f "$drop_in" $made_policy' EXIT
 printf '%s\n' "create_main_cluster = false" | as_root tee "$drop_in" >/dev/null
-apt_install postgresql || stop "Debian's package postgresql could not be installed; apt's words are above"
+if [ ! -e "$policy" ]; then
+    # Debian's way to install a service without starting it.
+    made_policy=$policy
+    printf '%s\n' '#!/bin/sh' 'exit 101' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+fi
+have_postgres || apt_install postgresql || stop "Debian's package postgresql could not be installed; apt's words are above"
 have_postgres || stop "the package postgresql was installed, but brought no initdb and postgres to /usr/lib/postgresql/*/bin"
+have_pgbouncer || apt_install pgbouncer || stop "Debian's package pgbouncer could not be installed; apt's words are above"

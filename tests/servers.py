@@ -436,6 +436,44 @@ class PostgresServer:
             return False
 
 
+class PgBouncer:
+    """A connection pooler in transaction mode in front of a PostgresServer, as found in production."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+        if not os.path.exists(program):
+            raise ServerUnavailable("pgbouncer is missing: scripts/setup_postgres.sh installs it")
+        self.process = ServerProcess("PgBouncer")
+        self.port = free_port()
+        superuser, password = server.SUPERUSER, server._passwords[server.SUPERUSER]
+        users = self.process.folder / "users.txt"
+        users.write_text(f'"{superuser}" "{password}"\n')
+        users.chmod(0o644)
+        settings = self.process.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {self.port}\nauth_type = scram-sha-256\nauth_file = {users}\npool_mode = transaction\n"
+            "unix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
+        )
+        settings.chmod(0o644)
+        self.process.spawn([program, settings])
+
+    def url(self, database: str) -> str:
+        """The URL of a database of the server, through the pooler."""
+        return self._server.url(database).replace(f":{self._server.port}/", f":{self.port}/")
+
+    def close(self) -> None:
+        """End it."""
+        self.process.close()
+
+    def __enter__(self) -> PgBouncer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 # --- The guard ---
 
 

@@ -152,7 +152,9 @@ class Desk:
             for ask in releases:
                 yield session, ask, session.request_timeout_s
         finally:
-            session.shut()
+            ends = session.shut()
+        for ask in ends:
+            yield session, ask, session.request_timeout_s
 
     def _acting(self, act: Callable[[Store, Deadline], T]) -> Steps[T]:
         session = self.session()
@@ -237,7 +239,8 @@ def _close_at_exit(reference: weakref.ref[Session]) -> None:
         return
     for ask in session.close():
         session.wait(ask, session.request_timeout_s)
-    session.shut()
+    for ask in session.shut():
+        session.wait(ask, session.request_timeout_s)
 
 
 DEFAULTS: dict[str, Any] = {

@@ -143,6 +143,7 @@ class Lane:
         self._thread_alive = False
         self._bell: Bell | None = None
         self._closing = False
+        self._ended = Ask(None, float("inf"))
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -196,8 +197,8 @@ class Lane:
     def _somebody_serves(self) -> bool:
         return self._server is not None
 
-    def close(self) -> None:
-        """Refuse new asks; the connection is closed once what is queued has been served."""
+    def close(self) -> Ask:
+        """End the lane once what is queued has been served. Settled when its connection is closed."""
         with self._mutex:
             self._closing = True
             idle = self._server is None
@@ -209,6 +210,7 @@ class Lane:
                 self._server = None
                 if self._bell is not None:
                     self._bell.ring()
+        return self._ended
 
     # -- serving ------------------------------------------------------------------------------------------------
 
@@ -335,3 +337,4 @@ class Lane:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        self._ended.settle(None)

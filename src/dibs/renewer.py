@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dibs.clock import Deadline
 from dibs.errors import DibsError
 from dibs.hold import HELD, Hold
+from dibs.lane import Ask
 from dibs.store import Renew, Renewed, StoreBusy
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
@@ -67,6 +68,7 @@ class Renewer:
         self._bell: Bell | None = None
         self._store: Store | None = None
         self._closing = False
+        self._ended = Ask(None, FOREVER)
         self.failures = 0
 
     # -- called under the mutex ---------------------------------------------------------------------------------
@@ -129,12 +131,15 @@ class Renewer:
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the thread; what it looked after is the session's to give back first."""
+    def close(self) -> Ask:
+        """End the thread; what it looked after is the session's to give back first. Settled when it is over."""
         with self._mutex:
             self._closing = True
             if self._bell is not None:
                 self._bell.ring()
+                return self._ended
+        self._ended.settle(None)
+        return self._ended
 
     def poke(self) -> None:
         """Make the thread look around. Safe in ``__del__``: it takes no lock."""
@@ -166,6 +171,7 @@ class Renewer:
         if store is not None:
             store.close()
         bell.close()
+        self._ended.settle(None)
 
     def _collect(self, now: float) -> tuple[list[Hold], list[Hold], list[Hold]]:
         """Take out what is due: to renew, lost, and to give back because nobody can release it."""

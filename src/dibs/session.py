@@ -200,7 +200,7 @@ class Session:
         self.lane.start()
 
     def give_back(self, hold: Hold) -> None:
-        """Release a grant that nobody has in hand. An orphan's ttl runs out: whoever dropped it may still be working."""
+        """Release a grant that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
         with self.mutex:
             if hold.state != HELD:
                 return
@@ -339,11 +339,9 @@ class Session:
                     releases.append(give_back)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
-        self.waiting.close()
         self.lane.start()
         return releases
 
-    def shut(self) -> None:
-        """After ``close``: end the renewal lane and the claim lane once they are idle."""
-        self.renewer.close()
-        self.lane.close()
+    def shut(self) -> list[Ask]:
+        """After ``close``: end the threads and connections. Returns what to wait for until they are gone."""
+        return [self.waiting.close(), self.renewer.close(), self.lane.close()]

@@ -110,6 +110,7 @@ class Waiting:
         self._wake_at = float("-inf")
         self._bell: Bell | None = None
         self._closing = False
+        self._ended = Ask(None, float("inf"))
 
     # -- the line of this process (called under the mutex) --------------------------------------------------------
 
@@ -187,11 +188,15 @@ class Waiting:
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self) -> Ask:
+        """End the thread and its watch. Settled when they are over."""
         with self._mutex:
             self._closing = True
             if self._bell is not None:
                 self._bell.ring()
+                return self._ended
+        self._ended.settle(None)
+        return self._ended
 
     def _run(self, bell: Bell) -> None:
         store: Store | None = None
@@ -245,6 +250,8 @@ class Waiting:
             if thing is not None:
                 _close(thing)
         bell.close()
+        if self._closing:
+            self._ended.settle(None)
 
     def _look_pause(self, interval_s: float, now: float) -> float:
         """How long not to look: short for those who came just now, longer for those who are used to waiting."""

@@ -69,16 +69,6 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
 )
 SERVER_MIN = 120000
-# libpq's parameters that a URL may carry through to it.
-_LIBPQ_OPTIONS = frozenset(
-    (
-        "sslmode sslcert sslkey sslpassword sslrootcert sslcrl sslcrldir sslsni sslnegotiation channel_binding "
-        "gssencmode krbsrvname require_auth target_session_attrs load_balance_hosts application_name options "
-        "keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout passfile service host port "
-        "hostaddr connect_timeout"
-    ).split()  # noqa: SIM905 - a list of words reads better than a list of literals
-)
-
 _FLOAT8 = Struct("!d").unpack
 # PostgreSQL counts microseconds from 2000-01-01.
 _EPOCH_S = 946684800.0
@@ -590,7 +580,9 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     schema = options.pop("schema", "public")
     quoted_table(table)
     quoted_table(schema, "schema")
-    parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in _LIBPQ_OPTIONS}
+    # The rest may be parameters of the installed libpq; what is neither is reported by the caller.
+    libpq = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in libpq}
     parts.pop("connect_timeout", None)  # request_timeout is that
     hosts = url.netloc.rpartition("@")[2]
     if hosts:

@@ -68,7 +68,7 @@ SQLITE_MIN = (3, 31, 0)
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs fuse.sshfs fuse.glusterfs"
-    ).split()  # noqa: SIM905 - a list of words reads better than a list of literals
+    ).split()
 )
 
 _SCHEMA = """\
@@ -402,8 +402,8 @@ class SQLiteStore:
                 here, there = _machine_id(), self._meta(db, "machine_id")
                 if here and there and here != there and not moved_here:
                     raise SetupRequired(
-                        f"{self._path!r} was last used on another machine. Two machines cannot share an SQLite file: use "
-                        "a database server for that. If the file has moved here for good, run `dibs setup` once"
+                        f"{self._path!r} was last used on another machine. Two machines cannot share an SQLite file: "
+                        "use a database server for that. If the file has moved here for good, run `dibs setup` once"
                     )
                 boot, floor = 0, 0
                 if last_boot is not None:

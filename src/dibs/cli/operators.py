@@ -1,0 +1,295 @@
+"""What operators do by hand: ``ls``, ``show``, ``break``, ``purge``, ``setup`` and ``schema``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+
+if TYPE_CHECKING:
+    import argparse
+
+    from dibs.desk import LeaseRecord
+
+# -- what each is told -------------------------------------------------------------------------------------------------
+
+
+def _ls_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the leases in force: who holds what, since when, for how long still, and who waits."
+    parser.epilog = """\
+examples:
+  dibs ls                                       everything in the namespace "default"
+  dibs ls deploy/                               names that start with deploy/
+  dibs --namespace billing ls                   another namespace
+  dibs ls --json | jq -r '.[] | select(.waiting > 0) | .name'
+                                                the names somebody waits for
+
+"left" is the time after which the store lets others in unless the lease is renewed, as a live holder does.
+"""
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    _json_option(parser)
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show who holds NAME. Exits 1 when nobody does."
+    parser.epilog = """\
+examples:
+  dibs show nightly                             who holds it
+  dibs show nightly --json | jq .fencing_token  the token that `dibs break` asks for
+  dibs show nightly > /dev/null && echo busy    in a script; any code but 0 and 1 means that it is not known
+  dibs show -- --strange-name                   a name that looks like an option
+"""
+    parser.add_argument("name", metavar="NAME")
+    _json_option(parser)
+
+
+def _break_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Take the lease on NAME from its holder, whatever that is doing.
+
+It cannot be renewed any more. Its holder hears so at its next renewal (within a third of its ttl) and stops: `dibs run`
+ends its command and exits 76. The name is free for others when the lease would have expired, so the two never meet.
+
+With --now the name is free at once. The old holder may still believe in its lease, until its next renewal at the
+latest; for that long there may be two, and only what compares fencing tokens can tell them apart. Use it when you know
+that the holder is dead, or does no harm.
+
+Without --token it shows the holder and the command to type. The token makes sure that you break the lease you looked
+at, and not that of somebody who got the name since."""
+    parser.epilog = """\
+examples:
+  dibs break nightly                            look first: shows the holder and the command to type
+  dibs break nightly --token 42                 break that lease; the name is free at its expiry
+  dibs break nightly --token 42 --now           the same, and the name is free now
+  dibs break nightly --now --token "$(dibs show nightly --json | jq .fencing_token)"
+                                                whoever has it
+"""
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--token", type=int, metavar="N", help="the fencing token of the lease to break")
+    parser.add_argument("--now", action="store_true", help="free the name at once, although its holder may go on")
+
+
+def _purge_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Delete the rows of names that have been free for so long. Tidiness: leases end by themselves."
+    parser.epilog = """\
+examples:
+  dibs purge --older-than 30d                   what nobody has held for thirty days
+  dibs purge --older-than 0                     everything that is free now
+  5 4 * * 0  dibs purge --older-than 90d        in a crontab, where names are many (one per customer or file)
+  dibs --url sqlite:////var/lib/app/dibs.db purge --older-than 12h
+
+Fencing tokens go on rising for purged names too: the store keeps a floor under them.
+"""
+    parser.add_argument(
+        "--older-than", type=duration, metavar="T", required=True, help="how long a name must have been free, e.g. 30d"
+    )
+
+
+def _setup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Make the tables. Harmless when they exist, also when several do it at once."
+    parser.epilog = """\
+examples:
+  dibs setup                                    in the default store
+  dibs --url postgresql://owner@db/prod setup   once, as a role that may make tables; then run dibs as one that may not
+  dibs --url 'postgresql://owner@db/prod?schema=ops&table=locks' setup
+                                                under other names; the same options go into every URL
+  dibs schema | psql prod                       or let somebody else read and run the SQL
+
+It is needed only where the role that dibs runs as may not make tables (and when an SQLite file has moved to another
+machine); otherwise they are made at first use.
+"""
+
+
+def _schema_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the SQL that `dibs setup` would run. Nothing is connected to."
+    parser.epilog = """\
+examples:
+  dibs schema                                   for the default store
+  dibs --url postgresql://host/db schema        for PostgreSQL
+  dibs --url 'postgresql://host/db?schema=ops' schema > 0042_dibs.sql
+                                                into a migration
+  dibs schema | sqlite3 other.db                into another file
+"""
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+ARGUMENTS = {
+    "ls": _ls_arguments,
+    "show": _show_arguments,
+    "break": _break_arguments,
+    "purge": _purge_arguments,
+    "setup": _setup_arguments,
+    "schema": _schema_arguments,
+}
+
+# -- what each does ----------------------------------------------------------------------------------------------------
+
+
+def ls(args: argparse.Namespace) -> int:
+    """``dibs ls``."""
+    with connect(args) as client:
+        records = client.leases(args.prefix)
+    if args.json:
+        _print_json([_as_json(record) for record in records])
+    elif not records:
+        print(f"No leases on names that start with {args.prefix!r}." if args.prefix else "No leases.")
+    else:
+        from tabulate import tabulate
+
+        headers = ("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO")
+        rows = [
+            (
+                record.name,
+                record.slot,
+                _who(record.holder),
+                _since(record),
+                _seconds(record.expires_in),
+                record.fencing_token,
+                record.waiting or "",
+                "" if record.info is None else _json_text(record.info),
+            )
+            for record in records
+        ]
+        right = ("left", "right", "left", "left", "right", "right", "right", "left")
+        # A name is a name, also when it looks like a number.
+        print(tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=right))
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """``dibs show``."""
+    with connect(args) as client:
+        record = client.holder(args.name)
+    if args.json:
+        _print_json(None if record is None else _as_json(record))
+    elif record is None:
+        print(f"Nobody holds {args.name!r}.")
+    else:
+        _print_record(record)
+    return NOT_HELD if record is None else 0
+
+
+def break_(args: argparse.Namespace) -> int:
+    """``dibs break``."""
+    with connect(args) as client:
+        record = client.holder(args.name)
+        if args.token is None:
+            if record is None:
+                print(f"Nobody holds {args.name!r}.")
+                return NOT_HELD
+            _print_record(record)
+            print(f"\nTo break this lease, type:\n\n  {_break_command(args, record)}\n")
+            print("Its holder stops at its next renewal; the name is free when the lease would have expired.")
+            print("With --now it is free at once, and the old holder may still be at work (dibs break --help).")
+            raise CommandError(USAGE, "nothing was broken: --token is missing")
+        done = client.break_lease(args.name, fencing_token=args.token, now=args.now)
+    if not done:
+        if record is None or record.fencing_token == args.token:
+            raise CommandError(NOT_HELD, f"nothing was broken: nobody holds {args.name!r} any more")
+        raise CommandError(
+            NOT_HELD,
+            f"nothing was broken: {args.name!r} is held with token {record.fencing_token}, not {args.token} "
+            f"(by {_who(record.holder)} since {_since(record)})",
+        )
+    when = "now" if args.now or record is None else f"in {_seconds(record.expires_in)} at the latest"
+    print(f"Broke the lease on {args.name!r} with token {args.token}. The name is free {when}.")
+    return 0
+
+
+def purge(args: argparse.Namespace) -> int:
+    """``dibs purge``."""
+    with connect(args) as client:
+        purged = client.purge(args.older_than)
+    print(f"Purged {purged} {'name' if purged == 1 else 'names'}.")
+    return 0
+
+
+def setup(args: argparse.Namespace) -> int:
+    """``dibs setup``."""
+    with connect(args) as client:
+        client.setup()
+        print(f"Ready: {client._desk.address.shown}")
+    return 0
+
+
+def schema(args: argparse.Namespace) -> int:
+    """``dibs schema``."""
+    print(connect(args)._desk.address.open().schema().rstrip())
+    return 0
+
+
+# -- how it looks ------------------------------------------------------------------------------------------------------
+
+
+def _print_record(record: LeaseRecord) -> None:
+    print(f"name     {record.name}")
+    print(f"slot     {record.slot}")
+    print(f"holder   {_who(record.holder)}")
+    print(f"since    {_since(record)}")
+    print(f"left     {_seconds(record.expires_in)} unless renewed")
+    print(f"token    {record.fencing_token}")
+    print(f"waiting  {record.waiting}")
+    if record.info is not None:
+        print(f"info     {_json_text(record.info)}")
+
+
+def _who(holder: str) -> str:
+    """``host, pid 42`` from ``host/42/client``."""
+    host, _, rest = holder.partition("/")
+    pid, _, _client = rest.partition("/")
+    return f"{host}, pid {pid}" if pid else holder
+
+
+def _since(record: LeaseRecord) -> str:
+    return f"{record.acquired_at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _as_json(record: LeaseRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "slot": record.slot,
+        "holder": record.holder,
+        "fencing_token": record.fencing_token,
+        "acquired_at": record.acquired_at.isoformat(),
+        "expires_at": record.expires_at.isoformat(),
+        "expires_in": round(record.expires_in, 3),
+        "waiting": record.waiting,
+        "info": record.info,
+    }
+
+
+def _json_text(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    json.dump(value, sys.stdout, indent=2)
+    print()
+
+
+def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:
+    from shlex import quote
+
+    words = ["dibs"]
+    # A URL may hold a password; it is on the screen already, but need not stay there.
+    words += ["--url", "URL"] if args.url is not None else []
+    words += ["--namespace", quote(args.namespace)] if args.namespace is not None else []
+    words += ["break", "--token", str(record.fencing_token), quote(record.name)]
+    if record.name.startswith("-"):
+        words.insert(-1, "--")
+    return " ".join(words)

@@ -1,0 +1,97 @@
+"""The suite every store must pass, public and without a test framework: ``check_store``.
+
+Cases on the contract run on the store itself; cases on what users see run through both faces of a client, for threads
+and for tasks, from one table. A case for something that the store does not declare is left out, except where leaving
+it out would hide that it works after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from dibs.connecting import locate
+from dibs.store import StoreAddress
+from dibs.testing import client_cases, line_cases, store_cases
+from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
+from dibs.testing.faces import FACES, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from dibs.testing.case import Case
+
+# Imported for the cases they put into the tables.
+_MODULES = (store_cases, line_cases, client_cases)
+
+
+class Run(NamedTuple):
+    """A case on one face: "store", "threads" or "tasks"."""
+
+    face: str
+    case: Case
+
+    def on(self, address: StoreAddress) -> None:
+        """Run it; AssertionError names the case, the promise and what was seen."""
+        try:
+            if not self.case.promised(address.capabilities):
+                return
+            if self.face == "store":
+                bench = Bench(address)
+                try:
+                    self.case.run(bench)
+                finally:
+                    bench.close()
+            else:
+                asyncio.run(self._through_a_face(address))
+        except Exception as error:
+            seen = str(error) if isinstance(error, AssertionError) else repr(error)
+            raise AssertionError(
+                f"{self.case.name} ({self.face}, on {address.shown}) breaks {self.case.promise}. "
+                f"{self.case.sentence} But: {seen}"
+            ) from error
+
+    async def _through_a_face(self, address: StoreAddress) -> None:
+        face = FACES[self.face](Place(address))
+        try:
+            await self.case.run(face)
+        finally:
+            await face.close()
+
+
+def runs() -> Iterator[Run]:
+    """Everything there is to run."""
+    for case in STORE_CASES.cases.values():
+        yield Run("store", case)
+    for face in FACES:
+        for case in CLIENT_CASES.cases.values():
+            yield Run(face, case)
+
+
+def check_store(
+    where: str | StoreAddress | Callable[[], StoreAddress], *, only: Collection[str] | None = None
+) -> int:
+    """Run the conformance suite against a store; return how many cases were run.
+
+    where: a URL, a ``StoreAddress``, or a function that returns one. The store may be in use and keeps everything in
+    it, except that rows of free names are purged. only: names of cases; all by default.
+
+    Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen. Needs about
+    two minutes, and must not be called from a coroutine.
+    """
+    if isinstance(where, str):
+        address, _ = locate(where)
+    elif isinstance(where, StoreAddress):
+        address = where
+    else:
+        address = where()
+    known = {run.case.name for run in runs()}
+    unknown = set(only or ()) - known
+    if unknown:
+        raise ValueError(f"no such case: {', '.join(sorted(unknown))}")
+    count = 0
+    for run in runs():
+        if only is None or run.case.name in only:
+            run.on(address)
+            count += 1
+    return count

@@ -1,0 +1,412 @@
+"""What may not happen. The checker sees everything at once: every store act, every call, every lease by its own clock.
+
+It believes nobody: tokens and claims are what the store answered, but order, ownership and time are its own. A lease's
+trust is asked of the shipped ``Session.is_held`` after every step of the world, for processes that are paused, too.
+Promises are numbered as in ``docs/explanation/safety.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.hold import HELD, LOST, Hold
+from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed
+from dibs.waiting import AcquireAsk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.session import Session
+    from dibs.store import Outcome, Request
+    from tests.simulation.network import Call, Network
+    from tests.simulation.world import Process, World
+
+# A waiter's slowest poll, on the slowest clock; written here once more, so that a change of the code is noticed.
+POLL_S = 1.0 / 0.95
+# A claim lane that met faults pauses at most this long before it tries again.
+BACKOFF_S = 1.6
+# Messages and threads, on a good day.
+SLACK_S = 0.3
+# Without trouble a free name is taken by somebody who waits within this, also when those ahead in line are dead.
+TAKEN_WITHIN_S = 2.0 + POLL_S
+# Over leases are looked at in every such step.
+OVER_EVERY = 16
+
+
+class Tenure:
+    """A lease that a program was given, and what has become of it."""
+
+    __slots__ = (
+        "claim_id",
+        "dropped",
+        "given_at",
+        "hold",
+        "key",
+        "min_hold",
+        "over_at",
+        "process",
+        "release_called",
+        "released_at",
+        "session",
+        "told",
+    )
+
+    def __init__(self, process: Process, session: Session, hold: Hold, min_hold: float, told: list[float]) -> None:
+        self.process = process
+        self.session = session
+        self.hold = hold
+        self.key = hold.key
+        self.claim_id = hold.claim_id
+        self.min_hold = min_hold
+        self.given_at = process.world.now
+        #: When it was first seen not to be held.
+        self.over_at: float | None = None
+        self.release_called = False
+        self.released_at: float | None = None
+        #: Nobody has the Lease object any more.
+        self.dropped = False
+        #: When on_lost was called.
+        self.told = told
+
+
+class Claim:
+    """What the store and the network have seen of a claim id."""
+
+    __slots__ = (
+        "answered_at",
+        "broken_at_once",
+        "followed_up",
+        "given",
+        "granted",
+        "interrupted",
+        "late",
+        "process",
+        "refused",
+        "sent_after",
+        "token",
+        "withdrawn_at",
+    )
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.token = 0
+        #: It was granted by a call whose client was still there.
+        self.granted = False
+        #: An acquire of it was applied after its client had given up.
+        self.late = False
+        #: After the grant: it was given to a program, or another request about it was sent.
+        self.followed_up = False
+        self.given = False
+        #: When its process, by its own clock, had the answer to a call that would acquire it.
+        self.answered_at = 0.0
+        #: That answer was Held, and it had not lined up.
+        self.refused = False
+        #: An operator took it away without waiting for its trust to end.
+        self.broken_at_once = False
+        #: Its program was interrupted just as it was given: it was dropped, and its ttl runs out.
+        self.interrupted = False
+        self.withdrawn_at: float | None = None
+        #: Calls begun since then that would acquire it.
+        self.sent_after = 0
+
+
+class Attempt:
+    """A program's acquire under way."""
+
+    __slots__ = ("ask", "process", "since", "timeout")
+
+    def __init__(self, process: Process, timeout: float | None, since: float) -> None:
+        self.process = process
+        self.timeout = timeout
+        self.since = since
+        self.ask: AcquireAsk | None = None
+
+
+class Checker:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.network: Network | None = None
+        self.claims: dict[str, Claim] = {}
+        self.last_tokens: dict[str, int] = {}
+        #: The last claim granted each name; in the second, until its release.
+        self.last_claims: dict[str, str] = {}
+        self.holders: dict[str, str] = {}
+        #: Who waits at the store, in the order of arrival: claim ids.
+        self.lines: dict[str, list[str]] = {}
+        self.tenures: list[Tenure] = []
+        self.live: list[Tenure] = []
+        self.over: list[Tenure] = []
+        self.attempts: dict[object, Attempt] = {}
+        #: Nothing goes wrong in this world: promises that faults suspend are checked, too.
+        self.calm = False
+        #: Threads are never held up, so what is to be told is told on time.
+        self.prompt = False
+        #: Programs are interrupted.
+        self.interrupts = False
+        self.grants = 0
+        self._next_look = 0.0
+        world.observe = self.look
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    def applied(self, call: Call, request: Request, holder: str | None, outcome: Outcome) -> None:
+        """A request was tried. ``holder`` is the claim the row showed before."""
+        claim = self._claim(request.claim_id, call.process)
+        if isinstance(request, Acquire):
+            if type(outcome) is Granted:
+                self._granted(call, request, claim, holder, outcome)
+            elif type(outcome) is Held and request.wake is not None and claim.withdrawn_at is None:
+                line = self.lines.setdefault(request.name, [])
+                if request.claim_id not in line:
+                    line.append(request.claim_id)
+            return
+        if type(outcome) in (Renewed, Released):
+            current = self.holders.get(request.name)
+            if current != request.claim_id:
+                self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {current}")
+        if isinstance(request, Release):
+            if type(outcome) is Released:
+                self.holders.pop(request.name, None)
+        elif isinstance(request, Renew) and call.task_name == "dibs-renew" and type(outcome) is Renewed:
+            if not claim.given:
+                self.world.broken(f"P9 {request.claim_id} is renewed, but nobody was ever given it")
+            tenure = self._tenure(request.claim_id)
+            if tenure is not None and tenure.released_at is not None and not call.over:
+                self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
+
+    def _granted(self, call: Call, request: Acquire, claim: Claim, holder: str | None, outcome: Granted) -> None:
+        name, claim_id = request.name, request.claim_id
+        token = outcome.fencing_token
+        claim.late = claim.late or call.over
+        if self.holders.get(name) == claim_id and holder == claim_id:
+            if token != claim.token:
+                self.world.broken(f"P2 {claim_id} had token {claim.token} and is told {token}")
+            return
+        self.grants += 1
+        last = self.last_tokens.get(name, 0)
+        if token <= last:
+            self.world.broken(f"P2 token {token} is granted after token {last}")
+        self.last_tokens[name] = token
+        self.holders[name] = self.last_claims[name] = claim_id
+        claim.token = token
+        if not call.over:
+            claim.granted = True
+            claim.followed_up = False
+        for tenure in self.live:
+            if tenure.key == name and tenure.claim_id != claim_id and self._counts(tenure) and self._held(tenure):
+                self.world.broken(f"P5 the store grants {claim_id} while {tenure.claim_id} trusts its lease")
+        line = self.lines.get(name, [])
+        if claim_id in line:
+            ahead = line[: line.index(claim_id)]
+            del line[: len(ahead) + 1]
+        else:
+            ahead = line
+        if self.calm:
+            for other in ahead:
+                self.world.broken(f"P13 {claim_id} is granted before {other}, who came first")
+
+    def lease_broken(self, name: str, token: int, now: bool) -> None:
+        """An operator broke a lease; ``now`` takes the promise of exclusion away from it, as documented."""
+        self.holders.pop(name, None)
+        claim = self.claims[self.last_claims[name]]
+        if claim.token != token:
+            self.world.broken(f"P8 token {token} was to be broken, and {claim.token} was")
+        claim.broken_at_once = claim.broken_at_once or now
+
+    # -- the calls ------------------------------------------------------------------------------------------------
+
+    def sent(self, call: Call, requests: Sequence[Request]) -> None:
+        """A call begins."""
+        for request in requests:
+            claim = self._claim(request.claim_id, call.process)
+            if claim.granted:
+                claim.followed_up = True
+            if isinstance(request, Acquire):
+                if claim.withdrawn_at is not None:
+                    claim.sent_after += 1
+                    if claim.sent_after > 1:
+                        self.world.broken(f"P9 {request.claim_id} was withdrawn and is asked for again")
+                if claim.refused and not self.interrupts:
+                    self.world.broken(f"P11 {request.claim_id} was to ask once, was told Held, and asks again")
+            elif call.task_name == "dibs-renew":
+                tenure = self._tenure(request.claim_id)
+                if tenure is not None and tenure.released_at is not None:
+                    self.world.broken(f"P10 a renewal of {request.claim_id} is sent after its release returned")
+
+    def answered(self, call: Call) -> None:
+        """A call's answer is in its client's hands."""
+        if call.error is not None:
+            return
+        for request, outcome in zip(call.requests, call.answer):
+            if type(request) is Acquire:
+                claim = self.claims[request.claim_id]
+                claim.answered_at = call.process.clock.boot()
+                claim.refused = type(outcome) is Held and request.wake is None
+
+    def _claim(self, claim_id: str, process: Process) -> Claim:
+        claim = self.claims.get(claim_id)
+        if claim is None:
+            claim = self.claims[claim_id] = Claim(process)
+        return claim
+
+    def _tenure(self, claim_id: str) -> Tenure | None:
+        return next((tenure for tenure in reversed(self.tenures) if tenure.claim_id == claim_id), None)
+
+    # -- the programs ---------------------------------------------------------------------------------------------
+
+    def attempt(self, who: object, process: Process, timeout: float | None) -> Attempt:
+        """A program begins to acquire."""
+        attempt = self.attempts[who] = Attempt(process, timeout, self.world.now)
+        return attempt
+
+    def wished(self, who: object, ask: AcquireAsk) -> None:
+        """The session made an ask for the program's attempt."""
+        attempt = self.attempts.get(who)
+        if attempt is not None:
+            attempt.ask = ask
+
+    def acquired(self, who: object, session: Session, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
+        """The acquire returned a lease; ``told`` is when its on_lost was called."""
+        attempt = self._over(who, session)
+        claim = self._claim(hold.claim_id, attempt.process)
+        claim.given = claim.followed_up = True
+        tenure = Tenure(attempt.process, session, hold, min_hold, told)
+        self.tenures.append(tenure)
+        self.live.append(tenure)
+        if hold.trusted_until <= claim.answered_at:
+            self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
+        return tenure
+
+    def not_acquired(self, who: object, session: Session) -> None:
+        """The acquire returned None, or raised."""
+        attempt = self._over(who, session)
+        ask = attempt.ask
+        if ask is None:
+            return
+        claim = self._claim(ask.request.claim_id, attempt.process)
+        claim.withdrawn_at = self.world.now
+        for line in self.lines.values():
+            if ask.request.claim_id in line:
+                line.remove(ask.request.claim_id)
+        claim.interrupted = type(ask.outcome) is Hold and ask.outcome.given
+        if self.calm and not session.closed:
+            self.world.at(self.world.now + SLACK_S, self._given_back, ask)
+
+    def _over(self, who: object, session: Session) -> Attempt:
+        world = self.world
+        attempt = self.attempts.pop(who)
+        process = attempt.process
+        if attempt.timeout is not None:
+            limit_s = (attempt.timeout + session.request_timeout_s) / process.rate + SLACK_S
+            if world.now - attempt.since > limit_s and process.troubled_at < attempt.since and self.prompt:
+                world.broken(
+                    f"P11 acquire(timeout={attempt.timeout:.2f}) took {world.now - attempt.since:.2f} s, with requests "
+                    f"that time out after {session.request_timeout_s:.2f} s"
+                )
+        return attempt
+
+    def _given_back(self, ask: AcquireAsk) -> None:
+        claim_id = ask.request.claim_id
+        if type(ask.outcome) is Hold and ask.outcome.given:
+            return  # interrupted with the Lease as good as in hand: it was dropped, and its ttl runs out
+        permit = self._network().shelf.permits.get(ask.request.name)
+        if permit is not None and permit.claim_id == claim_id and permit.expires_at > self.world.now:
+            self.world.broken(f"P9 the acquire of {claim_id} is over, and it still holds the name")
+
+    def releasing(self, tenure: Tenure) -> None:
+        """release() is called."""
+        tenure.release_called = True
+
+    def release_returned(self, tenure: Tenure, confirmed: bool) -> None:
+        """release() is back, and says whether the store confirmed."""
+        tenure.released_at = self.world.now
+        if confirmed and not tenure.min_hold and not tenure.session.closed and not self.claims[tenure.claim_id].late:
+            permit = self._network().shelf.permits.get(tenure.key)
+            if permit is not None and permit.claim_id == tenure.claim_id and permit.expires_at > self.world.now:
+                self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")
+
+    def _network(self) -> Network:
+        assert self.network is not None
+        return self.network
+
+    # -- every step -----------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask every lease that may be held whether it is."""
+        now = self.world.now
+        live = self.live
+        if live:
+            holding: dict[str, Tenure] = {}
+            for tenure in live.copy():
+                if tenure.process.dead or tenure.dropped:
+                    live.remove(tenure)
+                    continue
+                if self._held(tenure):
+                    if tenure.over_at is not None:
+                        self.world.broken(f"P6 {tenure.claim_id} was over at {tenure.over_at:.4f} and is held again")
+                    if not self._counts(tenure):
+                        continue
+                    other = holding.setdefault(tenure.key, tenure)
+                    if other is not tenure:
+                        self.world.broken(f"P1 {other.claim_id} and {tenure.claim_id} are held at the same moment")
+                else:
+                    if tenure.over_at is None:
+                        tenure.over_at = now
+                    if tenure.hold.state != HELD:
+                        live.remove(tenure)
+                        self.over.append(tenure)
+        if self.world.steps % OVER_EVERY == 0:
+            for tenure in self.over:
+                if self._held(tenure):
+                    self.world.broken(f"P6 {tenure.claim_id} was over at {tenure.over_at:.4f} and is held again")
+        if now >= self._next_look:
+            self._next_look = now + 0.1
+            self._look_for_waiters(now)
+
+    def _held(self, tenure: Tenure) -> bool:
+        """The shipped answer, asked from outside: SimSession.expire does not mark anything then."""
+        return tenure.session.is_held(tenure.hold)
+
+    def _counts(self, tenure: Tenure) -> bool:
+        return not (tenure.process.dead or tenure.dropped or self.claims[tenure.claim_id].broken_at_once)
+
+    def _look_for_waiters(self, now: float) -> None:
+        """P7, P12: a free name that somebody waits for is taken."""
+        for attempt in self.attempts.values():
+            ask, process = attempt.ask, attempt.process
+            if ask is None or not ask.blocking or process.dead or process.paused:
+                continue
+            permit = self._network().shelf.permits.get(ask.request.name)
+            if permit is None:
+                continue
+            free_at = permit.expires_at
+            quiet_since = max(free_at, attempt.since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
+            if now - quiet_since > TAKEN_WITHIN_S + SLACK_S:
+                self.world.broken(
+                    f"P7 {ask.request.claim_id} waits for a name that is free since {free_at:.3f}, in peace and quiet "
+                    f"for {now - quiet_since:.2f} s"
+                )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Every program is over, and every lease had its time: nothing may be left."""
+        now = self.world.now
+        for name, permit in self._network().shelf.permits.items():
+            if permit.claim_id is not None and permit.expires_at > now:
+                self.world.broken(f"P7 {name} is still held by {permit.claim_id!r}, whom nobody has")
+        for claim_id, claim in self.claims.items():
+            if claim.granted and not claim.followed_up and not claim.interrupted and not claim.process.dead:
+                self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
+        for tenure in self.tenures:
+            hold = tenure.hold
+            if tenure.process.dead or tenure.dropped or tenure.session.closed:
+                continue
+            if hold.state == HELD:
+                self.world.broken(f"P4 {tenure.claim_id} is over, and nobody noticed")
+            elif hold.state == LOST and len(tenure.told) != 1:
+                self.world.broken(f"loss is loud: on_lost of {tenure.claim_id} was called {len(tenure.told)} times")
+            elif hold.state == LOST and self.prompt and tenure.over_at is not None:
+                late_s = tenure.told[0] - max(tenure.over_at, tenure.given_at)
+                if late_s > SLACK_S and tenure.process.troubled_at < tenure.given_at:
+                    self.world.broken(f"P4 the loss of {tenure.claim_id} was told {late_s:.3f} s late")

@@ -1,0 +1,300 @@
+"""The store behind a faulty network: every call is a request in transit, applied later or never, and a reply in transit.
+
+The store itself is the executable specification (``dibs.stores.memory``) on the world's clock. Here are the faults that
+its clients see: requests and replies that are lost, late or cut off, requests that reach the store long after their
+client gave up, vectors that are applied in parts, a store that is too busy or not there, and hints that are lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import StoreUnavailable
+from dibs.store import Acquire, Capabilities, Release, Released, Renew, Renewed, Store, StoreAddress, StoreBusy
+from dibs.stores.memory import CAPABILITIES, MemoryStore, Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from dibs.clock import Deadline
+    from dibs.store import Finding, Outcome, Request, StoredLease
+    from tests.simulation.checker import Checker
+    from tests.simulation.world import FakeFile, Process, World
+
+# What can go wrong with one call.
+FAULTS = ("request lost", "reply lost", "late", "slow", "reset before", "reset after", "busy", "in parts", "cut in parts")
+# A request that its client gave up on can still be on its way for this long.
+LATE_MAX_S = 4.0
+SLOW_MAX_S = 1.2
+
+
+class Network:
+    def __init__(self, world: World, checker: Checker) -> None:
+        self.world = world
+        self.checker = checker
+        self.shelf = Shelf(now=lambda: world.now)
+        self.memory = MemoryStore(self.shelf)
+        #: Seconds a message takes, at most, on a good day.
+        self.latency_max_s = 0.005
+        #: The part of calls that meet a fault, and until when.
+        self.fault_part = 0.0
+        self.faults_until = 0.0
+        #: When the store cannot be reached: from, until.
+        self.outages: list[tuple[float, float]] = []
+        #: How hints travel: "signal", "look" (a counter that is polled) or "none", and which part of them is lost.
+        self.hints = "none"
+        self.hints_lost_part = 0.0
+        self.listeners: list[Hints] = []
+
+    def address(self, process: Process) -> StoreAddress:
+        return StoreAddress("simulated", CAPABILITIES, lambda: Connection(self, process))
+
+    def latency(self) -> float:
+        return self.latency_max_s * self.world.random()
+
+    def down(self) -> bool:
+        now = self.world.now
+        return any(start <= now < end for start, end in self.outages)
+
+    def fault(self) -> str:
+        world = self.world
+        if not self.fault_part or world.now >= self.faults_until or world.random() >= self.fault_part:
+            return ""
+        return FAULTS[int(world.random() * len(FAULTS))]
+
+    def tell(self, names: Collection[str]) -> None:
+        """Send the hint that these names may be free."""
+        for hints in self.listeners:
+            if self.world.random() >= self.hints_lost_part:
+                self.world.at(self.world.now + self.latency(), hints.arrive, names)
+
+
+class Call:
+    """One call on its way to the store and back."""
+
+    __slots__ = ("answer", "error", "over", "process", "requests", "task_name")
+
+    def __init__(self, process: Process, task_name: str) -> None:
+        self.process = process
+        self.task_name = task_name
+        self.requests: Sequence[Request] = ()
+        self.answer: Any = None
+        self.error: Exception | None = None
+        #: The client has its answer, or gave up.
+        self.over = False
+
+
+class Connection:
+    """A ``Store`` of one lane of one process."""
+
+    capabilities: Capabilities = CAPABILITIES
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+        self._hints: Hints | None = None
+
+    # -- the acts -------------------------------------------------------------------------------------------------
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        requests = list(requests)
+
+        def apply(store: MemoryStore, call: Call, first: int, end: int) -> list[Outcome]:
+            return [self._apply(store, call, request, deadline) for request in requests[first:end]]
+
+        call = self._sent("sends %s", ", ".join(map(shown, requests)) if requests else "nothing")
+        call.requests = requests
+        self._network.checker.sent(call, requests)
+        answer: list[Outcome] = self._exchange(call, apply, len(requests), deadline)
+        return answer
+
+    def _apply(self, store: MemoryStore, call: Call, request: Request, deadline: Deadline) -> Outcome:
+        network = self._network
+        before = network.shelf.permits.get(request.name)
+        holder = None if before is None else before.claim_id
+        outcome = store.act((request,), deadline)[0]
+        late = ", late" if call.over else ""
+        network.world.note("store", "does %s of %s%s: %s", shown(request), self._process.name, late, outcome)
+        network.checker.applied(call, request, holder, outcome)
+        if type(outcome) is Released or (type(outcome) is Renewed and call.task_name != "dibs-renew"):
+            network.tell((request.name,))
+        return outcome
+
+    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+        return self._one("reads leases", lambda store: store.leases(prefix, deadline), deadline)
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        def apply(store: MemoryStore) -> bool:
+            done = store.break_lease(name, fencing_token, now, deadline)
+            self._network.world.note("store", "breaks token %d%s: %s", fencing_token, " at once" if now else "", done)
+            if done:
+                self._network.checker.lease_broken(name, fencing_token, now)
+                self._network.tell((name,))
+            return done
+
+        return self._one(f"breaks token {fencing_token}", apply, deadline)
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        return self._one("purges", lambda store: store.purge(older_than, deadline), deadline)
+
+    def setup(self, deadline: Deadline) -> None:
+        """Nothing to make."""
+
+    def schema(self) -> str:
+        return ""
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        return []
+
+    def watch(self, address: str, deadline: Deadline) -> Hints | None:
+        network = self._network
+        if network.hints == "none":
+            return None
+        self._one("opens a watch", lambda store: None, deadline)
+        self._hints = Hints(network, self._process)
+        return self._hints
+
+    def close(self) -> None:
+        if self._hints is not None:
+            self._hints.close()
+
+    # -- the way there and back -----------------------------------------------------------------------------------
+
+    def _sent(self, text: str, *args: object) -> Call:
+        world = self._network.world
+        world.note(self._process.name, text, *args)
+        task = world.current
+        return Call(self._process, "" if task is None else task.name)
+
+    def _one(self, what: str, act: Callable[[MemoryStore], Any], deadline: Deadline) -> Any:
+        return self._exchange(self._sent(what), lambda store, call, first, end: [act(store)][first:end], 1, deadline)[0]
+
+    def _exchange(
+        self, call: Call, apply: Callable[[MemoryStore, Call, int, int], list[Any]], size: int, deadline: Deadline
+    ) -> Any:
+        network = self._network
+        world = network.world
+        task = world.current
+        left_s = deadline.remaining() / self._process.rate
+        fault = network.fault()
+        there, back = network.latency(), network.latency()
+
+        def answer(result: Any, error: Exception | None = None) -> None:
+            if not call.over and not self._process.dead:
+                call.over = True
+                call.answer, call.error = result, error
+                assert task is not None
+                world.wake(task)
+
+        def arrive() -> None:
+            if network.down():
+                return  # swallowed; the client runs into its deadline
+            if fault in ("in parts", "cut in parts"):
+                part = int(world.random() * (size + 1))
+                result = apply(network.memory, call, 0, part)
+                if fault == "cut in parts":
+                    world.at(world.now + back, answer, None, _reset())
+                else:
+                    world.at(world.now + there + back, arrive_rest, result, part)
+                return
+            result = apply(network.memory, call, 0, size)
+            if fault == "reset after":
+                world.at(world.now + back, answer, None, _reset())
+            elif fault != "reply lost":
+                world.at(world.now + back, answer, result)
+
+        def arrive_rest(result: list[Any], part: int) -> None:
+            result += apply(network.memory, call, part, size)
+            world.at(world.now + back, answer, result)
+
+        if network.down() and world.random() < 0.5:
+            self._trouble(0.0, "is refused")
+            refused = StoreUnavailable("the store refuses connections", maybe_applied=False)
+            world.at(world.now + back, answer, None, refused)
+        elif fault == "busy":
+            self._trouble(0.0, "meets: busy")
+            world.at(world.now + back, answer, None, StoreBusy("too busy"))
+        elif fault == "reset before":
+            self._trouble(0.0, "meets: %s", fault)
+            world.at(world.now + back, answer, None, _reset())
+        else:
+            if fault == "late":
+                there = left_s + LATE_MAX_S * world.random()
+            elif fault == "slow":
+                there, back = SLOW_MAX_S * world.random() ** 2, SLOW_MAX_S * world.random() ** 2
+            if fault or network.down():
+                self._trouble(min(left_s, there + back) if fault == "slow" else left_s, "meets: %s", fault or "outage")
+            if fault != "request lost":
+                world.at(world.now + there, arrive)
+        try:
+            world.block(left_s)
+        finally:
+            over, call.over = call.over, True
+        if not over:
+            world.note(self._process.name, "gives up on the store's answer")
+            raise StoreUnavailable("the store did not answer in time")
+        network.checker.answered(call)
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def _trouble(self, seconds: float, text: str, *args: object) -> None:
+        world = self._network.world
+        world.note(self._process.name, text, *args)
+        world.trouble_until = max(world.trouble_until, world.now + seconds)
+
+
+class Hints:
+    """A ``Watch``: a signal on a connection, or a counter to be looked at."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._names: set[str] = set()
+        self._fd: int | None = None
+        self._file: FakeFile | None = None
+        self.interval_s: float | None = 0.02
+        if network.hints == "signal":
+            self.interval_s = None
+            self._fd, self._file = process.clock.open_fd()
+        network.listeners.append(self)
+
+    def arrive(self, names: Collection[str]) -> None:
+        self._names.update(names)
+        if self._file is not None:
+            self._file.arrive()
+
+    def fileno(self) -> int | None:
+        return self._fd
+
+    def changed(self, names: Collection[str]) -> list[str]:
+        network = self._network
+        if network.fault() == "reset after":
+            raise ConnectionResetError("the watch broke")
+        told, self._names = self._names, set()
+        if self._file is not None:
+            self._file.ready = False
+        if told and network.world.random() < 0.1:
+            return list(names)  # too many hints are as good as hints
+        return [name for name in names if name in told]
+
+    def close(self) -> None:
+        if self in self._network.listeners:
+            self._network.listeners.remove(self)
+
+
+def shown(request: Request) -> str:
+    """A request in few words."""
+    if isinstance(request, Acquire):
+        ticket = "" if request.ticket is None else f" ticket {request.ticket}"
+        return f"Acquire({request.claim_id}, {request.ttl:.2f} s{ticket})"
+    if isinstance(request, Renew):
+        return f"Renew({request.claim_id}, {request.ttl:.2f} s)"
+    assert isinstance(request, Release)
+    return f"Release({request.claim_id})"
+
+
+def _reset() -> StoreUnavailable:
+    return StoreUnavailable("the connection was reset")
+
+
+_conforms: type[Store] = Connection

@@ -1,0 +1,64 @@
+"""The conformance suite on every store, through every face. What a store promises is written in `dibs.testing`."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from dibs.connecting import locate
+from dibs.store import StoreAddress
+from dibs.stores import memory
+from dibs.testing import check_store
+from dibs.testing.conformance import Run, runs
+
+STORES = ["memory", "sqlite", "postgresql"]
+_numbers = count()
+
+
+@pytest.fixture(params=STORES)
+def address(request: pytest.FixtureRequest) -> Iterator[StoreAddress]:
+    """A new, empty place where leases are kept."""
+    if request.param == "memory":
+        yield memory.address(f"conformance-{next(_numbers)}")
+    else:
+        fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+        yield locate(request.getfixturevalue(fixture))[0]
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, id=f"{run.face}-{run.case.name}") for run in runs()])
+def test_case(run: Run, address: StoreAddress) -> None:
+    """Every store keeps every promise it declares."""
+    run.on(address)
+
+
+def test_every_case_says_what_it_proves() -> None:
+    """A case has a sentence and a promise, and is either for the contract or for both faces."""
+    everything = list(runs())
+    assert all(run.case.sentence.endswith(".") and run.case.promise for run in everything)
+    faces = {face: {run.case.name for run in everything if run.face == face} for face in ("store", "threads", "tasks")}
+    assert faces["threads"] == faces["tasks"]
+    assert not faces["store"] & faces["threads"]
+
+
+def test_a_store_is_checked_by_its_url(sqlite_url: str) -> None:
+    """`check_store` takes a URL, an address or a function, and the names of the cases that matter."""
+    wanted = ["grant_then_held", "not_now_is_a_value"]
+    assert check_store(sqlite_url, only=wanted) == 3
+    assert check_store(locate(sqlite_url)[0], only=wanted[:1]) == 1
+    assert check_store(lambda: locate(sqlite_url)[0], only=wanted[:1]) == 1
+    with pytest.raises(ValueError, match="no such case: no_such_case"):
+        check_store(sqlite_url, only=["no_such_case"])
+
+
+def test_a_broken_promise_is_named(sqlite_url: str) -> None:
+    """A store that forgets what it granted fails with the case, the promise and what was seen."""
+    address = locate(sqlite_url)[0]
+
+    def forgetful() -> object:
+        store = address.open()
+        act = store.act
+        store.act = lambda requests, deadline: [act([r], deadline)[0] for r in requests if not hasattr(r, "holder")]  # type: ignore[method-assign]
+        return store
+
+    with pytest.raises(AssertionError, match=r"(?s)grant_then_held \(store, on sqlite:.*breaks P1\. .*But: outcomes"):
+        check_store(address._replace(open=forgetful), only=["grant_then_held"])  # type: ignore[arg-type]

@@ -1,0 +1,374 @@
+"""What is particular to PostgreSQL: rights, poolers, outages, borrowed addresses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+import dibs
+from dibs.connecting import locate
+from tests.servers import PgBouncer, PostgresServer
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def database_of(url: str) -> str:
+    return urlsplit(url).path[1:]
+
+
+@pytest.fixture
+def client(postgres_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(postgres_url) as client:
+        yield client
+
+
+def test_tables_are_made_on_first_use_and_can_be_read(client: dibs.Client, postgres_url: str) -> None:
+    """`SELECT * FROM dibs_lease` shows name, slot, holder, since, until, token and info."""
+    with client.lock("digest/42", info={"why": "test"}) as lease, psycopg.connect(postgres_url) as connection:
+        cursor = connection.execute("SELECT * FROM dibs_lease")
+        assert cursor.description is not None
+        names = [column.name for column in cursor.description]
+        row = dict(zip(names, cursor.fetchall()[0], strict=True))
+    assert row["name"] == "default:digest/42"
+    assert row["slot"] == 1
+    assert row["holder"] == lease.holder
+    assert row["fencing_token"] == lease.fencing_token == 1
+    assert row["expires_at"] > row["acquired_at"]
+    assert row["info"] == '{"why":"test"}'
+
+
+def test_many_clients_set_up_at_once(postgres_url: str) -> None:
+    """Several processes setting up at the same moment all succeed."""
+    clients = [dibs.connect(postgres_url) for _ in range(12)]
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(clients))
+
+    def set_up(client: dibs.Client) -> None:
+        start.wait()
+        try:
+            client.setup()
+            with client.lock("x", timeout=30):
+                pass
+        except BaseException as error:  # noqa: BLE001 - every error of every client is wanted
+            errors.append(error)
+
+    threads = [threading.Thread(target=set_up, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.close()
+    assert errors == []
+
+
+def test_a_role_that_may_not_make_tables_is_told_what_to_do(postgres: PostgresServer, postgres_url: str) -> None:
+    """Missing tables without the right to make them: SetupRequired, naming the command. After set-up it works."""
+    database = database_of(postgres_url)
+    role = f"app_{database}"
+    postgres.create_user(role)
+    postgres.psql("REVOKE CREATE ON SCHEMA public FROM PUBLIC", database=database)
+    with dibs.connect(postgres.url(database, user=role)) as app:
+        with pytest.raises(dibs.SetupRequired, match="dibs setup"):
+            app.lock("x").acquire(timeout=0)
+        with pytest.raises(dibs.SetupRequired, match="dibs schema"):
+            app.setup()
+        with dibs.connect(postgres_url) as admin:
+            admin.setup()
+        postgres.psql(
+            f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO "{role}"', database=database
+        )
+        lease = app.lock("x").acquire(timeout=0)
+        assert lease is not None
+        lease.release()
+
+
+def test_schema_and_table_are_options(postgres_url: str) -> None:
+    """`?schema=` and `?table=` are quoted, and the schema is made by setup."""
+    url = postgres_url + "?schema=od%22d%20Ops&table=lo%22cks"
+    with dibs.connect(url) as client, client.lock("x"), psycopg.connect(postgres_url) as connection:
+        assert connection.execute('SELECT count(*) FROM "od""d Ops"."lo""cks"').fetchone() == (1,)
+    with dibs.connect(postgres_url) as other:
+        assert other.holder("x") is None
+
+
+@pytest.mark.parametrize("option", ["table=", "schema=" + "x" * 70, "table=a%0Ab", "colour=blue", "table=a&table=b"])
+def test_a_wrong_option_is_refused_before_any_io(option: str) -> None:
+    """A typo in a URL option is InvalidOption, without a connection."""
+    with pytest.raises(dibs.InvalidOption):
+        dibs.connect(f"postgresql://nobody@192.0.2.1/none?{option}")
+
+
+def test_a_wrong_password_is_a_misconfiguration_and_is_not_shown(postgres: PostgresServer, postgres_url: str) -> None:
+    """Wrong password: SetupRequired; neither the right nor the wrong password stands in any text."""
+    url = postgres.url(database_of(postgres_url), password="hunter2-wrong")
+    with dibs.connect(url) as client:
+        with pytest.raises(dibs.SetupRequired) as caught:
+            client.lock("x").acquire(timeout=0)
+        shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
+        assert "hunter2" not in shown
+        assert "password authentication failed" in shown
+
+
+def test_a_missing_database_is_a_misconfiguration(postgres: PostgresServer) -> None:
+    """A database that is not there: SetupRequired."""
+    with dibs.connect(postgres.url("no such database")) as client, pytest.raises(dibs.SetupRequired):
+        client.ping()
+
+
+def test_no_server_is_unavailable_at_once(own_postgres: PostgresServer) -> None:
+    """Nobody listens: StoreUnavailable, told without patience when the store was never reached."""
+    url = own_postgres.url()
+    own_postgres.stop()
+    with dibs.connect(url) as client:
+        before = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable):
+            client.lock("x").acquire(timeout=0)
+        assert time.monotonic() - before < 3
+
+
+def test_a_read_only_database_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
+    """A read-only database: SetupRequired that speaks of standbys, not "held by another"."""
+    with dibs.connect(postgres_url) as client:
+        client.setup()
+    database = database_of(postgres_url)
+    postgres.psql(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
+    with dibs.connect(postgres_url) as client, pytest.raises(dibs.SetupRequired, match="standby"):
+        client.lock("x").acquire(timeout=0)
+
+
+def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
+    """PostgreSQL restarted while a lease is held: the lease goes on, its token too, others stay out."""
+    with dibs.connect(own_postgres.url()) as client, dibs.connect(own_postgres.url()) as other:
+        lease = client.lock("x", ttl=6).acquire()
+        assert lease is not None
+        own_postgres.restart()
+        assert lease.held
+        assert other.lock("x").acquire(timeout=0) is None
+        before = lease.trusted_until
+        eventually(lambda: lease.trusted_until > before)  # a renewal has reached the restarted server
+        lease.release()
+        again = other.lock("x").acquire(timeout=5)
+        assert again is not None
+        assert again.fencing_token == lease.fencing_token + 1
+        again.release()
+
+
+def test_a_server_killed_with_9_keeps_grants_and_tokens(own_postgres: PostgresServer) -> None:
+    """kill -9 of the server: an acknowledged grant is still there afterwards, and tokens go on rising."""
+    with dibs.connect(own_postgres.url()) as client, dibs.connect(own_postgres.url()) as other:
+        lock = client.lock("x", ttl=20)
+        for _ in range(5):
+            lease = lock.acquire()
+            assert lease is not None
+            lease.release()
+        lease = lock.acquire()
+        assert lease is not None
+        own_postgres.kill()
+        own_postgres.start()
+        seen = other.holder("x")
+        assert seen is not None
+        assert seen.fencing_token == lease.fencing_token == 6
+        assert other.lock("x").acquire(timeout=0) is None
+        lease.release()
+
+
+def test_a_stopped_server_ends_trust_by_the_clock(own_postgres: PostgresServer) -> None:
+    """While the server hangs, a lease is lost no later than its local deadline, loudly; callers get StoreUnavailable."""
+    told = threading.Event()
+    with dibs.connect(own_postgres.url(), request_timeout=1, patience=1) as client:
+        lease = client.lock("x", ttl=2, on_lost=told.set).acquire()
+        assert lease is not None
+        deadline = lease.trusted_until
+        with own_postgres.paused():
+            assert told.wait(10)
+            assert not lease.held
+            assert lease.lost.is_set()
+            assert lease._session.clock.now() >= deadline
+            with pytest.raises(dibs.LeaseLost):
+                lease.check()
+            with pytest.raises(dibs.StoreUnavailable):
+                client.lock("y").acquire(timeout=0)
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+        eventually(lambda: client.holder("x") is None)
+        with client.lock("x", timeout=5) as again:
+            assert again.fencing_token == 2
+
+
+def test_waiting_goes_on_through_an_outage(own_postgres: PostgresServer) -> None:
+    """A waiter outlives a restart shorter than its patience and is served when the holder lets go."""
+    with dibs.connect(own_postgres.url(), patience=30) as client, dibs.connect(own_postgres.url()) as other:
+        lease = client.lock("x", ttl=20).acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=30)))
+        waiting.start()
+        eventually(lambda: [row.waiting for row in client.leases()] == [1])
+        own_postgres.restart()
+        lease.release()
+        waiting.join()
+        assert got[0] is not None
+        got[0].release()
+
+
+def test_behind_a_pooler_everything_works_by_polling(own_postgres: PostgresServer) -> None:
+    """PgBouncer in transaction mode: nothing is prepared, waiters poll, and `capabilities` says so."""
+    with PgBouncer(own_postgres) as pooler, dibs.connect(pooler.url("postgres")) as client:
+        eventually(lambda: _reaches(client))
+        assert "pooler" in client.capabilities.signal
+        lease = client.lock("x", ttl=3).acquire()
+        assert lease is not None
+        before = lease.trusted_until
+        got: list[Any] = []
+        with dibs.connect(pooler.url("postgres")) as other:
+            waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=20)))
+            waiting.start()
+            eventually(lambda: lease.trusted_until > before)
+            eventually(lambda: [row.waiting for row in client.leases()] == [1])
+            lease.release()
+            waiting.join()
+            assert got[0].fencing_token == 2
+            got[0].release()
+
+
+def _reaches(client: dibs.Client) -> bool:
+    try:
+        client.ping()
+    except (dibs.StoreUnavailable, dibs.SetupRequired):
+        return False
+    return True
+
+
+def test_the_release_wakes_the_waiter(client: dibs.Client, postgres_url: str) -> None:
+    """With LISTEN/NOTIFY a waiter is granted well before its next poll would have been."""
+    with dibs.connect(postgres_url) as other:
+        other.ping()
+        delays = []
+        for _ in range(5):
+            lease = client.lock("x").acquire()
+            assert lease is not None
+            got: list[float] = []
+
+            def wait(got: list[float] = got) -> None:
+                with other.lock("x"):
+                    got.append(time.monotonic())
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            time.sleep(0.05)  # the first wait of a client opens its listening connection meanwhile
+            released = time.monotonic()
+            lease.release()
+            waiting.join()
+            delays.append(got[0] - released)
+        # Polls come 0.7 to 1 s apart; that three of five came sooner than half of that is no accident.
+        assert sorted(delays)[2] < 0.35, delays
+
+
+def test_losing_every_notification_costs_one_poll(
+    client: dibs.Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: with all signals lost a waiter still acquires within one poll of the name being free."""
+    from dibs.stores.postgres import PostgresWatch
+
+    monkeypatch.setattr(PostgresWatch, "changed", lambda self, names: self._pg.consume_input() or [])
+    with dibs.connect(postgres_url) as other:
+        lease = client.lock("x").acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=10)))
+        waiting.start()
+        eventually(lambda: any(row.waiting for row in client.leases("x")))
+        lease.release()
+        waiting.join()
+        assert got[0] is not None
+        got[0].release()
+
+
+def test_the_callers_transaction_is_not_dibs_business(postgres_url: str) -> None:
+    """P7: connect(engine), connect(pool) and connect(connection) take the address, never the transaction."""
+    import sqlalchemy
+    from psycopg_pool import ConnectionPool
+
+    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as caller, dibs.connect(engine) as client:
+        transaction = caller.begin()
+        lease = client.lock("x").acquire(timeout=0)
+        assert lease is not None
+        transaction.rollback()
+        with ConnectionPool(postgres_url, min_size=1, open=True) as pool, dibs.connect(pool) as second:
+            assert second.lock("x").acquire(timeout=0) is None
+        with psycopg.connect(postgres_url) as connection, dibs.connect(connection) as third:
+            seen = third.holder("x")
+            assert seen is not None
+            assert seen.fencing_token == lease.fencing_token
+        lease.release()
+    engine.dispose()
+
+
+def test_django_connections_give_their_address(postgres_url: str) -> None:
+    """A Django connection's settings are enough; Django itself is not imported by dibs."""
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    parts = urlsplit(postgres_url)
+    wrapper = DatabaseWrapper(
+        {
+            "NAME": parts.path[1:],
+            "USER": parts.username,
+            "PASSWORD": parts.password,
+            "HOST": parts.hostname,
+            "PORT": str(parts.port),
+            "OPTIONS": {},
+            "TIME_ZONE": None,
+            "CONN_MAX_AGE": 0,
+            "AUTOCOMMIT": True,
+        },
+        "default",
+    )
+    with dibs.connect(wrapper) as client, client.lock("x") as lease:
+        assert lease.fencing_token == 1
+
+
+def test_an_object_that_is_no_database_is_refused() -> None:
+    """connect() says what it takes."""
+    with pytest.raises(dibs.InvalidOption, match="SQLAlchemy engine"):
+        dibs.connect(object())
+
+
+def test_purge_keeps_the_floor_under_the_tokens(client: dibs.Client) -> None:
+    """A purged name goes on above its old token, and so do new names."""
+    for _ in range(41):
+        with client.lock("x"):
+            pass
+    assert client.purge(0) == 1
+    with client.lock("x") as lease:
+        assert lease.fencing_token == 42
+
+
+def test_ten_thousand_leases_are_renewed_in_one_statement(postgres_url: str) -> None:
+    """A vector of 10,000 renewals comes back whole."""
+    from dibs.clock import Deadline, RealClock
+    from dibs.store import Acquire, Granted, Renew, Renewed
+
+    address, _ = locate(postgres_url)
+    store = address.open()
+    deadline = Deadline(RealClock(), RealClock.now() + 60)
+    names = [f"default:n{i}" for i in range(10_000)]
+    granted = store.act([Acquire(name, f"c-{i}", 60, "h") for i, name in enumerate(names)], deadline)
+    assert {type(outcome) for outcome in granted} == {Granted}
+    renewed = store.act([Renew(name, f"c-{i}", 60) for i, name in enumerate(names)], deadline)
+    assert {type(outcome) for outcome in renewed} == {Renewed}
+    store.close()
