@@ -78,25 +78,28 @@ class Desk:
         self.key_prefix = f"{self.namespace}:"
         self._terms: dict[tuple[object, ...], Terms] = {}
         self._clock = clock
-        self._session: Session | None = None
-        self._inherited: list[Session] = []
+        #: By process: after a fork the parent's session stays here, so that nothing of it is ever closed by the child.
+        self._sessions: dict[int, Session] = {}
         self.closed = False
 
     def session(self) -> Session:
         """The session of this process."""
-        session = self._session
-        if session is not None and session.pid == os.getpid():
+        pid = os.getpid()
+        session = self._sessions.get(pid)
+        if session is not None:
             return session
         if self.closed:
             raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
-        if session is not None:
-            self._inherited.append(session)
-        session = self._session = Session(
+        new = Session(
             self.address,
             request_timeout_s=self.request_timeout_s,
             patience_s=self.patience_s,
             clock=self._clock,
         )
+        # Of several threads that come here at once, one wins; no lock is needed, which a fork could leave locked.
+        session = self._sessions.setdefault(pid, new)
+        if session is not new:
+            return session
         # What is still held when the interpreter ends is given back; a process that is killed leaves it to the ttl.
         atexit.register(_close_at_exit, weakref.ref(session))
         return session
@@ -144,8 +147,8 @@ class Desk:
     def closing(self) -> Steps[None]:
         """Give back what is held, refuse who waits, end the threads and connections."""
         self.closed = True
-        session = self._session
-        if session is None or session.pid != os.getpid():
+        session = self._sessions.get(os.getpid())
+        if session is None:
             return
         releases = session.close()
         try:

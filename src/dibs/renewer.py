@@ -37,6 +37,8 @@ COALESCE = 0.1
 # Pause before a renewal with an unknown outcome is tried again: this part of its interval, and at most this long.
 RETRY_PART = 0.125
 RETRY_MAX_S = 1.0
+# The thread and its connection are kept this long without a lease to look after.
+IDLE_S = 10.0
 
 FOREVER = float("inf")
 
@@ -148,6 +150,7 @@ class Renewer:
             bell.ring()
 
     def _run(self, bell: Bell) -> None:
+        busy_at = self._clock.now()
         while True:
             with self._mutex:
                 now = self._clock.now()
@@ -155,7 +158,11 @@ class Renewer:
                 earliest = self._earliest_deadline(batch)
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
-                if self._closing:
+                if batch or lost or unwanted or wake_at != FOREVER:
+                    busy_at = now
+                elif self._closing or now - busy_at >= IDLE_S:
+                    self._bell = None
+                    store, self._store = self._store, None  # the next thread opens its own
                     break
             for hold in lost:
                 self._lose(hold, _why(hold))
@@ -164,14 +171,14 @@ class Renewer:
             if batch:
                 self._renew(batch, min(now + self._request_timeout_s, earliest))
             elif not lost and not unwanted:
-                bell.wait(None if wake_at == FOREVER else wake_at - now)
+                bell.wait(IDLE_S if wake_at == FOREVER else wake_at - now)
                 with self._mutex:
                     self._wake_at = -FOREVER
-        store, self._store = self._store, None
         if store is not None:
             store.close()
         bell.close()
-        self._ended.settle(None)
+        if self._closing:
+            self._ended.settle(None)
 
     def _collect(self, now: float) -> tuple[list[Hold], list[Hold], list[Hold]]:
         """Take out what is due: to renew, lost, and to give back because nobody can release it."""

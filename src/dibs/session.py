@@ -106,12 +106,16 @@ class Session:
                 return
             now = self.clock.now()
             hold: Hold | None = None
-            if now < t0 + ask.terms.trust_s:
+            if self.closed:
+                self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
+                error = StoreUnavailable("this dibs client was closed", maybe_applied=False)
+            elif now < t0 + ask.terms.trust_s:
                 hold = Hold(request.name, request.claim_id, outcome, ask.terms, ask.owner, t0)
                 self.held[request.name] = hold
                 self.renewer.track(hold, t0)
             else:
                 # Too old to trust: the claim is given back and never used again.
+                error = StoreUnavailable("the store's answer took longer than the ttl of the lease it granted")
                 self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
                 if ask.blocking:
                     self._claims += 1
@@ -124,7 +128,7 @@ class Session:
                 self.waiting.leave_line(ask)
         # What was put into the lane here is served by whoever is carrying this answer.
         if hold is None:
-            ask.settle(None, StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
+            ask.settle(None, error)
         else:
             ask.settle(hold)
 

@@ -75,10 +75,10 @@ class Claim:
     __slots__ = (
         "answered_at",
         "broken_at_once",
+        "excused",
         "followed_up",
         "given",
         "granted",
-        "interrupted",
         "late",
         "process",
         "refused",
@@ -103,8 +103,8 @@ class Claim:
         self.refused = False
         #: An operator took it away without waiting for its trust to end.
         self.broken_at_once = False
-        #: Its program was interrupted just as it was given: it was dropped, and its ttl runs out.
-        self.interrupted = False
+        #: Its ttl may run out: its program was interrupted just as it was given, or its client was closed.
+        self.excused = False
         self.withdrawn_at: float | None = None
         #: Calls begun since then that would acquire it.
         self.sent_after = 0
@@ -201,7 +201,7 @@ class Checker:
             del line[: len(ahead) + 1]
         else:
             ahead = line
-        if self.calm:
+        if self.calm and claim.withdrawn_at is None:
             for other in ahead:
                 self.world.broken(f"P13 {claim_id} is granted before {other}, who came first")
 
@@ -288,7 +288,7 @@ class Checker:
         for line in self.lines.values():
             if ask.request.claim_id in line:
                 line.remove(ask.request.claim_id)
-        claim.interrupted = type(ask.outcome) is Hold and ask.outcome.given
+        claim.excused = session.closed or (type(ask.outcome) is Hold and ask.outcome.given)
         if self.calm and not session.closed:
             self.world.at(self.world.now + SLACK_S, self._given_back, ask)
 
@@ -310,6 +310,8 @@ class Checker:
         if type(ask.outcome) is Hold and ask.outcome.given:
             return  # interrupted with the Lease as good as in hand: it was dropped, and its ttl runs out
         permit = self._network().shelf.permits.get(ask.request.name)
+        if self.claims[claim_id].late:
+            return  # interrupted while the request was on its way
         if permit is not None and permit.claim_id == claim_id and permit.expires_at > self.world.now:
             self.world.broken(f"P9 the acquire of {claim_id} is over, and it still holds the name")
 
@@ -396,7 +398,7 @@ class Checker:
             if permit.claim_id is not None and permit.expires_at > now:
                 self.world.broken(f"P7 {name} is still held by {permit.claim_id!r}, whom nobody has")
         for claim_id, claim in self.claims.items():
-            if claim.granted and not claim.followed_up and not claim.interrupted and not claim.process.dead:
+            if claim.granted and not claim.followed_up and not (claim.excused or claim.process.dead):
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
         for tenure in self.tenures:
             hold = tenure.hold

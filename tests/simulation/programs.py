@@ -133,6 +133,7 @@ class Program:
     def _calm(self) -> None:
         """No interruption reaches this thread from now on."""
         assert self.task is not None
+        self.world.stop_tracing(self.task)
         self.task.interruptible = False
         self.task.pending = None
 
@@ -162,8 +163,8 @@ class Program:
         if lease is None:
             return
         tenure = self.checker.acquired(self.name, self.host.session, lease._hold, min_hold, told)
-        world.note(self.process.name, "holds %s until %.3f of its clock", lease.claim_id, lease.trusted_until)
         try:
+            world.note(self.process.name, "holds %s until %.3f of its clock", lease.claim_id, lease.trusted_until)
             self._use(core, lease, tenure)
         except StoreUnavailable as error:
             world.note(self.process.name, "does not know: %s", error)
@@ -218,7 +219,7 @@ class Program:
             world.at(world.now + 2.0 * world.random() ** 2, world.interrupt, task)
         elif chance < habits.interrupt + habits.anywhere:
             task.interruptible = True
-            world.trace_lines(task, int(600 * world.random() ** 2) + 1)
+            world.interrupt_after(task, int(120 * world.random() ** 2) + 1)
 
 
 class Operator:

@@ -12,6 +12,7 @@ and time-outs are counted on it.
 
 from __future__ import annotations
 
+import dis
 import random
 import sys
 from collections import deque
@@ -30,6 +31,14 @@ SEAMS_MAX = 300_000
 TIME_MAX_S = 200.0
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
+
+
+# After these the interpreter looks for signals.
+_INTERRUPTIBLE = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+)
 
 
 class BrokenPromise(AssertionError):
@@ -86,6 +95,7 @@ class World:
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushes = 0
+        self._traced: tuple[Task, dict[FrameType, int]] | None = None
 
     # -- the time line, and its end -------------------------------------------------------------------------------
 
@@ -156,6 +166,8 @@ class World:
     def close(self) -> None:
         """End what is left of every task, so that nothing of it runs later."""
         self.closing = True
+        if self._traced is not None:
+            self.stop_tracing(self._traced[0])
         for task in self.tasks:
             while not task.greenlet.dead:
                 if not task.greenlet:  # never started: nothing to end
@@ -265,24 +277,53 @@ class World:
 
     _cause: BaseException | None = None
 
-    def trace_lines(self, task: Task, lines: int) -> None:
-        """Interrupt ``task`` after it has run this many lines of dibs, wherever that is."""
-        left = lines
+    def interrupt_after(self, task: Task, calls: int) -> None:
+        """Interrupt ``task`` where a signal would, after that many calls and jumps back inside dibs.
+
+        CPython runs signal handlers after a call, at the start of a function and at a jump back, nowhere else; so
+        nothing comes between the ``__exit__`` of a mutex and the body that it ends.
+        """
+        if self._traced is not None:
+            return  # one at a time: the interpreter has one trace function
+        left = calls
+        last: dict[FrameType, int] = {}
 
         def trace(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal left
-            if self.current is not task or "/dibs/" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
+            if event == "call":
+                if self.current is not task or "/dibs/" not in frame.f_code.co_filename:
+                    return None
+                frame.f_trace_opcodes = True
+                frame.f_trace_lines = False
+            elif event == "opcode":
+                before = last.get(frame)
+                last[frame] = frame.f_lasti
+                if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
+                    return trace
                 left -= 1
-                if left <= 0 and task.interruptible and not self.closing:
-                    sys.settrace(None)
-                    where = f"{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}"
-                    self.note(task.process.name, "Ctrl-C arrives in %s, line %d of %s", task.name, frame.f_lineno, where)
+                if left <= 0 and task.interruptible and self.current is task and not self.closing:
+                    self.stop_tracing(task)
+                    self.note(
+                        task.process.name,
+                        "Ctrl-C arrives in %s, line %s of %s",
+                        task.name,
+                        frame.f_lineno,
+                        frame.f_code.co_name,
+                    )
                     raise Interrupted
+            elif event == "return":
+                last.pop(frame, None)
             return trace
 
+        self._traced = (task, last)
         sys.settrace(trace)
+
+    def stop_tracing(self, task: Task) -> None:
+        """No interruption is to come from ``interrupt_after`` any more."""
+        if self._traced is not None and self._traced[0] is task:
+            sys.settrace(None)
+            self._traced[1].clear()  # frames keep what they see alive, leases too
+            self._traced = None
 
 
 class Process:

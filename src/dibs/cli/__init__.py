@@ -204,7 +204,7 @@ def say(message: str) -> None:
     """One line on stderr, if there is anybody to read it."""
     try:
         if sys.stderr is not None:
-            sys.stderr.write(f"dibs: {' '.join(message.split())}\n")
+            sys.stderr.write(f"dibs: {' '.join(message.splitlines())}\n")
             sys.stderr.flush()
     except OSError:  # nobody can be told that nobody can be told
         pass

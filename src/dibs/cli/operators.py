@@ -286,10 +286,19 @@ def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:
     from shlex import quote
 
     words = ["dibs"]
-    # A URL may hold a password; it is on the screen already, but need not stay there.
-    words += ["--url", "URL"] if args.url is not None else []
-    words += ["--namespace", quote(args.namespace)] if args.namespace is not None else []
-    words += ["break", "--token", str(record.fencing_token), quote(record.name)]
-    if record.name.startswith("-"):
-        words.insert(-1, "--")
+    if args.url is not None:
+        # A password in it is on the screen already, but need not stay there.
+        words += ["--url", "URL" if _has_password(args.url) else quote(args.url)]
+    if args.namespace is not None:
+        words += ["--namespace", quote(args.namespace)]
+    token = f"--token {record.fencing_token}"
+    name = quote(record.name)
+    words += ["break", token, "--", name] if name.startswith("-") else ["break", name, token]
     return " ".join(words)
+
+
+def _has_password(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    return parts.password is not None or "password" in parts.query

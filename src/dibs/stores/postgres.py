@@ -11,7 +11,6 @@ made, and waiters poll.
 
 from __future__ import annotations
 
-import math
 from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,7 @@ from dibs.stores import postgres_sql
 from dibs.stores.identifiers import quoted_table
 
 try:
-    import psycopg
+    import psycopg.conninfo
     from psycopg import pq
 except ImportError as missing:
     raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
@@ -76,29 +75,29 @@ _TRUE = b"\x01"
 
 # What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
 # rows in an order of their own, which would let two clients lock rows in opposite orders.
-_SETTINGS = """\
-SELECT pg_backend_pid(),
-    set_config('default_transaction_isolation', 'read committed', false),
+_SETTINGS = b"""\
+SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('plan_cache_mode', 'force_generic_plan', false),
     set_config('enable_hashjoin', 'off', false),
     set_config('enable_mergejoin', 'off', false),
     set_config('enable_seqscan', 'off', false),
     set_config('enable_bitmapscan', 'off', false),
     set_config('jit', 'off', false),
-    set_config('statement_timeout', %s, false),
+    set_config('client_min_messages', 'error', false),
+    set_config('statement_timeout', $1, false),
     set_config('synchronous_commit',
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
-_FACTS = """\
-SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('fsync'),
-    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
+_FACTS = b"""\
+SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
     current_setting('transaction_read_only')
 """
 
 
 class PostgresStore:
-    def __init__(self, conninfo: str, schema: str, table: str, known_good: list[bool]) -> None:
+    def __init__(self, conninfo: bytes, schema: str, table: str, known_good: list[bool]) -> None:
         self._conninfo = conninfo
         self._known_good = known_good  # shared by the stores of one address: has a login ever succeeded?
         qualified = quoted_table(schema, "schema") + "."
@@ -108,7 +107,6 @@ class PostgresStore:
             "meta": qualified + quoted_table(table + "_meta"),
         }
         self._schema_name = schema
-        self._connection: psycopg.Connection[Any] | None = None
         self._pg: PGconn | None = None
         self._ready: Readiness | None = None
         self._prepared: set[bytes] = set()
@@ -429,56 +427,67 @@ class PostgresStore:
     def _open(self, deadline: Deadline) -> None:
         if self._pg is not None:
             return
-        left = deadline.remaining()
-        connection = self._connect(left)
-        try:
-            pg = connection.pgconn
-            if pg.server_version < SERVER_MIN:
-                raise Unsupported("dibs needs PostgreSQL 12 or later")
-            facts = connection.execute(_FACTS).fetchone()
-            assert facts is not None
-            pid, encoding, fsync, pages, commit, recovery, read_only = facts
-            self._pooled = pid != pg.backend_pid
-            if encoding != "UTF8":
-                raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
-            if not self._pooled:
-                connection.execute(_SETTINGS, (str(max(100, int(left * 1000))),))
-                commit = "on" if commit == "off" else commit
-            self._facts = {
-                "encoding": encoding,
-                "fsync": fsync,
-                "full_page_writes": pages,
-                "synchronous_commit": commit,
-                "recovery": recovery,
-                "read_only": read_only,
-            }
-        except psycopg.Error as error:
-            connection.close()
-            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}", maybe_applied=False) from error
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        self._pg = pg
-        self._ready = Readiness(pg.socket)
+        self._pg = self._connect(deadline)
+        self._ready = Readiness(self._pg.socket)
         self._prepared = set()
-
-    def _connect(self, left: float) -> psycopg.Connection[Any]:
+        self._pooled = True  # nothing is prepared before that is known
         try:
-            connection = psycopg.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=max(2, math.ceil(left))
-            )
-        except psycopg.Error as error:
-            # The driver's text names host, port, user and database, never the password.
-            text = f"PostgreSQL: {' '.join(str(error).split())}"
-            answers = pq.Ping.NO_RESPONSE if self._known_good else pq.PGconn.ping(self._conninfo.encode())
-            if answers == pq.Ping.OK:
-                # The server is up and takes logins, only not ours, and never has: that is no outage.
-                raise SetupRequired(f"{text}. Check user, password and database in the URL") from error
-            raise StoreUnavailable(text, maybe_applied=False) from error
+            self._get_ready(self._pg, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, deadline: Deadline) -> PGconn:
+        """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least."""
+        pg = pq.PGconn.connect_start(self._conninfo)
+        try:
+            while (polled := pg.connect_poll()) != pq.PollingStatus.OK:
+                if polled == pq.PollingStatus.FAILED:
+                    raise self._refused(pg)
+                # The socket changes when libpq goes on to the next address.
+                ready, left = Readiness(pg.socket), deadline.remaining()
+                writing = polled == pq.PollingStatus.WRITING
+                if not (ready.writable(left) if writing else ready.readable(left)):
+                    raise StoreUnavailable("PostgreSQL: connecting took too long", maybe_applied=False)
+        except BaseException:
+            pg.finish()
+            raise
+        pg.nonblocking = 1
         if not self._known_good:
             self._known_good.append(True)
-        return connection
+        return pg
+
+    def _refused(self, pg: PGconn) -> Exception:
+        # The text names host, port, user and database, never the password.
+        text = f"PostgreSQL: {' '.join(pg.get_error_message().split())}"
+        if not self._known_good and pq.PGconn.ping(self._conninfo + b" connect_timeout=2") == pq.Ping.OK:
+            # The server is up and takes logins, only not ours, and never has: that is no outage.
+            return SetupRequired(f"{text}. Check user, password and database in the URL")
+        return StoreUnavailable(text, maybe_applied=False)
+
+    def _get_ready(self, pg: PGconn, deadline: Deadline) -> None:
+        """Read what decides our promises, and make the connection ours."""
+        if pg.server_version < SERVER_MIN:
+            raise Unsupported("dibs needs PostgreSQL 12 or later")
+        facts = self._execute(_FACTS, (), deadline)
+        pid, encoding, fsync, pages, commit, recovery, read_only = (
+            (facts.get_value(0, column) or b"").decode() for column in range(7)
+        )
+        if encoding != "UTF8":
+            raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
+        if pid == str(pg.backend_pid):
+            # The server gives up on a statement that we no longer wait for.
+            self._execute(_SETTINGS, (str(max(100, int(deadline.remaining() * 1000))).encode(),), deadline)
+            self._pooled = False
+            commit = "on" if commit == "off" else commit
+        self._facts = {
+            "encoding": encoding,
+            "fsync": fsync,
+            "full_page_writes": pages,
+            "synchronous_commit": commit,
+            "recovery": recovery == "true",
+            "read_only": read_only,
+        }
 
     def watch(self, address: str, deadline: Deadline) -> PostgresWatch | None:
         self._open(deadline)
@@ -489,10 +498,10 @@ class PostgresStore:
         return PostgresWatch(self, self._pg)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        self._pg = self._ready = None
-        if connection is not None:
-            connection.close()
+        pg, self._pg = self._pg, None
+        self._ready = None
+        if pg is not None:
+            pg.finish()
 
 
 class PostgresWatch:
@@ -598,13 +607,14 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     if url.path.strip("/"):
         parts["dbname"] = unquote(url.path[1:])
     parts.setdefault("application_name", "dibs")
+    parts["client_encoding"] = "UTF8"
     try:
         conninfo = psycopg.conninfo.make_conninfo("", **parts)
     except psycopg.Error as error:
         raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None
     shown = f"postgresql://{hosts}/{parts.get('dbname', '')}"
     known_good: list[bool] = []
-    return StoreAddress(shown, CAPABILITIES, lambda: PostgresStore(conninfo, schema, table, known_good))
+    return StoreAddress(shown, CAPABILITIES, lambda: PostgresStore(conninfo.encode(), schema, table, known_good))
 
 
 def _host_and_port(text: str) -> tuple[str, str]:

@@ -75,6 +75,15 @@ async def had(face: Face, lock: Any, **how: Any) -> Any:
     return lease
 
 
+def why(lease: Any) -> str:
+    """What a lease says of its end."""
+    try:
+        lease.check()
+    except LeaseLost as error:
+        return str(error)
+    return "it is held"
+
+
 async def waiting(face: Face, client: Any, name: str, count: int) -> None:
     """Until as many stand in the store's line for the name."""
 
@@ -267,7 +276,7 @@ async def renewal_goes_on_by_itself(face: Face) -> None:
     other = theirs.lock("long")
     end = time.monotonic() + 3 * ttl
     while time.monotonic() < end:
-        equal(lease.held, True, "held")
+        assert lease.held, f"a lease that should be renewed is not held: {why(lease)}"
         assert 0 < lease.remaining() < ttl, f"remaining() of a lease of {ttl} s: {lease.remaining()}"
         equal(await face.do(other.acquire, timeout=0), None, "the answer to others")
         await asyncio.sleep(ttl / 10)
@@ -405,7 +414,7 @@ async def max_hold_ends_it(face: Face) -> None:
     lease = await had(face, ours.lock("bounded", ttl=face.short_ttl, max_hold=most))
     equal(await face.do(lease.lost.wait, PATIENCE_S), True, "lost.wait()")
     took = time.monotonic() - began
-    assert most / 2 < took <= most + 0.5, f"max_hold={most}, and lost after {took:.3f} s"
+    assert most / 2 < took <= most + 0.5, f"max_hold={most}, and lost after {took:.3f} s: {why(lease)}"
     next_lease = await had(face, theirs.lock("bounded"), timeout=PATIENCE_S)
     equal((lease.held, next_lease.held), (False, True), "held: the old lease and the new")
     equal(await face.do(next_lease.release), True, "release")
@@ -570,7 +579,7 @@ async def breaking_and_purging(face: Face) -> None:
     ours, theirs = face.client(), face.client()
     ttl = 2 * face.short_ttl
     lease = await had(face, ours.lock("mend", ttl=ttl))
-    equal(await face.do(theirs.break_lease, "mend", fencing_token=lease.fencing_token), True, "break_lease")
+    equal(await face.do(theirs.break_lease, "mend", fencing_token=lease.fencing_token), True, f"break_lease ({why(lease)})")
     equal(await face.do(theirs.lock("mend").acquire, timeout=0), None, "the name before the expiry")
     next_lease = await had(face, theirs.lock("mend"), timeout=PATIENCE_S)
     equal(lease.held, False, "whether the old holder still trusts its lease when another has it")

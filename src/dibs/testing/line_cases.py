@@ -116,7 +116,7 @@ def who_gives_up_leaves(bench: Bench) -> None:
     assert lease is not None and lease.waiting == 1, f"one waits: {lease}"
     equal(store.release(name, mine), RELEASED, "the holder's release")
     granted(store.acquire(name, b, line=True, ticket=second), "the next in line")
-    gone(store.release(name, b, second + 2**40), "giving up a ticket that is nobody's")
+    gone(store.release(name, c, second + 2**40), "giving up a ticket that is nobody's")
     equal(store.release(name, b, second), RELEASED, "a release that gives up its ticket, too")
     granted(store.acquire(name, c), "a name for which nobody waits")
 

@@ -1,0 +1,443 @@
+"""``dibs run``: exit codes, environment, waiting and silence, with real processes and a real SQLite file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DIBS = [sys.executable, "-m", "dibs"]
+# The longest any of these tests waits for something that should happen at once.
+PATIENCE_S = 20.0
+
+
+def until(condition: Callable[[], Any], timeout: float = PATIENCE_S) -> Any:
+    """Return what the condition returns, once that is true."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.005)
+    raise AssertionError(f"did not happen within {timeout} s: {condition}")
+
+
+class Dibs:
+    """The command line, in an environment of its own; knows every process that came of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = f"DIBS_TEST_MARK={uuid.uuid4().hex}"
+        self.url = f"sqlite:///{folder}/locks.db"
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "DIBS_URL": self.url,
+            "PYTHONWARNINGS": "error",
+            "LC_ALL": "C.UTF-8",
+            self.mark.partition("=")[0]: self.mark.partition("=")[2],
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *args: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+        """Run it to its end."""
+        settings: dict[str, Any] = {
+            "env": self.env,
+            "cwd": self.folder,
+            "stdin": subprocess.DEVNULL,
+            "capture_output": True,
+            "timeout": 60,
+        }
+        settings.update(options)
+        return subprocess.run([*DIBS, *args], text=True, **settings)
+
+    def start(self, *args: str, **options: Any) -> "subprocess.Popen[str]":
+        """Start it in a session of its own."""
+        settings: dict[str, Any] = {
+            "env": self.env,
+            "cwd": self.folder,
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "start_new_session": True,
+        }
+        settings.update(options)
+        process = subprocess.Popen([*DIBS, *args], text=True, **settings)
+        self._started.append(process)
+        return process
+
+    def start_holder(self, name: str, *options: str, body: str = "sleep 60") -> "subprocess.Popen[str]":
+        """Start ``dibs run`` with a shell script, and wait until the script runs."""
+        ready = self.folder / f"ready-{uuid.uuid4().hex}"
+        process = self.start("run", name, *options, "--", "sh", "-c", f"echo $$ > {ready}; {body}")
+        until(lambda: process.poll() is not None or (ready.exists() and ready.read_text().endswith("\n")))
+        assert process.poll() is None, process.communicate()
+        process.command_pid = int(ready.read_text())  # type: ignore[attr-defined]
+        return process
+
+    def processes(self) -> dict[int, str]:
+        """The name of every process that lives and has our mark in its environment, by pid."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "comm").read_text().strip()
+                except OSError:
+                    continue
+        return found
+
+    def guard_pid(self) -> int:
+        """The one guard that is alive."""
+        guards = [pid for pid, name in self.processes().items() if name == "dibs-guard"]
+        assert len(guards) == 1, self.processes()
+        return guards[0]
+
+    def holder(self, name: str) -> Any:
+        """Who holds the name, as ``dibs show --json`` tells it."""
+        return json.loads(self("show", name, "--json").stdout)
+
+    def close(self) -> None:
+        """End what is left; fail if anything was left that should have ended by itself."""
+        left = {}
+        if all(process.poll() is not None for process in self._started):
+            try:
+                until(lambda: not self.processes(), 5.0)
+            except AssertionError:
+                left = self.processes()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.communicate()
+        assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def dibs(tmp_path: Path) -> Iterator[Dibs]:
+    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
+    shell = Dibs(tmp_path)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+# -- exit codes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script, code", [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("exit 255", 255)]
+)
+def test_the_exit_code_is_the_commands_own(dibs: Dibs, script: str, code: int) -> None:
+    """The command's code, or 128+n when signal n ended it; dibs adds no word."""
+    done = dibs("run", "x", "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_success_is_silent_and_streams_are_the_commands(dibs: Dibs) -> None:
+    """stdin, stdout and stderr go straight to the command, and nothing is added."""
+    done = dibs("run", "x", "--", "sh", "-c", "cat; echo err >&2", input="hello\n", stdin=None)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "err\n")
+
+
+def test_a_command_that_is_not_there(dibs: Dibs) -> None:
+    """127 and one line, without asking for the lock."""
+    for command in ("no-such-command", "./nothing", ""):
+        done = dibs("run", "x", "--", command)
+        assert done.returncode == 127
+        assert done.stderr == f"dibs: cannot run {command!r}: no such command\n"
+    assert not (dibs.folder / "locks.db").exists()
+
+
+def test_a_command_that_cannot_be_executed(dibs: Dibs) -> None:
+    """126 for a folder, a file without the right bit, and a file the kernel refuses; 127 without its interpreter."""
+    plain = dibs.folder / "plain"
+    plain.write_text("echo hello\n")
+    garbled = dibs.folder / "garbled"
+    garbled.write_text("neither a script nor a program\n")
+    garbled.chmod(0o755)
+    orphan = dibs.folder / "orphan"
+    orphan.write_text("#!/no/such/interpreter\n")
+    orphan.chmod(0o755)
+    for command, code in ((plain, 126), (dibs.folder, 126), (garbled, 126), (orphan, 127)):
+        done = dibs("run", "x", "--", str(command))
+        assert done.returncode == code
+        assert done.stderr.startswith(f"dibs: cannot run {str(command)!r}: ")
+        assert done.stderr.count("\n") == 1
+    assert dibs.holder("x") is None
+
+
+def test_commands_are_found_as_a_shell_finds_them(dibs: Dibs) -> None:
+    """By $PATH, skipping what is not executable; arguments arrive untouched, also a second ``--``."""
+    for folder, mode in (("a", 0o644), ("b", 0o755)):
+        (dibs.folder / folder).mkdir()
+        script = dibs.folder / folder / "tool"
+        script.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\n')
+        script.chmod(mode)
+    dibs.env["PATH"] = f"{dibs.folder}/a:{dibs.folder}/b:{dibs.env['PATH']}"
+    done = dibs("run", "x", "--", "tool", "a b", "--", "--ttl", "'$HOME'", "")
+    assert done.stdout == f"{dibs.folder}/b/tool|a b|--|--ttl|'$HOME'||"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run",),
+        ("run", "x"),
+        ("run", "x", "true"),
+        ("run", "x", "--"),
+        ("run", "--", "true"),
+        ("run", "x", "y", "--", "true"),
+        ("run", "x", "--slots", "2", "--", "true"),
+        ("run", "x", "--ttl", "soon", "--", "true"),
+        ("run", "x", "--ttl", "-5", "--", "true"),
+        ("run", "x", "--ttl", "nan", "--", "true"),
+        ("run", "x", "--ttl", "0", "--", "true"),
+        ("run", "x", "--ttl", "365d", "--", "true"),
+        ("run", "x", "--ttl", "1e3", "--", "true"),
+        ("run", "x", "--ttl", "5y", "--", "true"),
+        ("run", "x", "--timeout", "5", "--nowait", "--", "true"),
+        ("run", "x", "--on-busy", "wait", "--", "true"),
+        ("run", "x", "--min-hold", "5", "--max-hold", "2", "--", "true"),
+        ("run", "x", "--info", "{", "--", "true"),
+        ("run", "x", "--info", "[1]", "--", "true"),
+        ("run", "x", "--info", '{"a": "' + "b" * 5000 + '"}', "--", "true"),
+        ("run", "", "--", "true"),
+        ("run", "a\nb", "--", "true"),
+        ("run", "é" * 127 + "xx", "--", "true"),
+        ("run", b"\xff\xfe".decode("utf-8", "surrogateescape"), "--", "true"),
+        ("--url", "nothing", "run", "x", "--", "true"),
+        ("--url", "oracle://host/db", "run", "x", "--", "true"),
+        ("--url", "sqlite:////tmp/x.db?tabel=y", "run", "x", "--", "true"),
+        ("--url", "memory://", "run", "x", "--", "true"),
+        ("--namespace", "a b", "run", "x", "--", "true"),
+    ],
+)
+def test_wrong_usage_is_64(dibs: Dibs, args: tuple[str, ...]) -> None:
+    """Exit 64 and one line that begins with ``dibs:``."""
+    done = dibs(*args)
+    assert done.returncode == 64, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("dibs: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_no_database_is_78(dibs: Dibs) -> None:
+    """Misconfigured is 78, and neither busy nor unreachable: no database, a folder, a file that cannot be made."""
+    (dibs.folder / "text").write_text("this is not a database, and long enough to be looked at as one\n" * 20)
+    for path in (dibs.folder / "text", dibs.folder, "/proc/dibs/locks.db"):
+        done = dibs("--url", f"sqlite:///{path}", "run", "x", "--", "true")
+        assert done.returncode == 78, done
+        assert done.stderr.startswith("dibs: ")
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read and write every file")
+def test_a_file_without_rights_is_78(dibs: Dibs) -> None:
+    """A file this user may not read is misconfigured."""
+    assert dibs("run", "x", "--", "true").returncode == 0
+    (dibs.folder / "locks.db").chmod(0)
+    assert dibs("run", "x", "--", "true").returncode == 78
+
+
+def test_a_wrong_address_in_the_environment_is_78(dibs: Dibs) -> None:
+    """A wrong $DIBS_URL is no fault of the command line; and its text is not shown, it may hold a password."""
+    for url in ("oracle://app:hunter2@db/prod", "app:hunter2@db", "sqlite://app:hunter2@host:99999/x"):
+        dibs.env["DIBS_URL"] = url
+        done = dibs("run", "x", "--", "true")
+        assert done.returncode == 78
+        assert "hunter2" not in done.stderr
+        assert done.stderr.startswith("dibs: $DIBS_URL: ")
+
+
+# -- what the command finds --------------------------------------------------------------------------------------------
+
+
+def dibs_variables(dibs: Dibs, *args: str) -> dict[str, str]:
+    done = dibs(*args, "--", "env")
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("=") for line in done.stdout.splitlines()]
+    return {key: value for key, _, value in lines if key.startswith("DIBS_") and key != "DIBS_TEST_MARK"}
+
+
+def test_the_environment_of_the_command(dibs: Dibs) -> None:
+    """Name, slot and a rising token; nothing else, and no DIBS_URL that was not there before."""
+    assert dibs_variables(dibs, "run", "deploy/web") == {
+        "DIBS_NAME": "deploy/web",
+        "DIBS_SLOT": "1",
+        "DIBS_FENCING_TOKEN": "1",
+        "DIBS_URL": dibs.url,
+    }
+    del dibs.env["DIBS_URL"]
+    assert dibs_variables(dibs, "--url", dibs.url, "run", "deploy/web") == {
+        "DIBS_NAME": "deploy/web",
+        "DIBS_SLOT": "1",
+        "DIBS_FENCING_TOKEN": "2",
+    }
+
+
+def test_the_default_store_is_the_users_own(dibs: Dibs) -> None:
+    """Without an address the leases are in a file that only this user can read."""
+    del dibs.env["DIBS_URL"]
+    assert dibs("run", "x", "--", "true").returncode == 0
+    (made,) = dibs.folder.rglob("dibs.db")
+    assert made.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "name", ["café\u0301", " two  spaces ", 'it\'s "quoted"', "100%s", "a=b", "é" * 127 + "x", "-x"]
+)
+def test_names_arrive_as_they_were_given(dibs: Dibs, name: str) -> None:
+    """Accents, spaces, quotes, percent signs, and 255 bytes."""
+    words = ("run", "--nowait", f"--info={json.dumps({'n': name})}")
+    if name.startswith("-"):
+        assert dibs(*words, name, "--", "true").returncode == 64
+        return
+    assert dibs_variables(dibs, *words, name)["DIBS_NAME"] == name
+
+
+def test_signals_are_as_a_command_expects_them(dibs: Dibs) -> None:
+    """Nothing is blocked, and nothing ignored that was not ignored before: Python's own habits are not inherited."""
+
+    def masks(**options: Any) -> dict[str, int]:
+        lines = dibs("run", "x", "--", "cat", "/proc/self/status", **options).stdout.splitlines()
+        return {
+            key: int(value, 16)
+            for key, _, value in (line.partition(":") for line in lines)
+            if key[:3] == "Sig" and key != "SigQ"
+        }
+
+    plain = masks()
+    assert (plain["SigBlk"], plain["SigIgn"], plain["SigCgt"]) == (0, 0, 0)
+    quiet = masks(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert quiet["SigIgn"] == 1 << (signal.SIGHUP - 1)
+
+
+def test_only_the_files_that_were_open(dibs: Dibs) -> None:
+    """The command inherits what dibs was given, and none of the pipes and files of dibs."""
+    read_fd, write_fd = os.pipe()
+    try:
+        done = dibs("run", "x", "--", "sh", "-c", "ls /proc/$$/fd", pass_fds=[write_fd])
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+    assert sorted(map(int, done.stdout.split())) == sorted([0, 1, 2, write_fd])
+
+
+def test_closed_standard_files(dibs: Dibs) -> None:
+    """It runs with stdin, stdout and stderr closed, as some daemons start their children."""
+    script = f'exec {sys.executable} -m dibs run x -- sh -c "ls /proc/\\$\\$/fd > seen" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", script], env=dibs.env, cwd=dibs.folder, timeout=60)
+    assert done.returncode == 0
+    assert (dibs.folder / "seen").read_text().split() == ["1"]
+
+
+# -- busy and waiting --------------------------------------------------------------------------------------------------
+
+
+def test_busy_is_75_and_names_the_holder(dibs: Dibs) -> None:
+    """The second run of a name, told not to wait, exits 75 at once and says who has it, since when, for how long."""
+    holder = dibs.start_holder("x")
+    for options in (("--nowait",), ("--timeout", "0"), ("--timeout", "200ms")):
+        done = dibs("run", "x", *options, "--", "touch", "ran")
+        assert done.returncode == 75
+        assert done.stdout == ""
+        assert f"dibs: 'x' is held by {os.uname().nodename}/{holder.pid}/" in done.stderr
+        assert "free in" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (dibs.folder / "ran").exists()
+    assert dibs("run", "y", "--nowait", "--", "true").returncode == 0, "another name is free"
+    assert dibs("--namespace", "other", "run", "x", "--nowait", "--", "true").returncode == 0
+    holder.terminate()
+    assert holder.wait() == 143
+
+
+def test_skip_is_silent(dibs: Dibs) -> None:
+    """--on-busy skip exits 0 without a word and without running the command, after waiting only if told to."""
+    holder = dibs.start_holder("x")
+    for options in ((), ("--nowait",), ("--timeout", "100ms")):
+        done = dibs("run", "x", "--on-busy", "skip", *options, "--", "touch", "ran")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (dibs.folder / "ran").exists()
+    holder.terminate()
+
+
+def test_waiting_is_the_default(dibs: Dibs) -> None:
+    """Without options it waits for its turn, which comes when the holder is done, in the order of arrival."""
+    holder = dibs.start_holder("x")
+    order = dibs.folder / "order"
+    waiters = []
+    for number in range(3):
+        waiters.append(dibs.start("run", "x", "--", "sh", "-c", f"echo {number} >> {order}"))
+        until(lambda: dibs.holder("x")["waiting"] == number + 1)  # noqa: B023 - called before the next turn
+    holder.terminate()
+    assert [waiter.wait() for waiter in waiters] == [0, 0, 0]
+    assert order.read_text().split() == ["0", "1", "2"]
+
+
+def test_a_waiting_time_is_enough_when_the_holder_ends_in_it(dibs: Dibs) -> None:
+    """--timeout is a limit and not a delay."""
+    dibs.start_holder("x", body="sleep 0.3")
+    assert dibs("run", "x", "--timeout", "1m", "--", "true").returncode == 0
+
+
+def test_min_hold_keeps_the_name_after_a_quick_command(dibs: Dibs) -> None:
+    """A command that was over at once keeps others out for as long as it was told; dibs itself does not wait."""
+    started = time.monotonic()
+    assert dibs("run", "x", "--min-hold", "4s", "--", "true").returncode == 0
+    left = 4 - (time.monotonic() - started)
+    assert left > 0, "this machine is too slow for this test"
+    assert dibs("run", "x", "--nowait", "--", "true").returncode == 75
+    assert dibs("run", "x", "--", "true").returncode == 0
+    assert time.monotonic() - started > 3.9
+
+
+def test_info_is_shown_to_others(dibs: Dibs) -> None:
+    """--info says why."""
+    holder = dibs.start_holder("x", "--info", '{"ticket": "OPS-7"}')
+    assert dibs.holder("x")["info"] == {"ticket": "OPS-7"}
+    holder.terminate()
+
+
+def test_what_a_command_leaves_behind_goes_on(dibs: Dibs) -> None:
+    """The command is over when its first process is; a daemon it started is not killed, and holds nothing."""
+    done = dibs("run", "x", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    pid = int(done.stdout)
+    try:
+        assert dibs.holder("x") is None
+        os.kill(pid, 0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- start time --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_heavy_is_imported(dibs: Dibs) -> None:
+    """The path of ``dibs run`` on SQLite loads no module that it could do without."""
+    script = textwrap.dedent("""\
+        import os, sys
+        from dibs.cli import main
+        code = main()
+        print("\\n".join(sys.modules), file=sys.stderr)
+        sys.exit(code)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", "x", "--", "true"],
+        env=dibs.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    heavy = {"asyncio", "dataclasses", "email", "inspect", "logging", "psycopg", "shutil", "socket", "ssl"}
+    heavy |= {"subprocess", "tabulate", "tempfile", "urllib", "urllib.parse", "importlib.metadata", "uuid", "ctypes"}
+    assert not heavy & set(done.stderr.split())
