@@ -14,8 +14,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, NamedTuple
@@ -191,20 +192,19 @@ class Bench:
             self._line_width = 0
 
 
-# How often the clock is read: after this many pairs at least, so that reading it costs nothing.
-_PAIRS_AT_ONCE = 20
+# The clock is read after this many pairs, so that reading it costs nothing.
+PAIRS_AT_ONCE = 20
 
 
-def lone_thread(pair: Callable[[str], object], names: Sequence[str], seconds: float) -> list[float]:
-    """Call ``pair`` for one name after the other in this thread for about so many seconds; pairs a second."""
-    names = list(names) * -(-_PAIRS_AT_ONCE // len(names))
+def lone_thread(pair: Callable[[str], object], names: Iterable[str], seconds: float) -> list[float]:
+    """Call ``pair`` for one name after the other in this thread, over and over, for so many seconds; pairs a second."""
+    endless = cycle(names)
     done = 0
     start = time.perf_counter()
-    end = start + seconds
     while True:
-        for name in names:
+        for name in islice(endless, PAIRS_AT_ONCE):
             pair(name)
-        done += len(names)
-        now = time.perf_counter()
-        if now >= end:
-            return [done / (now - start)]
+        done += PAIRS_AT_ONCE
+        took = time.perf_counter() - start
+        if took >= seconds:
+            return [done / took]

@@ -1,5 +1,6 @@
 """``dibs run``: exit codes, environment, waiting and silence, with real processes and a real SQLite file."""
 
+import ctypes
 import json
 import os
 import signal
@@ -240,12 +241,20 @@ def test_a_file_that_is_no_database_is_78(dibs: Dibs) -> None:
         assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may read and write every file")
 def test_a_file_without_rights_is_78(dibs: Dibs) -> None:
-    """A file this user may not read is misconfigured."""
+    """A file that this user may not read, or not write, is misconfigured. Root is tried without its privileges."""
+
+    def drop_privileges() -> None:
+        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
+
     assert dibs("run", "x", "--", "true").returncode == 0
-    (dibs.folder / "locks.db").chmod(0)
-    assert dibs("run", "x", "--", "true").returncode == 78
+    for mode in (0o000, 0o400):
+        (dibs.folder / "locks.db").chmod(mode)
+        done = dibs("run", "x", "--", "true", preexec_fn=drop_privileges)
+        assert done.returncode == 78, done
+        assert "locks.db" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_wrong_address_in_the_environment_is_78(dibs: Dibs) -> None:

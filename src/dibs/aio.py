@@ -279,7 +279,9 @@ class AsyncLock:
     async def __aenter__(self) -> AsyncLease:
         task = asyncio.current_task()
         assert task is not None
-        lease = await _take(self._core.enter(task))
+        lease = await _take(self._core.acquire(task))
+        if lease is None:
+            raise self._core.timed_out()
         self._blocks.setdefault(task, []).append(_Block(lease._session, lease._hold, task))
         return lease
 

@@ -59,7 +59,10 @@ class Lock:
         return self._core.locked()
 
     def __enter__(self) -> Lease:
-        return run(self._core.enter(get_ident()))
+        lease = run(self._core.acquire(get_ident()))
+        if lease is None:
+            raise self._core.timed_out()
+        return lease
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         run(self._core.leave(get_ident(), exc_type is not None))

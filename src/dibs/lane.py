@@ -167,6 +167,8 @@ class Lane:
                 if self._server is not None:
                     return
                 self._server = ask
+                if not self._batch and not self._unread:
+                    self._batch = self._take()
             if not self._serve(ask):
                 self.start()
         except BaseException:
@@ -233,28 +235,28 @@ class Lane:
     def _serve(self, me: Ask | None) -> bool:
         """Serve until ``me`` is answered (None: until nothing is left); False when work is left for others."""
         while True:
-            closing = False
+            if self._batch or self._unread:
+                pause = self._perform()
+                if pause > BUSY_PAUSE_S and me is not None:
+                    with self._mutex:
+                        self._server = None
+                    return False
+                if pause:
+                    self._clock.sleep(pause * (0.5 + self._clock.jitter()))
+                    continue
             with self._mutex:
-                if not self._batch and not self._unread:
-                    if not self._queue if me is None else not me.in_lane:
-                        closing = self._closing and not self._queue
-                        if not closing:
-                            self._server = None
-                            return not self._queue
-                    else:
-                        self._batch = self._take()
-            if closing:
-                self._close_store()
-                with self._mutex:
+                if self._batch or self._unread:
+                    continue
+                if self._queue and (me is None or me.in_lane):
+                    self._batch = self._take()
+                    continue
+                if not self._closing or self._queue:
                     self._server = None
                     return not self._queue
-            pause = self._perform()
-            if pause > BUSY_PAUSE_S and me is not None:
-                with self._mutex:
-                    self._server = None
-                return False
-            if pause:
-                self._clock.sleep(pause * (0.5 + self._clock.jitter()))
+            self._close_store()
+            with self._mutex:
+                self._server = None
+                return not self._queue
 
     def _take(self) -> list[Ask]:
         """The next batch: requests up to the next Act, or one Act alone. The caller holds the mutex."""

@@ -63,7 +63,7 @@ class LockCore(Generic[L]):
     # -- acquire --------------------------------------------------------------------------------------------------
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
-        """A lease, or None when the name could not be had in time."""
+        """A lease, or None when the name could not be had in time (``timed_out`` makes the error of it)."""
         terms = self.terms
         limit_s = terms.timeout if timeout == -1 and blocking else self._limit(blocking, timeout)
         if terms.reentrant:
@@ -144,13 +144,6 @@ class LockCore(Generic[L]):
             free_in=held.free_in,
             waited=waited,
         )
-
-    def enter(self, owner: object) -> Steps[L]:
-        """A lease, or LockTimeout."""
-        lease = yield from self.acquire(owner)
-        if lease is None:
-            raise self.timed_out()
-        return lease
 
     # -- release --------------------------------------------------------------------------------------------------
 

@@ -234,8 +234,12 @@ class Connection:
             world.note(self._process.name, "gives up on the store's answer")
             raise StoreUnavailable("the store did not answer in time")
         network.checker.answered(call)
-        if call.error is not None:
-            raise call.error
+        error, call.error = call.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # error, traceback and frame would keep each other, and whatever leases the frames know
         return call.answer
 
     def _trouble(self, seconds: float, text: str, *args: object) -> None:

@@ -7,11 +7,12 @@ gives it back, drops it, or sits on it until it is over. ``simulate`` builds a w
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.desk import Desk
-from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.session import Session
@@ -95,7 +96,8 @@ class Host:
             patience=patience_s,
             clock=process.clock,
         )
-        self.desk._session = self.session
+        self.desk._sessions[os.getpid()] = self.session
+        assert self.desk.session() is self.session
 
     def close(self) -> None:
         """The whole client is closed, whatever its threads are doing."""
@@ -167,9 +169,9 @@ class Program:
             world.note(self.process.name, "holds %s until %.3f of its clock", lease.claim_id, lease.trusted_until)
             self._use(core, lease, tenure)
         except StoreUnavailable as error:
-            world.note(self.process.name, "does not know: %s", error)
-        except (LeaseLost, NotHeld) as error:
-            world.note(self.process.name, "is told: %s", error)
+            world.note(self.process.name, "does not know: %s", str(error))
+        except (InvalidOption, LeaseLost, NotHeld) as error:
+            world.note(self.process.name, "is told: %s", str(error))
         finally:
             # From here on nobody has the lease; if it is still held, it was dropped.
             tenure.dropped = True
@@ -184,7 +186,7 @@ class Program:
         try:
             lease = run(core.acquire(self.name))
         except (StoreUnavailable, WouldDeadlock) as error:
-            world.note(self.process.name, "cannot have it: %s", error)
+            world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
             if lease is None:
                 self.checker.not_acquired(self.name, session)
@@ -243,7 +245,7 @@ class Operator:
                 if record is not None and rand() < 0.7:
                     run(desk.breaking(NAMES[0], record.fencing_token, rand() < 0.3))
             except StoreUnavailable as error:
-                world.note(self.host.process.name, "does not know: %s", error)
+                world.note(self.host.process.name, "does not know: %s", str(error))
 
 
 class Result(NamedTuple):

@@ -265,17 +265,14 @@ class World:
                 pass
             except BaseException as error:  # noqa: BLE001 - a thread that ends in silence is what is looked for
                 if not self.closing and task.fatal:
-                    self.note(process.name, "dies of %r", error)
+                    self.note(process.name, "dies of %s", repr(error))
                     self._broken = self._broken or f"the thread {name!r} of {process.name} died of {error!r}"
-                    self._cause = error
             task.over = True
 
         task = Task(process, name, body, self.hub, fatal=fatal)
         self.tasks.append(task)
         self._ready.append(task)
         return task
-
-    _cause: BaseException | None = None
 
     def interrupt_after(self, task: Task, calls: int) -> None:
         """Interrupt ``task`` where a signal would, after that many calls and jumps back inside dibs.
@@ -291,8 +288,9 @@ class World:
         def trace(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal left
             if event == "call":
-                if self.current is not task or "/dibs/" not in frame.f_code.co_filename:
-                    return None
+                code = frame.f_code
+                if self.current is not task or "/dibs/" not in code.co_filename or code.co_name == "__del__":
+                    return None  # what is raised in __del__ is never seen again
                 frame.f_trace_opcodes = True
                 frame.f_trace_lines = False
             elif event == "opcode":
@@ -311,8 +309,8 @@ class World:
                         frame.f_code.co_name,
                     )
                     raise Interrupted
-            elif event == "return":
-                last.pop(frame, None)
+            elif event in ("exception", "return"):
+                last.pop(frame, None)  # a call that raises is not followed by a look for signals
             return trace
 
         self._traced = (task, last)
@@ -434,6 +432,10 @@ class Mutex:
         self._world = world
         self._owner: Task | None = None
         self._waiters: list[Task] = []
+
+    @property
+    def taken(self) -> bool:
+        return self._owner is not None
 
     def __enter__(self) -> None:
         world = self._world

@@ -140,7 +140,16 @@ def _add_common(parser: argparse.ArgumentParser, default: object) -> None:
     )
 
 
-def _parser() -> Parser:
+def _parse(argv: Sequence[str]) -> argparse.Namespace | None:
+    """The arguments of a command, or None when there were none at all (help was printed)."""
+    if argv and argv[0] in COMMANDS:
+        # The short cut of nearly every call: seven parsers less to make are 2 ms.
+        command, what = argv[0], COMMANDS[argv[0]][1]
+        args = Parser(command, prog=f"dibs {command}", description=_sentence(what)).parse_args(argv[1:])
+        for option in ("url", "namespace"):
+            vars(args).setdefault(option, None)
+        args.command = command
+        return args
     parser = Parser(
         prog="dibs",
         description="Who gets to do this? Locks and leases, kept in a database you already have.",
@@ -151,8 +160,16 @@ def _parser() -> Parser:
     # prog is given, because argparse would format a usage line to find it out.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="dibs", parser_class=Parser)
     for command, (_module, what) in COMMANDS.items():
-        commands.add_parser(command, command=command, help=what, description=what[0].upper() + what[1:] + ".")
-    return parser
+        commands.add_parser(command, command=command, help=what, description=_sentence(what))
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return None
+    return args
+
+
+def _sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,10 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help()
+    args = _parse(argv)
+    if args is None:
         return 0
     from importlib import import_module
 

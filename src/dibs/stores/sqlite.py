@@ -1,7 +1,8 @@
 """SQLite: leases in one file of this machine, with nothing to set up.
 
-Every call is one ``BEGIN IMMEDIATE`` transaction in which each request reads its row, decides, and writes it; SQLite
-lets one writer in at a time, so the reading is still true when the writing happens.
+A request is one conditional UPDATE; an acquire which that does not settle (a new name, a held one, one with a line)
+reads, decides and writes. Either happens inside one write transaction, and SQLite lets one writer in at a time, so what
+was read is still true when it is written. A vector of several requests is one ``BEGIN IMMEDIATE`` transaction.
 
 *Clock.* There is no server, so the host's boot clock decides: it cannot be set. Rows carry the number of the boot they
 were written in; under a new boot id every older lease is over. A file whose last boot was another machine's is refused.
@@ -33,7 +34,6 @@ from dibs.store import (
     Held,
     Outcome,
     Release,
-    Renew,
     Renewed,
     Request,
     StoreAddress,
@@ -63,7 +63,10 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
 )
 TOKENS_PER_BOOT = 2**40
-SQLITE_MIN = (3, 31, 0)
+PAGE_BYTES = 1024
+# Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
+CHECKPOINT_PAGES = 4096
+SQLITE_MIN = (3, 35, 0)
 # Other kinds of shared file systems exist; these are the ones whose locks are known not to hold between machines.
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -141,20 +144,20 @@ class SQLiteStore:
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         db = self._open()
-        if not requests:
-            return []
+        outcomes: list[Outcome] = []
         try:
-            db.execute("BEGIN IMMEDIATE")
-            now = boot_now()
-            outcomes: list[Outcome] = []
-            for request in requests:
-                if type(request) is Acquire:
-                    outcomes.append(self._acquire(db, request, now))
-                elif type(request) is Release:
-                    outcomes.append(self._release(db, request, now))
-                else:
-                    outcomes.append(self._renew(db, request, now))  # type: ignore[arg-type]
-            db.execute("COMMIT")
+            if len(requests) == 1:
+                # Most requests are one statement, which is a transaction by itself.
+                outcome = self._at_once(db, requests[0], boot_now())
+                if outcome is not None:
+                    return [outcome]
+            if requests:
+                db.execute("BEGIN IMMEDIATE")
+                now = boot_now()
+                for request in requests:
+                    outcome = self._at_once(db, request, now)
+                    outcomes.append(self._acquire(db, request, now) if outcome is None else outcome)  # type: ignore[arg-type]
+                db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._translated(error) from error
         except BaseException:  # interrupted: nothing of this call may stay half done in an open transaction
@@ -162,54 +165,53 @@ class SQLiteStore:
             raise
         return outcomes
 
+    def _at_once(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome | None:
+        """The outcome, when one statement decides it; None when an acquire must be looked into."""
+        if type(request) is Acquire:
+            name, claim_id, ttl, holder, info, _, ticket = request
+            if ticket is not None:
+                return None
+            wall = wall_now()
+            granted = db.execute(
+                self._sql["grant_at_once"],
+                (claim_id, holder, info, self._floor, self._boot, wall, now, now + ttl, name),
+            ).fetchall()
+            return Granted(*granted[0]) if granted else None
+        if type(request) is Release:
+            if request.ticket is not None:
+                db.execute(self._sql["leave"], (request.ticket,))
+            done = db.execute(
+                self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now)
+            )
+            return RELEASED if done.rowcount else GONE
+        done = db.execute(
+            self._sql["renew"],
+            (now + request.ttl, request.name, request.slot, request.claim_id, self._boot, now),  # type: ignore[union-attr]
+        )
+        return Renewed(wall_now() + request.ttl) if done.rowcount else GONE  # type: ignore[union-attr]
+
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
+        """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
         name, claim_id = request.name, request.claim_id
         row = db.execute(self._sql["read"], (name,)).fetchone()
         if row is None:
-            held_by, token, holder, granted_wall, free_at, in_line = None, self._floor, None, 0.0, float("-inf"), False
+            held_by, token, holder, granted_wall, free_at = None, self._floor, None, 0.0, float("-inf")
         else:
-            held_by, token, holder, boot, granted_wall, free_at, in_line = row
+            held_by, token, holder, boot, granted_wall, free_at = row
             if boot != self._boot:
                 held_by, free_at = None, float("-inf")
         mine = held_by == claim_id
         free = held_by is None or free_at <= now
         ticket = LAST_TICKET if request.ticket is None else request.ticket
-        if mine or (free and not (in_line and self._ahead(db, request, ticket, free_at, now))):
+        if mine or (free and not self._ahead(db, request, ticket, free_at, now)):
             if not mine:
                 token = max(token, self._floor) + 1
                 granted_wall = wall_now()
-            if row is None:
-                db.execute(
-                    self._sql["insert"],
-                    (
-                        name,
-                        claim_id,
-                        request.holder,
-                        token,
-                        self._boot,
-                        granted_wall,
-                        now,
-                        now + request.ttl,
-                        request.info,
-                    ),
-                )
-            else:
-                db.execute(
-                    self._sql["grant"],
-                    (
-                        claim_id,
-                        request.holder,
-                        token,
-                        self._boot,
-                        granted_wall,
-                        now,
-                        now + request.ttl,
-                        request.info,
-                        name,
-                    ),
-                )
-            if in_line:
-                db.execute(self._sql["leave_until"], (name, ticket))
+            db.execute(
+                self._sql["grant"],
+                (name, claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info),
+            )
+            db.execute(self._sql["leave_until"], (name, ticket))
             return Granted(token, granted_wall)
         place = None
         if request.wake is not None:
@@ -234,18 +236,6 @@ class SQLiteStore:
         entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now)).lastrowid
         assert entered is not None
         return entered
-
-    def _renew(self, db: sqlite3.Connection, request: Renew, now: float) -> Outcome:
-        done = db.execute(
-            self._sql["renew"], (now + request.ttl, request.name, request.slot, request.claim_id, self._boot, now)
-        )
-        return Renewed(wall_now() + request.ttl) if done.rowcount else GONE
-
-    def _release(self, db: sqlite3.Connection, request: Release, now: float) -> Outcome:
-        if request.ticket is not None:
-            db.execute(self._sql["leave"], (request.ticket,))
-        done = db.execute(self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now))
-        return RELEASED if done.rowcount else GONE
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -332,7 +322,7 @@ class SQLiteStore:
             # unknown there, and so their renewals say Gone.
             self.close()
         if sqlite3.sqlite_version_info < SQLITE_MIN:
-            raise Unsupported(f"dibs needs SQLite 3.31 or later; this Python has {sqlite3.sqlite_version}")
+            raise Unsupported(f"dibs needs SQLite 3.35 or later; this Python has {sqlite3.sqlite_version}")
         self._make_file()
         try:
             db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -376,6 +366,7 @@ class SQLiteStore:
             raise Unsupported("this system tells no boot id, which SQLite leases need: use a database server")
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA busy_timeout=0")
+        db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         known = db.execute(
             "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (self._meta_table,)
         ).fetchone()[0]
@@ -388,6 +379,8 @@ class SQLiteStore:
         """Make the tables if need be, and write down durably that a new boot has begun."""
         # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
         db.execute("PRAGMA busy_timeout=5000")
+        # Every commit writes whole pages to the log: small ones, as a lease is small. (Only a new file takes the size.)
+        db.execute(f"PRAGMA page_size={PAGE_BYTES}")
         mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if mode != "wal":
             raise SetupRequired(f"{self._path!r} cannot be put into WAL mode (it is in {mode} mode)")
@@ -513,16 +506,22 @@ class SQLiteWatch:
 
 _STATEMENTS = {
     "read": (
-        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot,"
-        " EXISTS (SELECT 1 FROM {line} WHERE name = ?1) FROM {lease} WHERE name = ?1 AND slot = 1"
+        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot FROM {lease}"
+        " WHERE name = ? AND slot = 1"
     ),
-    "insert": (
-        "INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
-        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
+    # A name with a row, that is free or this claim's already, and for which nobody waits.
+    "grant_at_once": (
+        "UPDATE {lease} SET claim_id = ?1, holder = ?2, info = ?3, boot = ?5, expires_boot = ?8, granted_boot = ?7,"
+        " granted_wall = CASE WHEN claim_id = ?1 THEN granted_wall ELSE ?6 END,"
+        " fencing_token = CASE WHEN claim_id = ?1 THEN fencing_token ELSE max(fencing_token, ?4) + 1 END"
+        " WHERE name = ?9 AND slot = 1 AND (claim_id = ?1 AND boot = ?5"
+        " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?7)"
+        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?9))"
+        " RETURNING fencing_token, granted_wall"
     ),
     "grant": (
-        "UPDATE {lease} SET claim_id = ?, holder = ?, fencing_token = ?, boot = ?, granted_wall = ?, granted_boot = ?,"
-        " expires_boot = ?, info = ? WHERE name = ? AND slot = 1"
+        "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
     ),
     "renew": (
         "UPDATE {lease} SET expires_boot = ?"

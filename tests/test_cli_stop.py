@@ -1,0 +1,450 @@
+"""``dibs run``: the command runs only while the lease is trusted, with real signals, kills and pauses."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dibs.clock import boot_now
+from tests.test_cli_run import DIBS, Dibs, until
+
+
+@pytest.fixture
+def dibs(tmp_path: Path) -> Iterator[Dibs]:
+    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
+    shell = Dibs(tmp_path)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+# Writes the boot clock into a file every millisecond: shows until when it ran. Ends by KILL only.
+TICKER = """
+import signal, sys, time
+for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(signum, lambda signum, frame: print("signal", signum, flush=True))
+with open(sys.argv[1], "w", buffering=1) as file:
+    while True:
+        file.write(f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f}\\n")
+        time.sleep(0.001)
+"""
+
+
+class Ticker:
+    """A command that ignores TERM, and its child that does the same; both say when they last ran."""
+
+    def __init__(self, dibs: Dibs, name: str, *options: str) -> None:
+        self.paths = [dibs.folder / f"ticks-{name}-{role}" for role in ("command", "grandchild")]
+        script = dibs.folder / "ticker.py"
+        script.write_text(TICKER)
+        commands = [f"{sys.executable} {script} {path}" for path in self.paths]
+        self.wrapper = dibs.start("run", name, *options, "--", "sh", "-c", f"{commands[1]} & exec {commands[0]}")
+        until(lambda: self.wrapper.poll() is not None or all(p.exists() and p.read_text() for p in self.paths))
+        assert self.wrapper.poll() is None, self.wrapper.communicate()
+
+    def last(self) -> float:
+        """The last moment at which either of the two ran."""
+        return max(float(path.read_text().rstrip("\n").rpartition("\n")[2]) for path in self.paths)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def state(pid: int) -> str:
+    """R, S, T, Z … of the process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+# -- the wrapper dies or stands still ----------------------------------------------------------------------------------
+
+
+def test_kill_9_of_the_wrapper_kills_the_whole_group(dibs: Dibs) -> None:
+    """The command and what it started die at once, TERM or no TERM; the name is free a ttl later, by itself."""
+    ticker = Ticker(dibs, "x", "--ttl", "2")
+    os.kill(ticker.wrapper.pid, signal.SIGKILL)
+    killed = boot_now()
+    until(lambda: not dibs.processes(), 5.0)
+    assert ticker.last() < killed + 0.5
+    assert dibs("run", "x", "--nowait", "--", "true").returncode == 75, "its ttl is not over yet"
+    assert dibs("run", "x", "--", "true").returncode == 0
+    assert boot_now() < killed + 2 + 2
+
+
+def test_kill_9_of_the_wrapper_while_it_waits(dibs: Dibs) -> None:
+    """Nothing is left of a run that was killed before its turn, and the command never runs."""
+    holder = dibs.start_holder("x")
+    waiter = dibs.start("run", "x", "--", "touch", "ran")
+    until(lambda: dibs.holder("x")["waiting"] == 1)
+    waiter.kill()
+    waiter.wait()
+    holder.terminate()
+    until(lambda: not dibs.processes())
+    assert not (dibs.folder / "ran").exists()
+
+
+def test_kill_9_of_wrapper_and_guard_at_once(dibs: Dibs) -> None:
+    """Even ``pkill -9 dibs``, which takes the guard too, takes the command along (on Linux)."""
+    holder = dibs.start_holder("x", body="exec sleep 60")
+    guard = dibs.guard_pid()
+    os.kill(guard, signal.SIGSTOP)  # so that it can do nothing in the moment between the two
+    os.kill(holder.pid, signal.SIGKILL)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: not alive(holder.command_pid))
+
+
+def test_a_paused_wrapper_does_not_outlive_its_lease(dibs: Dibs) -> None:
+    """kill -STOP longer than the ttl: the command is dead before another may enter; after -CONT the run exits 76."""
+    ticker = Ticker(dibs, "x", "--ttl", "2")
+    os.kill(ticker.wrapper.pid, signal.SIGSTOP)
+    other = dibs("run", "x", "--", sys.executable, "-c", "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME))")
+    assert other.returncode == 0, other
+    assert ticker.last() < float(other.stdout)
+    assert ticker.wrapper.poll() is None
+    os.kill(ticker.wrapper.pid, signal.SIGCONT)
+    output, errors = ticker.wrapper.communicate()
+    assert ticker.wrapper.returncode == 76
+    assert "signal 15" in output, "TERM came before KILL"
+    assert errors.startswith("dibs: the command was stopped: lost 'x' (token 1): ")
+    assert errors.count("\n") == 1
+
+
+def test_a_short_pause_does_no_harm(dibs: Dibs) -> None:
+    """A pause that ends before anybody had to act is not noticed."""
+    holder = dibs.start_holder("x", "--ttl", "20", body="sleep 2; exit 3")
+    os.kill(holder.pid, signal.SIGSTOP)
+    os.kill(holder.pid, signal.SIGCONT)
+    assert holder.wait() == 3
+    assert holder.stderr is not None
+    assert holder.stderr.read() == ""
+
+
+def test_a_pause_that_the_guard_noticed(dibs: Dibs) -> None:
+    """Once the guard has sent TERM the run has failed, also when the wrapper wakes up in time to renew."""
+    body = 'trap "echo told; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
+    holder = dibs.start_holder("x", "--ttl", "4", body=body)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "ready\n"
+    os.kill(holder.pid, signal.SIGSTOP)
+    assert holder.stdout.readline() == "told\n"
+    os.kill(holder.pid, signal.SIGCONT)
+    assert holder.wait() == 76
+
+
+# -- the lease is lost -------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_lease_stops_the_command(dibs: Dibs) -> None:
+    """The holder hears of the break at its next renewal: TERM, time to clean up, and exit 76."""
+    body = 'trap "echo cleaning up; sleep 0.1; echo done; exit 0" TERM; while :; do sleep 0.05; done'
+    holder = dibs.start_holder("x", "--ttl", "3", body=body)
+    assert dibs("break", "x", "--token", "1").returncode == 0
+    output, errors = holder.communicate()
+    assert holder.returncode == 76
+    assert output == "cleaning up\ndone\n"
+    last = errors.splitlines()[-1]  # before it, the shell tells what became of its sleep
+    assert last.startswith("dibs: the command was stopped: lost 'x' (token 1): the store no longer knows this lease")
+
+
+def test_a_command_that_ignores_term_is_killed_in_time(dibs: Dibs) -> None:
+    """TERM first, then KILL to the whole group, and all that before the name is free for others."""
+    ticker = Ticker(dibs, "x", "--ttl", "3", "--grace", "10m")
+    broken = boot_now()
+    assert dibs("break", "x", "--token", "1").returncode == 0
+    other = dibs("run", "x", "--", sys.executable, "-c", "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME))")
+    output, _errors = ticker.wrapper.communicate()
+    assert ticker.wrapper.returncode == 76
+    assert "signal 15" in output
+    assert ticker.last() < float(other.stdout)
+    assert float(other.stdout) < broken + 3 + 2
+
+
+def test_the_grace_is_respected(dibs: Dibs) -> None:
+    """A command that ignores TERM gets KILL after --grace, also when the lease would be trusted for longer."""
+    ticker = Ticker(dibs, "x", "--ttl", "6", "--grace", "200ms")
+    assert dibs("break", "x", "--token", "1").returncode == 0
+    assert ticker.wrapper.wait() == 76
+    assert dibs("run", "x", "--nowait", "--", "true").returncode == 75, "it was over before the lease was"
+
+
+def test_a_store_that_cannot_be_written(dibs: Dibs) -> None:
+    """Renewals fail for too long: TERM while there is still trust, KILL at its end at the latest, exit 76."""
+    ticker = Ticker(dibs, "x", "--ttl", "3")
+    expires = boot_now() + dibs.holder("x")["expires_in"] + 1.2  # the next renewal may have come in between
+    other = sqlite3.connect(dibs.folder / "locks.db", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        output, errors = ticker.wrapper.communicate()
+    finally:
+        other.close()
+    assert ticker.wrapper.returncode == 76
+    assert "signal 15" in output
+    assert errors.startswith("dibs: the command was stopped: 'x' could not be renewed and is lost in 0.")
+    assert errors.count("\n") == 1
+    assert ticker.last() < expires
+
+
+def test_max_hold(dibs: Dibs) -> None:
+    """--max-hold stops the command before that time is over."""
+    started = boot_now()
+    done = dibs("run", "x", "--max-hold", "1500ms", "--", "sleep", "60")
+    assert done.returncode == 76
+    assert boot_now() < started + 10
+    assert done.stderr.count("\n") == 1
+    assert dibs("run", "x", "--timeout", "5", "--", "true").returncode == 0
+
+
+def test_the_guard_dies(dibs: Dibs) -> None:
+    """Without its guard the command would survive a kill -9 of the wrapper: it is stopped as for a loss."""
+    holder = dibs.start_holder("x", body='trap "echo told; exit 0" TERM; while :; do sleep 0.05; done')
+    os.kill(dibs.guard_pid(), signal.SIGKILL)
+    output, errors = holder.communicate()
+    assert holder.returncode == 76
+    assert output == "told\n"
+    assert errors.endswith("dibs: the command was stopped: the process that would end it if dibs were killed is gone\n")
+    assert dibs.holder("x") is None, "it was still held, so it was given back"
+
+
+def test_the_guard_holds_nothing_open(dibs: Dibs) -> None:
+    """The guard has its pipe and /dev/null; it is in a session of its own and blocks what can be blocked."""
+    holder = dibs.start_holder("x")
+    guard = dibs.guard_pid()
+    folder = Path(f"/proc/{guard}/fd")
+    until(lambda: len(list(folder.iterdir())) == 4)
+    files = sorted(os.readlink(fd) for fd in folder.iterdir())
+    assert files[:3] == ["/dev/null"] * 3
+    assert files[3].startswith("pipe:")
+    assert os.getsid(guard) == guard
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1):
+        os.kill(guard, signum)
+    holder.terminate()
+    assert holder.wait() == 143
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_while_waiting(dibs: Dibs, signum: signal.Signals, code: int) -> None:
+    """Ctrl-C, TERM and HUP end the waiting without a word, leave the line, and run nothing."""
+    holder = dibs.start_holder("x")
+    waiter = dibs.start("run", "x", "--", "touch", "ran")
+    until(lambda: dibs.holder("x")["waiting"] == 1)
+    waiter.send_signal(signum)
+    assert waiter.communicate() == ("", "")
+    assert waiter.returncode == code
+    assert dibs.holder("x")["waiting"] == 0
+    holder.terminate()
+    holder.wait()
+    assert not (dibs.folder / "ran").exists()
+
+
+def test_a_signal_at_any_moment_of_the_start(dibs: Dibs) -> None:
+    """Whenever TERM comes, nothing is left held, running or unexplained."""
+    for delay_ms in range(0, 200, 5):
+        wrapper = dibs.start("run", "x", "--", "sleep", "60")
+        time.sleep(delay_ms / 1000)
+        wrapper.terminate()
+        output, errors = wrapper.communicate()
+        assert wrapper.returncode in {
+            143,
+            -signal.SIGTERM,
+        }  # the latter before dibs has seen the first of its own lines
+        assert (output, errors) == ("", "")
+        until(lambda: not dibs.processes())
+    assert dibs("run", "x", "--nowait", "--", "true").returncode == 0
+
+
+RECORDER = """
+import os, signal, sys
+def note(signum, frame):
+    print(sys.argv[1], signal.Signals(signum).name, flush=True)
+for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "CONT"):
+    signal.signal(getattr(signal, "SIG" + name), note)
+print(sys.argv[1], "ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_reach_the_whole_group(dibs: Dibs) -> None:
+    """TERM, INT, HUP, QUIT, USR1, USR2 and CONT are passed on to the command and to what it started."""
+    (dibs.folder / "recorder.py").write_text(RECORDER)
+    recorder = f"{sys.executable} recorder.py"
+    with open(dibs.folder / "notes", "w") as notes:
+        wrapper = dibs.start("run", "x", "--", "sh", "-c", f"{recorder} a & exec {recorder} b", stdout=notes)
+    noted = lambda: set((dibs.folder / "notes").read_text().splitlines())  # noqa: E731
+    until(lambda: {"a ready", "b ready"} <= noted())
+    for name in ("SIGUSR1", "SIGHUP", "SIGUSR2", "SIGQUIT", "SIGCONT", "SIGINT", "SIGTERM"):
+        wrapper.send_signal(getattr(signal, name))
+        until(lambda: {f"a {name}", f"b {name}"} <= noted())  # noqa: B023 - called before the next turn
+    assert wrapper.poll() is None
+    wrapper.kill()
+
+
+def test_ctrl_c_while_running(dibs: Dibs) -> None:
+    """An INT that ends the command is 130; one that the command handles leaves the code to it."""
+    holder = dibs.start_holder("x")
+    holder.send_signal(signal.SIGINT)
+    assert holder.communicate() == ("", "")
+    assert holder.returncode == 130
+    holder = dibs.start_holder("x", body='trap "exit 5" INT; while :; do sleep 0.05; done')
+    holder.send_signal(signal.SIGINT)
+    assert holder.wait() == 5
+    assert dibs.holder("x") is None
+
+
+def test_a_command_that_was_stopped_by_hand(dibs: Dibs) -> None:
+    """kill -STOP of the command stops nothing else: the lease is renewed, and -CONT lets it go on."""
+    holder = dibs.start_holder("x", "--ttl", "1", body="exec sleep 3")
+    os.kill(holder.command_pid, signal.SIGSTOP)
+    until(lambda: state(holder.command_pid) == "T")
+    time.sleep(1.5)
+    assert dibs.holder("x")["fencing_token"] == 1
+    os.kill(holder.command_pid, signal.SIGCONT)
+    assert holder.wait() == 0
+
+
+def test_a_stopped_command_is_ended_too(dibs: Dibs) -> None:
+    """A command that is stopped when its lease is lost is continued to hear TERM."""
+    holder = dibs.start_holder("x", "--ttl", "3", body='trap "echo told; exit 0" TERM; while :; do sleep 0.05; done')
+    os.kill(holder.command_pid, signal.SIGSTOP)
+    dibs("break", "x", "--token", "1")
+    assert holder.communicate()[0] == "told\n"
+    assert holder.returncode == 76
+
+
+# -- terminals ---------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A terminal with a shell script on it, in a session whose leader is the shell."""
+
+    def __init__(self, dibs: Dibs, script: str) -> None:
+        self.fd, slave = os.openpty()
+        name = os.ttyname(slave)
+        # The leader of a session without a terminal that opens one gets it as its own.
+        self.process = subprocess.Popen(
+            ["sh", "-c", 'exec bash --norc --noprofile -c "$1" < "$0" > "$0" 2>&1', name, script],
+            env={**dibs.env, "DIBS": " ".join(DIBS), "TERM": "dumb"},
+            cwd=dibs.folder,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._seen = ""
+        os.set_blocking(self.fd, False)
+
+    def sees(self, text: str) -> bool:
+        try:
+            self._seen += os.read(self.fd, 65536).decode()
+        except BlockingIOError:
+            pass
+        except OSError:  # EIO: everybody has closed it
+            pass
+        return text in self._seen
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(dibs: Dibs) -> Iterator[Any]:
+    made: list[Terminal] = []
+
+    def make(script: str) -> Terminal:
+        made.append(Terminal(dibs, script))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_the_command_gets_the_keyboard(terminal: Any) -> None:
+    """A command can read from the terminal and be ended by Ctrl-C; the shell has its terminal back afterwards."""
+    shell = terminal(
+        "$DIBS run x -- bash -c 'read line; echo got $line; sleep 60'; echo code $?; read line; echo shell $line"
+    )
+    shell.type("one\n")
+    until(lambda: shell.sees("got one"))
+    shell.type("\x03")
+    until(lambda: shell.sees("code 130"))
+    shell.type("two\n")
+    until(lambda: shell.sees("shell two"))
+
+
+def test_in_a_pipeline_the_reader_keeps_the_keyboard(dibs: Dibs, terminal: Any) -> None:
+    """In ``dibs run … | less`` it is less that reads from the terminal; Ctrl-C ends the command all the same."""
+    shell = terminal("$DIBS run x -- sleep 60 | bash -c 'read line < /dev/tty; echo got $line; cat'")
+    shell.type("one\n")
+    until(lambda: shell.sees("got one"))
+    shell.type("\x03")
+    until(lambda: "sleep" not in dibs.processes().values())
+
+
+def test_a_command_in_a_pipeline_may_ask_for_the_keyboard(terminal: Any) -> None:
+    """It is given to a command that was stopped for wanting it."""
+    shell = terminal("$DIBS run x -- bash -c 'read line < /dev/tty; echo got $line' | cat; echo code ${PIPESTATUS[0]}")
+    shell.type("one\n")
+    until(lambda: shell.sees("got one"))
+    until(lambda: shell.sees("code 0"))
+
+
+def test_ctrl_z_and_fg(dibs: Dibs, terminal: Any) -> None:
+    """Ctrl-Z stops command and wrapper, the shell goes on; ``fg`` continues both."""
+    shell = terminal(
+        textwrap.dedent("""\
+            set -m
+            $DIBS run x -- bash -c 'echo started; read line; echo got $line; exit 4'
+            echo stopped $?
+            read line; echo shell $line
+            fg
+            echo code $?
+        """)
+    )
+    until(lambda: shell.sees("started"))
+    shell.type("\x1a")
+    until(lambda: shell.sees("stopped 148"))
+    shell.type("two\n")
+    until(lambda: shell.sees("shell two"))
+    shell.type("three\n")
+    until(lambda: shell.sees("got three"))
+    until(lambda: shell.sees("code 4"))
+
+
+def test_ctrl_z_for_too_long(dibs: Dibs, terminal: Any) -> None:
+    """A job that stays stopped longer than its lease lasts loses it: the command is ended, and fg shows 76."""
+    shell = terminal(
+        textwrap.dedent("""\
+            set -m
+            $DIBS run x --ttl 2 -- bash -c 'echo started; sleep 60'
+            echo stopped $?
+            read line
+            fg
+            echo code $?
+        """)
+    )
+    until(lambda: shell.sees("started"))
+    shell.type("\x1a")
+    until(lambda: shell.sees("stopped 148"))
+    assert dibs("run", "x", "--", "true").returncode == 0
+    shell.type("\n")
+    until(lambda: shell.sees("code 76"))

@@ -1,0 +1,339 @@
+"""Stores under any sequence of acts: the memory store against a model of what must never happen, the others against it.
+
+The model knows nothing of lines or outcomes' details; it only remembers who holds what until when, and the greatest
+token of each name. The comparison uses long ttls, so time decides nothing in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
+from dibs.store import LINE_GRACE_S, Acquire, Gone, Granted, Held, Release, Released, Renew, Renewed, StoreBusy
+from dibs.stores.memory import MemoryStore, Shelf
+from tests.servers import PostgresServer
+
+CLOCK = RealClock()
+NAMES = ["a", "b", "c"]
+CLIENTS = range(4)
+
+names = st.sampled_from(NAMES)
+clients = st.sampled_from(CLIENTS)
+
+
+def deadline() -> Deadline:
+    return Deadline(CLOCK, CLOCK.now() + 10)
+
+
+# -- safety, whatever the time ----------------------------------------------------------------------------------------
+
+
+class Safety(RuleBasedStateMachine):
+    """The memory store under a clock that the test moves, and what must be true of any store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.shelf = Shelf(now=lambda: self.now)
+        self.stores = [MemoryStore(self.shelf) for _ in CLIENTS]
+        self.claims = {(client, name): f"c{client}-0{name}" for client in CLIENTS for name in NAMES}
+        self.numbers = itertools.count(1)
+        # name: the claim in force, its token, and when it ends.
+        self.live: dict[str, tuple[str, int, float]] = {}
+        self.highest: dict[str, int] = {}
+        self.token_of: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self.tickets: dict[str, int] = {}
+
+    def act(self, client: int, request: Any) -> Any:
+        (outcome,) = self.stores[client].act([request], deadline())
+        return outcome
+
+    def in_force(self, name: str) -> tuple[str, int, float] | None:
+        live = self.live.get(name)
+        return live if live is not None and live[2] > self.now else None
+
+    @rule(client=clients, name=names, ttl=st.sampled_from([0.5, 2.0, 30.0]), waits=st.booleans())
+    def acquire(self, client: int, name: str, ttl: float, waits: bool) -> None:
+        claim = self.claims[client, name]
+        if claim in self.ended:  # a session never asks again with a claim it has seen end
+            claim = self.claims[client, name] = f"c{client}-{next(self.numbers)}"
+        ticket = self.tickets.get(claim)
+        outcome = self.act(client, Acquire(name, claim, ttl, f"h{client}", None, f"c{client}" if waits else None, ticket))
+        live = self.in_force(name)
+        if isinstance(outcome, Granted):
+            token = outcome.fencing_token
+            assert live is None or live[0] == claim, "a name in force was granted to another claim"
+            if claim in self.token_of:
+                assert token == self.token_of[claim], "a claim changed its token"
+            else:
+                assert token > self.highest.get(name, 0), "a token did not rise"
+            self.highest[name] = max(token, self.highest.get(name, 0))
+            self.token_of[claim] = token
+            self.live[name] = (claim, token, self.now + ttl)
+            self.tickets.pop(claim, None)
+        else:
+            assert isinstance(outcome, Held)
+            assert live is None or live[0] != claim, "the holder was refused"
+            if live is not None:
+                assert (outcome.holder, outcome.fencing_token) == (f"h{live[0][1]}", live[1])
+                assert outcome.free_in == pytest.approx(live[2] - self.now)
+            else:
+                assert outcome.holder is None
+                assert 0 <= outcome.free_in <= LINE_GRACE_S + 1e-6
+            if waits:
+                assert outcome.ticket is not None
+                assert ticket in (None, outcome.ticket), "a waiter changed its ticket"
+                self.tickets[claim] = outcome.ticket
+
+    @rule(client=clients, name=names, ttl=st.sampled_from([0.5, 2.0, 30.0]))
+    def renew(self, client: int, name: str, ttl: float) -> None:
+        claim, live = self.claims[client, name], self.in_force(name)
+        outcome = self.act(client, Renew(name, claim, ttl))
+        if live is not None and live[0] == claim:
+            assert isinstance(outcome, Renewed)
+            self.live[name] = (claim, live[1], self.now + ttl)
+        else:
+            assert isinstance(outcome, Gone)
+
+    @rule(client=clients, name=names, give_up=st.booleans())
+    def release(self, client: int, name: str, give_up: bool) -> None:
+        claim, live = self.claims[client, name], self.in_force(name)
+        ticket = self.tickets.get(claim) if give_up else None
+        outcome = self.act(client, Release(name, claim, 1, ticket))
+        if ticket is not None:
+            del self.tickets[claim]
+        if live is not None and live[0] == claim:
+            assert isinstance(outcome, Released)
+            del self.live[name]
+            self.ended.add(claim)
+        else:
+            assert isinstance(outcome, Gone)
+
+    @rule(name=names, now=st.booleans(), stale=st.booleans())
+    def break_lease(self, name: str, now: bool, stale: bool) -> None:
+        live = self.in_force(name)
+        token = self.highest.get(name, 0) - stale
+        broken = self.stores[0].break_lease(name, token, now, deadline())
+        assert broken == (live is not None and live[1] == token)
+        if broken and live is not None:
+            self.ended.add(live[0])
+            if now:
+                del self.live[name]
+            else:
+                self.live[name] = (f"c{live[0][1]}-broken", live[1], live[2])
+
+    @rule(older_than=st.sampled_from([0.0, 1.0, 60.0]))
+    def purge(self, older_than: float) -> None:
+        self.stores[1].purge(older_than, deadline())
+        # A row that is gone is a claim that is gone: the store may not know it again.
+        for name, (claim, _, ends) in list(self.live.items()):
+            if ends <= self.now:
+                self.ended.add(claim)
+                del self.live[name]
+
+    @rule(seconds=st.sampled_from([0.001, 0.4, LINE_GRACE_S, 3.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.forget_expired()
+
+    def forget_expired(self) -> None:
+        for name, (claim, _, ends) in list(self.live.items()):
+            if ends <= self.now:
+                self.ended.add(claim)
+                del self.live[name]
+
+    @invariant()
+    def what_is_shown_is_what_is_held(self) -> None:
+        shown = {lease.name: (lease.fencing_token, lease.expires_in) for lease in self.stores[0].leases("", deadline())}
+        held = {n: (live[1], pytest.approx(live[2] - self.now)) for n in NAMES if (live := self.in_force(n)) is not None}
+        assert shown == held
+
+
+def test_nothing_that_must_not_happen_happens() -> None:
+    """At most one claim in force per name, tokens rise over grants and stay over retries, Gone changes nothing."""
+    run_state_machine_as_test(Safety, settings=settings(max_examples=150, stateful_step_count=40))
+
+
+# -- the same answers -------------------------------------------------------------------------------------------------
+
+
+class Comparison(RuleBasedStateMachine):
+    """One store beside the memory store: the same acts must have the same outcomes.
+
+    Tokens are compared by the order of grants of a name, tickets by their order in a line: their values are the store's.
+    """
+
+    open_store: Callable[[], Any]
+    serial = itertools.count()
+
+    @initialize()
+    def begin(self) -> None:
+        self.prefix = f"m{next(self.serial)}:"
+        self.ours = MemoryStore(Shelf())
+        self.theirs = type(self).open_store()
+        self.numbers = itertools.count(1)
+        self.claims: dict[tuple[int, str], str] = {}
+        self.tickets: dict[str, tuple[int, int]] = {}
+        self.tokens: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
+        self.grants: tuple[dict[str, list[int]], dict[str, list[int]]] = ({}, {})
+
+    def teardown(self) -> None:
+        if hasattr(self, "theirs"):
+            self.theirs.close()
+
+    def patiently(self, act: Callable[[], Any]) -> Any:
+        for _ in range(1000):
+            try:
+                return act()
+            except StoreBusy:
+                CLOCK.sleep(0.002)
+        return act()
+
+    def claim(self, client: int, name: str, fresh: bool = False) -> str:
+        if fresh or (client, name) not in self.claims:
+            self.claims[client, name] = f"client{client}-{next(self.numbers)}"
+        return self.claims[client, name]
+
+    def token(self, side: int, name: str, token: int) -> int:
+        """Which grant of the name had this token: 1 for the first."""
+        grants = self.grants[side].setdefault(name, [])
+        if token not in grants:
+            assert not grants or token > grants[-1], f"{'memory' if side == 0 else 'the store'}: tokens {grants}, then {token}"
+            grants.append(token)
+        return grants.index(token) + 1
+
+    def plain(self, side: int, name: str, outcome: Any) -> tuple[Any, ...]:
+        if isinstance(outcome, Granted):
+            return ("Granted", self.token(side, name, outcome.fencing_token))
+        if isinstance(outcome, Held):
+            assert outcome.free_in >= 0
+            grant = None if outcome.holder is None else self.token(side, name, outcome.fencing_token)
+            return ("Held", outcome.holder, grant, outcome.ticket is not None, outcome.ahead)
+        return (type(outcome).__name__,)
+
+    def act(self, *requests: Any) -> None:
+        ours, theirs = list(requests), list(requests)
+        for index, request in enumerate(requests):
+            pair = self.tickets.get(request.claim_id)
+            if not isinstance(request, Renew) and request.ticket is not None:
+                assert pair is not None
+                ours[index], theirs[index] = request._replace(ticket=pair[0]), request._replace(ticket=pair[1])
+        seen_ours = self.ours.act(ours, deadline())
+        seen_theirs = self.patiently(lambda: self.theirs.act(theirs, deadline()))
+        plain_ours = [self.plain(0, r.name, o) for r, o in zip(requests, seen_ours, strict=True)]
+        plain_theirs = [self.plain(1, r.name, o) for r, o in zip(requests, seen_theirs, strict=True)]
+        assert plain_theirs == plain_ours, f"after {requests}"
+        for request, one, other in zip(requests, seen_ours, seen_theirs, strict=True):
+            if isinstance(one, Held) and one.ticket is not None:
+                before = self.tickets.setdefault(request.claim_id, (one.ticket, other.ticket))
+                assert before == (one.ticket, other.ticket), "a waiter changed its ticket"
+            elif isinstance(one, Granted) or isinstance(request, Release):
+                self.tickets.pop(request.claim_id, None)
+        pairs = sorted(self.tickets.values())
+        assert [pair[1] for pair in pairs] == sorted(pair[1] for pair in pairs), "tickets in different orders"
+
+    def acquiring(self, client: int, name: str) -> Acquire:
+        claim = self.claim(client, name)
+        # Clients 0 and 1 never wait, 2 to 5 always do, as one lock object with its timeout would.
+        wake = f"client{client}" if client >= 2 else None
+        info = f'{{"client":{client}}}' if client % 2 else None
+        return Acquire(self.prefix + name, claim, 3600.0, f"h{client}", info, wake, 0 if claim in self.tickets else None)
+
+    @rule(client=st.integers(0, 5), name=names)
+    def acquire(self, client: int, name: str) -> None:
+        self.act(self.acquiring(client, name))
+
+    @rule(client=st.integers(0, 5), name=names)
+    def renew(self, client: int, name: str) -> None:
+        self.act(Renew(self.prefix + name, self.claim(client, name), 3600.0))
+
+    @rule(client=st.integers(0, 5), name=names)
+    def release(self, client: int, name: str) -> None:
+        claim = self.claim(client, name)
+        self.act(Release(self.prefix + name, claim, 1, 0 if claim in self.tickets else None))
+        self.claim(client, name, fresh=True)
+
+    @rule(acts=st.lists(st.tuples(st.integers(0, 5), names, st.sampled_from("arx")), unique_by=lambda a: a[1], min_size=2))
+    def vector(self, acts: list[tuple[int, str, str]]) -> None:
+        """One call with requests for different names."""
+        requests: list[Any] = []
+        for client, name, verb in acts:
+            claim = self.claim(client, name)
+            if verb == "a":
+                requests.append(self.acquiring(client, name))
+            elif verb == "r":
+                requests.append(Renew(self.prefix + name, claim, 3600.0))
+            else:
+                requests.append(Release(self.prefix + name, claim, 1, 0 if claim in self.tickets else None))
+        self.act(*requests)
+        for client, name, verb in acts:
+            if verb == "x":
+                self.claim(client, name, fresh=True)
+
+    @rule(holder=st.integers(0, 5), client=st.integers(0, 5), name=names)
+    def hand_over(self, holder: int, client: int, name: str) -> None:
+        """A release and an acquire of the same name in one call, as sessions send them."""
+        if holder == client:
+            return
+        claim = self.claim(holder, name)
+        ticket = 0 if claim in self.tickets else None
+        self.act(Release(self.prefix + name, claim, 1, ticket), self.acquiring(client, name))
+        self.claim(holder, name, fresh=True)
+
+    @precondition(lambda self: any(self.grants[0].values()))
+    @rule(name=names, now=st.booleans(), stale=st.integers(0, 3))
+    def break_lease(self, name: str, now: bool, stale: int) -> None:
+        key = self.prefix + name
+        grants = [self.grants[side].get(key, []) for side in (0, 1)]
+        if not grants[0]:
+            return
+        place = -1 if stale else 0
+        ours = self.ours.break_lease(key, grants[0][place], now, deadline())
+        theirs = self.patiently(lambda: self.theirs.break_lease(key, grants[1][place], now, deadline()))
+        assert theirs == ours
+
+    @rule()
+    def purge(self) -> None:
+        self.ours.purge(0, deadline())
+        self.patiently(lambda: self.theirs.purge(0, deadline()))
+
+    @invariant()
+    def the_same_is_shown(self) -> None:
+        if not hasattr(self, "theirs"):
+            return
+        shown = []
+        for side, store in enumerate((self.ours, self.theirs)):
+            leases = self.patiently(lambda store=store: store.leases(self.prefix, deadline()))
+            shown.append(
+                [(x.name, x.slot, x.holder, self.token(side, x.name, x.fencing_token), x.info, x.waiting) for x in leases]
+            )
+        assert shown[1] == shown[0]
+
+
+def compare(open_store: Callable[[], Any], examples: int) -> None:
+    machine = type("Comparison", (Comparison,), {"open_store": staticmethod(open_store)})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow], deadline=None
+        ),
+    )
+
+
+def test_sqlite_answers_as_memory_does(sqlite_url: str) -> None:
+    """The SQLite store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
+    compare(locate(sqlite_url)[0].open, 60)
+
+
+def test_postgresql_answers_as_memory_does(postgres: PostgresServer, postgres_url: str) -> None:
+    """The PostgreSQL store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
+    compare(locate(postgres_url)[0].open, 40)
