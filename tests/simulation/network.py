@@ -186,6 +186,9 @@ class Connection:
                 assert task is not None
                 world.wake(task)
 
+        def fail(error: Exception) -> None:
+            answer(None, error)
+
         def arrive() -> None:
             if network.down():
                 return  # swallowed; the client runs into its deadline
@@ -193,13 +196,13 @@ class Connection:
                 part = int(world.random() * (size + 1))
                 result = apply(network.memory, call, 0, part)
                 if fault == "cut in parts":
-                    world.at(world.now + back, answer, None, _reset())
+                    world.at(world.now + back, fail, _reset())
                 else:
                     world.at(world.now + there + back, arrive_rest, result, part)
                 return
             result = apply(network.memory, call, 0, size)
             if fault == "reset after":
-                world.at(world.now + back, answer, None, _reset())
+                world.at(world.now + back, fail, _reset())
             elif fault != "reply lost":
                 world.at(world.now + back, answer, result)
 
@@ -209,14 +212,13 @@ class Connection:
 
         if network.down() and world.random() < 0.5:
             self._trouble(0.0, "is refused")
-            refused = StoreUnavailable("the store refuses connections", maybe_applied=False)
-            world.at(world.now + back, answer, None, refused)
+            world.at(world.now + back, fail, StoreUnavailable("the store refuses connections", maybe_applied=False))
         elif fault == "busy":
             self._trouble(0.0, "meets: busy")
-            world.at(world.now + back, answer, None, StoreBusy("too busy"))
+            world.at(world.now + back, fail, StoreBusy("too busy"))
         elif fault == "reset before":
             self._trouble(0.0, "meets: %s", fault)
-            world.at(world.now + back, answer, None, _reset())
+            world.at(world.now + back, fail, _reset())
         else:
             if fault == "late":
                 there = left_s + LATE_MAX_S * world.random()

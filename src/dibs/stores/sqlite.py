@@ -63,6 +63,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
 )
 TOKENS_PER_BOOT = 2**40
+# How often a connection in use makes sure that the file at its path is still the one it has open.
+LOOK_AT_FILE_S = 0.05
 PAGE_BYTES = 1024
 # Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
 CHECKPOINT_PAGES = 4096
@@ -124,6 +126,7 @@ class SQLiteStore:
         self._private = private
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] = (0, 0)
+        self._look_at = 0.0
         self._boot = 0
         self._floor = 0
         self._meta_table = table + "_meta"
@@ -310,11 +313,14 @@ class SQLiteStore:
 
     def _open(self, *, moved_here: bool = False) -> sqlite3.Connection:
         """The connection, opened anew when the file at the path is no longer the one that was opened."""
-        db = self._db
+        db, now = self._db, boot_now()
         if db is not None:
+            if now < self._look_at:
+                return db
             try:
-                now_there = os.stat(self._path)
-                if (now_there.st_dev, now_there.st_ino) == self._file:
+                there = os.stat(self._path)
+                if (there.st_dev, there.st_ino) == self._file:
+                    self._look_at = now + LOOK_AT_FILE_S
                     return db
             except OSError:
                 pass
@@ -335,6 +341,7 @@ class SQLiteStore:
             raise self._translated(error) from error
         there = os.stat(self._path)
         self._file = (there.st_dev, there.st_ino)
+        self._look_at = now + LOOK_AT_FILE_S
         self._db = db
         return db
 

@@ -1,0 +1,192 @@
+"""The documentation is true: it is printed from the code, its examples run, its commands parse, its links lead somewhere.
+
+Blocks of Python on a page run in order, in one namespace, in an empty folder, with DIBS_URL naming a new SQLite file. A
+block that begins with ```` ```python no-run ```` is only compiled. Every `dibs …` in a block of shell, crontab or systemd
+text is parsed by the real parser, and not run.
+"""
+
+import builtins
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import pytest
+
+from dibs import cli
+from dibs.testing.conformance import runs
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+WRITTEN = [page for page in PAGES if "reference" not in page.parts]
+SHELLS = {"bash", "sh", "console", "cron", "crontab", "ini", "systemd"}
+HOW_TO_LINES_MAX = 120
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+every_written_page = pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+class Block(NamedTuple):
+    """A fenced block of a page; ``line`` is the page's line before its first."""
+
+    language: str
+    words: list[str]
+    line: int
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    fence: re.Match[str] | None = None
+    start, lines = 0, list[str]()
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        if fence is None:
+            fence = re.match(r"(`{3,})\s*(.*)", line)
+            start, lines = number, []
+        elif line.startswith(fence[1]):
+            language, *words = [*fence[2].split(), ""]
+            yield Block(language, [word for word in words if word], start, "\n".join(lines))
+            fence = None
+        else:
+            lines.append(line)
+    assert fence is None, f"{page}:{start}: a block without an end"
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks and its `code`."""
+    text = re.sub(r"^(`{3,}).*?^\1", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "code", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    text = re.sub(r"^(`{3,}).*?^\1", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[str]:
+    """Where the page's links lead that stay in this repository."""
+    text = re.sub(r"^(`{3,}).*?^\1", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def test_reference_pages_are_up_to_date() -> None:
+    """`make docs` would change nothing."""
+    command = [sys.executable, str(ROOT / "scripts" / "print_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file that is there, and a heading that is on it."""
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}, which is not there"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}, and there is no such heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links to every page of the documentation."""
+    index = DOCS / "README.md"
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(index)}
+    missing = [str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents and page not in linked]
+    assert missing == ["README.md"], "pages that the index does not link to"
+
+
+@every_page
+def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples in Python do what they say; what is marked no-run is at least Python."""
+    monkeypatch.setenv("DIBS_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        for block in blocks(page):
+            if block.language == "python":
+                # Empty lines in front, so that a traceback names the line of the page.
+                code = compile("\n" * block.line + block.text, str(page), "exec")
+                if "no-run" not in block.words:
+                    exec(code, namespace)
+    finally:
+        for thing in namespace.values():
+            close = getattr(thing, "close", None)
+            if close is not None and not isinstance(thing, type) and thing is not builtins:
+                close()
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The arguments of each `dibs …` in a block of shell."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        # What the shell would put in: a number does where a number is asked for.
+        filled = re.sub(r"\$\([^)]*\)|\$\w+", "1", line.removeprefix("$ "))
+        lexer = shlex.shlex(filled, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|&;<>"):
+                names = [PurePath(each.rpartition("=")[2]).name for each in words]
+                if "dibs" in names and (block.language in ("bash", "sh") or _is_command(words, names.index("dibs"))):
+                    yield words[names.index("dibs") + 1 :]
+                words = []
+            else:
+                words.append(word)
+
+
+def _is_command(words: list[str], index: int) -> bool:
+    return any(word in cli.COMMANDS for word in words[index + 1 :])
+
+
+@every_written_page
+def test_commands_parse(page: Path) -> None:
+    """Every `dibs …` that a page shows is one that the command line takes."""
+    for block in blocks(page):
+        if block.language in SHELLS:
+            for words in commands(block):
+                try:
+                    args = cli.build_parser().parse_args(words)
+                except cli.CommandError as error:
+                    pytest.fail(f"{page.name}, line {block.line}: dibs {shlex.join(words)}: {error}")
+                assert args.command in cli.COMMANDS, f"{page.name}: dibs {shlex.join(words)} names no command"
+
+
+@every_page
+def test_nothing_is_left_to_be_written(page: Path) -> None:
+    """No page says that it is unfinished."""
+    text = page.read_text("utf-8")
+    found = re.findall(r"\b(?:TODO|FIXME|XXX|TBD|lorem ipsum|coming soon)\b", text, re.IGNORECASE)
+    assert not found, f"{page.name}: {found}"
+
+
+@every_written_page
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """A test, script or example that a page names exists."""
+    named = re.findall(r"`((?:tests|scripts|examples|src|benchmarks)/[\w./-]*)`", page.read_text("utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_how_to_pages_are_short() -> None:
+    """A how-to page is read while one is busy with something else."""
+    long = {page.name: len(page.read_text("utf-8").splitlines()) for page in (DOCS / "how-to").glob("*.md")}
+    assert {name: lines for name, lines in long.items() if lines > HOW_TO_LINES_MAX} == {}
+
+
+def test_promises_are_checked_where_the_page_says() -> None:
+    """The table of promises says "cases" exactly where the conformance suite has some."""
+    rows = re.findall(r"^\| (P\d+) \|.*\| ([^|]+) \|$", (DOCS / "explanation" / "safety.md").read_text("utf-8"), re.M)
+    claimed = {promise for promise, where in rows if "cases" in where}
+    covered = {promise for run in runs() for promise in re.findall(r"\bP\d+\b", run.case.promise)}
+    assert claimed == covered & {promise for promise, _ in rows}
+    assert covered <= {promise for promise, _ in rows}, "the suite checks promises that the page does not list"
+
+
+def test_the_glossary_is_in_order() -> None:
+    """Words are found where one looks for them."""
+    words = re.findall(r"^\*\*(.+?)\*\*", (DOCS / "explanation" / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert words == sorted(words, key=lambda word: word.partition(",")[0].lower())
+    assert len(words) > 50
