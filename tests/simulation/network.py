@@ -41,6 +41,11 @@ class Network:
         self.faults_until = 0.0
         #: When the store cannot be reached: from, until.
         self.outages: list[tuple[float, float]] = []
+        #: Links that are cut: whose, from, until, and whether requests still get through.
+        self.cuts: list[tuple[Process, float, float, bool]] = []
+        #: How likely a process is stopped just as the answer to a call arrives, and for how long at most.
+        self.freeze_part = 0.0
+        self.freeze_max_s = 4.0
         #: How hints travel: "signal", "look" (a counter that is polled) or "none", and which part of them is lost.
         self.hints = "none"
         self.hints_lost_part = 0.0
@@ -56,8 +61,12 @@ class Network:
         now = self.world.now
         return any(start <= now < end for start, end in self.outages)
 
-    def fault(self) -> str:
+    def fault(self, process: Process, task_name: str) -> str:
         world = self.world
+        for cut, start, until, deaf in self.cuts:
+            # What a process renews with has a connection of its own, and that is often the one that breaks.
+            if cut is process and start <= world.now < until and (deaf or task_name == "dibs-renew"):
+                return "reply lost" if deaf else "request lost"
         if not self.fault_part or world.now >= self.faults_until or world.random() >= self.fault_part:
             return ""
         return FAULTS[int(world.random() * len(FAULTS))]
@@ -176,7 +185,7 @@ class Connection:
         world = network.world
         task = world.current
         left_s = deadline.remaining() / self._process.rate
-        fault = network.fault()
+        fault = network.fault(self._process, call.task_name)
         there, back = network.latency(), network.latency()
 
         def answer(result: Any, error: Exception | None = None) -> None:
@@ -228,6 +237,9 @@ class Connection:
                 self._trouble(min(left_s, there + back) if fault == "slow" else left_s, "meets: %s", fault or "outage")
             if fault != "request lost":
                 world.at(world.now + there, arrive)
+        if world.random() < network.freeze_part and world.now < network.faults_until:
+            seconds = network.freeze_max_s * world.random() ** 2
+            world.at(world.now + there + back, self._process.pause, seconds, world.random() < 0.4)
         try:
             world.block(left_s)
         finally:
@@ -255,6 +267,7 @@ class Hints:
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
+        self._process = process
         self._names: set[str] = set()
         self._fd: int | None = None
         self._file: FakeFile | None = None
@@ -274,7 +287,7 @@ class Hints:
 
     def changed(self, names: Collection[str]) -> list[str]:
         network = self._network
-        if network.fault() == "reset after":
+        if network.fault(self._process, "") == "reset after":
             raise ConnectionResetError("the watch broke")
         told, self._names = self._names, set()
         if self._file is not None:

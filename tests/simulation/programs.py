@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.desk import Desk
 from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.hold import HELD
 from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.session import Session
@@ -174,7 +175,7 @@ class Program:
             world.note(self.process.name, "is told: %s", str(error))
         finally:
             # From here on nobody has the lease; if it is still held, it was dropped.
-            tenure.dropped = True
+            tenure.dropped = tenure.hold.state == HELD
             del core, lease
 
     def _acquire(self, core: LockCore[Lease], timeout: float | None) -> Lease | None:
@@ -282,7 +283,7 @@ def _simulate(world: World) -> Result:
 
     world.step_max_s = 0.001 * rand() ** 3
     world.switch_part = (0.02, 0.1, 0.4)[int(rand() * 3)]
-    network.latency_max_s = 0.001 + 0.03 * rand() ** 2
+    network.latency_max_s = (0.002, 0.03, 0.2)[int(rand() * 3)]
     network.hints = ("signal", "look", "none")[int(rand() * 3)]
     network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
     request_timeout_s = 0.3 + 3.0 * rand() ** 2
@@ -296,7 +297,10 @@ def _simulate(world: World) -> Result:
     stalls = not calm and rand() < 0.25
     operator = not calm and rand() < 0.2
     interrupts = rand() < 0.3
+    cuts = not calm and rand() < 0.3
+    checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
+    checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
     checker.prompt = not (stalls or pauses or closes)
     checker.interrupts = interrupts
     if faults:
@@ -306,6 +310,9 @@ def _simulate(world: World) -> Result:
             start = horizon * rand()
             network.outages.append((start, start + 4.0 * rand()))
             world.at(start, _outage, world, network.outages[0][1])
+    if pauses and rand() < 0.5:
+        network.freeze_part = 0.1
+        network.faults_until = horizon
     if stalls:
         world.stall_part = 0.01
         world.stall_max_s = 1.5
@@ -314,7 +321,8 @@ def _simulate(world: World) -> Result:
     habits = Habits(
         names=1 if rand() < 0.7 else 2,
         rounds=3,
-        work_max_s=(0.05, 0.4, 1.5)[int(rand() * 3)],
+        work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
+        renew=(0.9, 0.9, 0.4)[int(rand() * 3)],
         interrupt=0.3 if interrupts else 0.0,
         anywhere=0.3 if interrupts and rand() < 0.5 else 0.0,
     )
@@ -332,6 +340,10 @@ def _simulate(world: World) -> Result:
         if pauses and rand() < 0.7:
             for _ in range(2):
                 world.at(horizon * rand(), _pause, world, process)
+        if cuts and rand() < 0.6:
+            start = horizon * rand()
+            network.cuts.append((process, start, start + 5.0 * rand(), rand() < 0.5))
+            world.at(start, _trouble, world, process, network.cuts[-1][2])
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:
@@ -353,7 +365,12 @@ def _simulate(world: World) -> Result:
 
 
 def _pause(world: World, process: Process) -> None:
-    process.pause(0.1 + 4.0 * world.random() ** 2, asleep=world.random() < 0.4)
+    process.pause(0.1 + 4.0 * world.random() ** 2, world.random() < 0.4)
+
+
+def _trouble(world: World, process: Process, until: float) -> None:
+    world.note(process.name, "cannot be reached well until %.3f", until)
+    world.trouble_until = max(world.trouble_until, until)
 
 
 def _outage(world: World, until: float) -> None:

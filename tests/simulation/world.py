@@ -168,6 +168,7 @@ class World:
         self.closing = True
         if self._traced is not None:
             self.stop_tracing(self._traced[0])
+        sys.unraisablehook = _ignore  # generators that end here clean up, and are ended again
         for task in self.tasks:
             while not task.greenlet.dead:
                 if not task.greenlet:  # never started: nothing to end
@@ -175,6 +176,7 @@ class World:
                 self.current = task
                 task.greenlet.throw(GreenletExit)
         self.current = None
+        sys.unraisablehook = sys.__unraisablehook__
         self.tasks.clear()
         self._ready.clear()
         self._timers.clear()
@@ -337,16 +339,18 @@ class Process:
         self.parked: list[Task] = []
         #: World seconds during which the machine slept: its boot clock counted them, its waits did not.
         self.slept_s = 0.0
+        self._asleep_since: float | None = None
         self.troubled_at = 0.0
         self.clock = SimClock(world, self)
         world.processes.append(self)
 
-    def pause(self, seconds: float, *, asleep: bool) -> None:
+    def pause(self, seconds: float, asleep: bool) -> None:
         """Freeze every thread, as SIGSTOP does, or with ``asleep`` as a laptop's lid does."""
         if self.dead or self.paused:
             return
         self.world.note(self.name, "%s for %.3f s", "sleeps with its machine" if asleep else "is stopped", seconds)
         self.paused = True
+        self._asleep_since = self.world.now if asleep else None
         self.troubled_at = self.world.now + seconds
         self.world.trouble_until = max(self.world.trouble_until, self.world.now + seconds)
         self.world.at(self.world.now + seconds, self._resume, seconds if asleep else 0.0)
@@ -356,10 +360,16 @@ class Process:
             return
         self.world.note(self.name, "goes on")
         self.paused = False
+        self._asleep_since = None
         self.slept_s += slept_s
         for task in self.parked:
             self.world._ready.append(task)
         self.parked.clear()
+
+    def awake_s(self) -> float:
+        """World time without the sleep, which CLOCK_MONOTONIC counts on Linux and nobody should trust."""
+        now = self.world.now if self._asleep_since is None else self._asleep_since
+        return now - self.slept_s
 
     def crash(self) -> None:
         """End without a word."""
@@ -560,4 +570,8 @@ class FakeFile:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _ignore(_: object) -> None:
     pass

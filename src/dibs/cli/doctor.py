@@ -17,10 +17,10 @@ NOT_KEPT = 1
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Check the store: one line for each promise, ok or FAIL, with what to change; then what it offers. "
-        "Exits 1 when a promise is not kept, 69 when it cannot be reached, 78 when it is not set up."
-    )
+    parser.description = """\
+Check the store: one line for each promise, ok or FAIL, with what to change; then what the store offers.
+
+Exits 1 when a promise is not kept, 69 when the store cannot be reached, 78 when it is not set up."""
     parser.epilog = """\
 examples:
   dibs doctor                                   the default store

@@ -145,7 +145,12 @@ class MemoryStore:
         shelf = self._shelf
         with shelf.mutex:
             before = shelf.now() - older_than
-            old = [name for name, permit in shelf.permits.items() if permit.expires_at <= before]
+            now = shelf.now()
+            old = [
+                name
+                for name, permit in shelf.permits.items()
+                if permit.expires_at <= before and not any(_alive(w, permit, now) for w in shelf.lines.get(name, ()))
+            ]
             for name in old:
                 shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
                 shelf.lines.pop(name, None)
@@ -192,9 +197,7 @@ def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
     free = permit.claim_id is None or permit.expires_at <= now
     ticket = LAST_TICKET if request.ticket is None else request.ticket
     ahead = any(
-        waiter.ticket < ticket
-        and waiter.claim_id != request.claim_id
-        and (now < permit.expires_at + LINE_GRACE_S or now < waiter.seen_at + LINE_GRACE_S)
+        waiter.ticket < ticket and waiter.claim_id != request.claim_id and _alive(waiter, permit, now)
         for waiter in shelf.lines.get(name, ())
     )
     if mine or (free and not ahead):
@@ -206,7 +209,8 @@ def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
         permit.info = request.info
         permit.expires_at = now + request.ttl
         shelf.permits[name] = permit
-        _leave_line(shelf, name, ticket, and_before=True)
+        if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
+            _leave_line(shelf, name, ticket, and_before=True)
         return Granted(permit.fencing_token, permit.acquired_at + shelf.wall_offset)
     if request.wake is not None:
         _enter_line(shelf, request, now)
@@ -231,6 +235,11 @@ def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
         place,
         any(place is not None and waiter.ticket < place for waiter in line),
     )
+
+
+def _alive(waiter: _Waiter, permit: _Permit, now: float) -> bool:
+    """Whether a free name is kept for a waiter: for a while for everybody in line, then for those who ask."""
+    return now < max(permit.expires_at, waiter.seen_at) + LINE_GRACE_S
 
 
 def _enter_line(shelf: Shelf, request: Acquire, now: float) -> None:

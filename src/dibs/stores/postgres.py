@@ -114,7 +114,17 @@ class PostgresStore:
         self._facts: dict[str, Any] = {}
         self._sql = {
             verb: getattr(postgres_sql, verb).format(**self._names).encode()
-            for verb in ("ACQUIRE", "ENTER", "RENEW", "RELEASE", "LIST", "BREAK", "BREAK_NOW", "PURGE")
+            for verb in (
+                "ACQUIRE",
+                "ACQUIRE_IN_LINE",
+                "ENTER",
+                "RENEW",
+                "RELEASE",
+                "LIST",
+                "BREAK",
+                "BREAK_NOW",
+                "PURGE",
+            )
         }
 
     @property
@@ -137,35 +147,40 @@ class PostgresStore:
             self._run(b"SELECT 1", (), deadline)
             return []
         outcomes: list[Any] = [GONE] * len(requests)
-        acquires: list[tuple[str, int, Acquire]] = []
-        renewals: list[tuple[str, int, Renew]] = []
-        releases: list[tuple[str, int, Release]] = []
-        for index, request in enumerate(requests):
-            kind = type(request)
-            rows: list[Any] = acquires if kind is Acquire else renewals if kind is Renew else releases
-            rows.append((request[0], index, request))
-        # A name is released before it is acquired, whatever the order asked for: nothing else makes sense of a vector.
-        by_name = itemgetter(0)
-        if releases:
-            self._release(sorted(releases, key=by_name), outcomes, deadline)
-        if renewals:
-            self._renew(sorted(renewals, key=by_name), outcomes, deadline)
-        if acquires:
-            acquires.sort(key=by_name)
-            refused = self._acquire(acquires, outcomes, deadline)
-            # Asked again at once: who has just lined up (a release in between had nobody to tell), and who met
-            # another who made the same row. Whatever is told then is told to the caller.
-            again = self._enter(refused, outcomes, deadline) if refused else []
-            refused = self._acquire(again, outcomes, deadline) if again else []
-            if refused and any(outcomes[index].fencing_token == 0 for _, index, _ in refused):
-                self._enter(refused, outcomes, deadline)
+        for rows in _rounds(requests):
+            self._round(rows, outcomes, deadline)
         return outcomes
 
-    def _acquire(
-        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline
-    ) -> list[tuple[str, int, Acquire]]:
+    def _round(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
+        """Requests that can be sent in one statement a verb, releases first."""
+        rows.sort(key=itemgetter(0))
+        releases = [row for row in rows if type(row[2]) is Release]
+        renewals = [row for row in rows if type(row[2]) is Renew]
+        acquires = [row for row in rows if type(row[2]) is Acquire] if len(releases) + len(renewals) < len(rows) else []
+        if releases:
+            self._release(releases, outcomes, deadline)
+        if renewals:
+            self._renew(renewals, outcomes, deadline)
+        if acquires:
+            newcomers = [row for row in acquires if row[2].ticket is None]
+            waiters = [row for row in acquires if row[2].ticket is not None] if len(newcomers) < len(acquires) else []
+            refused = self._acquire("ACQUIRE", newcomers, outcomes, deadline)
+            refused += self._acquire("ACQUIRE_IN_LINE", waiters, outcomes, deadline)
+            # Asked again at once: who has just lined up (a release in between had nobody to tell), who finds only dead
+            # waiters before it, and who met another that made the same row. What is told then is told to the caller.
+            again = self._enter(refused, outcomes, deadline) if refused else []
+            refused = self._acquire("ACQUIRE_IN_LINE", again, outcomes, deadline)
+            if any(outcomes[index].fencing_token == 0 for _, index, _ in refused):
+                self._enter(refused, outcomes, deadline)
+
+    def _acquire(self, verb: str, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> list[_Row]:
         """Grant what can be granted; return the rest."""
-        result = self._run(self._sql["ACQUIRE"], _acquire_columns([row[2] for row in rows]), deadline)
+        if not rows:
+            return []
+        columns = _acquire_columns([row[2] for row in rows])
+        if verb == "ACQUIRE":
+            columns = columns[:-1]  # newcomers have no tickets
+        result = self._run(self._sql[verb], columns, deadline)
         get = result.get_value
         granted = set()
         for r in range(result.ntuples):
@@ -176,15 +191,13 @@ class PostgresStore:
             return []
         return [row for place, row in enumerate(rows) if place not in granted]
 
-    def _enter(
-        self, rows: list[tuple[str, int, Acquire]], outcomes: list[Any], deadline: Deadline
-    ) -> list[tuple[str, int, Acquire]]:
+    def _enter(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> list[_Row]:
         """Make missing rows, line up who wants to wait, say who holds the rest; return whom to ask for once more."""
         requests = [row[2] for row in rows]
         columns = (*_acquire_columns(requests), _texts([r.wake and "dibs_" + r.wake for r in requests]))
         result = self._run(self._sql["ENTER"], columns, deadline)
         get = result.get_value
-        again: list[tuple[str, int, Acquire]] = []
+        again: list[_Row] = []
         for r in range(result.ntuples):
             name, index, request = rows[_int(get(r, 0)) - 1]
             made, found, place = get(r, 1), get(r, 4), get(r, 8)
@@ -206,7 +219,7 @@ class PostgresStore:
                     again.append((name, index, request._replace(ticket=ticket)))
         return again
 
-    def _renew(self, rows: list[tuple[str, int, Renew]], outcomes: list[Any], deadline: Deadline) -> None:
+    def _renew(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]
         columns = (
             _texts([r.name for r in requests]),
@@ -219,7 +232,7 @@ class PostgresStore:
         for r in range(result.ntuples):
             outcomes[rows[_int(get(r, 0)) - 1][1]] = Renewed(_instant(get(r, 1)))
 
-    def _release(self, rows: list[tuple[str, int, Release]], outcomes: list[Any], deadline: Deadline) -> None:
+    def _release(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]
         columns = (
             _texts([r.name for r in requests]),
@@ -525,6 +538,36 @@ class PostgresWatch:
 
     def close(self) -> None:
         self._store.close()
+
+
+def _rounds(requests: Sequence[Request]) -> list[list[_Row]]:
+    """The vector in rounds that keep the order of requests for one name; nearly always a single one.
+
+    A round sends releases, then renewals, then acquires, and at most one acquire a name.
+    """
+    rows: list[_Row] = [(request[0], index, request) for index, request in enumerate(requests)]
+    if len({row[0] for row in rows}) == len(rows):
+        return [rows]
+    rounds: list[list[_Row]] = []
+    last: dict[str, tuple[int, int]] = {}  # by name: the round of its latest request, and the rank of that verb
+    sent: set[tuple[int, str, str]] = set()
+    for row in rows:
+        name, _, request = row
+        rank = _RANKS[type(request)]
+        number, rank_before = last.get(name, (0, -1))
+        if rank < rank_before or (rank == rank_before and (rank == 2 or (number, name, request[1]) in sent)):
+            number += 1
+        last[name] = number, rank
+        sent.add((number, name, request[1]))
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(row)
+    return rounds
+
+
+_RANKS: dict[type, int] = {Release: 0, Renew: 1, Acquire: 2}
+# A request with its name, by which rows are locked in order, and its place in the vector.
+_Row = tuple[str, int, Any]
 
 
 class _TablesMissing(Exception):

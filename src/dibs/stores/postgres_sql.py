@@ -36,8 +36,26 @@ CREATE TABLE IF NOT EXISTS {meta} (
 INSERT INTO {meta} (key, value) VALUES ('token_floor', 0), ('version', 1) ON CONFLICT (key) DO NOTHING;
 """
 
-# A name nobody holds goes to the asker unless a live waiter stands before it. Its own claim is granted again.
-ACQUIRE = f"""\
+# Newcomers: a name that is free, or the asker's already, and for which nobody waits.
+ACQUIRE = """\
+UPDATE {lease} AS l
+SET claim_id = a.claim_id,
+    holder = a.holder,
+    info = a.info,
+    fencing_token = CASE WHEN l.claim_id = a.claim_id THEN l.fencing_token ELSE l.fencing_token + 1 END,
+    acquired_at = CASE WHEN l.claim_id = a.claim_id THEN l.acquired_at ELSE clock_timestamp() END,
+    expires_at = clock_timestamp() + a.ttl * interval '1 second'
+FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[])
+    WITH ORDINALITY AS a (name, claim_id, ttl, holder, info, i)
+WHERE l.name = a.name AND l.slot = 1
+  AND (l.claim_id = a.claim_id
+       OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
+           AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name)))
+RETURNING a.i, l.fencing_token, l.acquired_at
+"""
+
+# Waiters: the same, unless a live waiter stands before them. Whoever is granted takes the line before it along.
+ACQUIRE_IN_LINE = f"""\
 WITH asked AS (
     SELECT i, name, claim_id, ttl, holder, info, coalesce(ticket, {LAST_TICKET}) AS ticket
     FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[], $6::bigint[])
@@ -65,37 +83,46 @@ WITH asked AS (
 SELECT i, fencing_token, acquired_at FROM granted
 """
 
-# What ACQUIRE did not grant: make the rows of new names, put waiters in line, and say who holds the rest. The floor is
+# What was not granted: make the rows of new names, put waiters in line, and say who holds the rest. The floor is
 # locked against purge, which would otherwise raise it between the reading here and the new row.
-ENTER = """\
+ENTER = f"""\
 WITH asked AS (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[], $6::bigint[], $7::text[])
         WITH ORDINALITY AS r (name, claim_id, ttl, holder, info, ticket, wake, i)
 ), seen AS (
-    SELECT a.*, l.fencing_token, l.holder AS held_by, l.acquired_at, l.expires_at,
+    SELECT a.i, a.name, a.claim_id, a.ttl, a.holder, a.info, a.wake,
+        own.ticket IS NULL AS absent,
+        coalesce(a.ticket, own.ticket) AS ticket,
+        l.fencing_token, l.holder AS held_by, l.acquired_at, l.expires_at,
         l.claim_id IS NULL OR l.expires_at <= clock_timestamp() AS free,
-        EXISTS (SELECT FROM {line} AS w
-                WHERE w.name = a.name AND w.claim_id <> a.claim_id
-                  AND (a.ticket IS NULL OR w.ticket < a.ticket)) AS ahead
-    FROM asked AS a LEFT JOIN {lease} AS l ON l.name = a.name AND l.slot = 1
+        EXISTS (SELECT FROM {{line}} AS w
+                WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)
+                  AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s') AS ahead
+    FROM asked AS a
+    LEFT JOIN {{lease}} AS l ON l.name = a.name AND l.slot = 1
+    -- Its own place: by ticket, or by claim when a first request is repeated because no answer came.
+    LEFT JOIN LATERAL (
+        SELECT w.ticket FROM {{line}} AS w
+        WHERE w.name = a.name AND w.claim_id = a.claim_id AND (a.ticket IS NULL OR w.ticket = a.ticket) LIMIT 1
+    ) AS own ON true
 ), made AS (
-    INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
+    INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
     SELECT s.name, 1, s.claim_id, s.holder,
-        (SELECT value FROM {meta} WHERE key = 'token_floor' FOR SHARE) + 1,
+        (SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR SHARE) + 1,
         clock_timestamp(), clock_timestamp() + s.ttl * interval '1 second', s.info
     FROM seen AS s WHERE s.fencing_token IS NULL ORDER BY s.name
     ON CONFLICT DO NOTHING
-    RETURNING claim_id, fencing_token, acquired_at
+    RETURNING name, claim_id, fencing_token, acquired_at
 ), entered AS (
-    INSERT INTO {line} (name, claim_id, wake, seen_at)
+    INSERT INTO {{line}} (name, claim_id, wake, seen_at)
     SELECT s.name, s.claim_id, s.wake, clock_timestamp()
     FROM seen AS s WHERE s.fencing_token IS NOT NULL AND s.wake IS NOT NULL AND s.ticket IS NULL ORDER BY s.i
-    RETURNING claim_id, ticket
+    RETURNING name, claim_id, ticket
 ), still_there AS (
-    INSERT INTO {line} (name, ticket, claim_id, wake, seen_at)
+    INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at)
     SELECT s.name, s.ticket, s.claim_id, s.wake, clock_timestamp()
-    FROM seen AS s WHERE s.free AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
+    FROM seen AS s WHERE (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at
 )
 SELECT s.i,
@@ -107,7 +134,7 @@ SELECT s.i,
     s.ahead,
     extract(epoch FROM s.expires_at - clock_timestamp())::float8,
     coalesce(e.ticket, s.ticket)
-FROM seen AS s LEFT JOIN made AS m USING (claim_id) LEFT JOIN entered AS e USING (claim_id)
+FROM seen AS s LEFT JOIN made AS m USING (name, claim_id) LEFT JOIN entered AS e USING (name, claim_id)
 """
 
 RENEW = """\
@@ -164,17 +191,21 @@ RETURNING name
 """
 
 # The floor is locked first, so that no new row is made from a floor that this is about to raise.
-PURGE = """\
+PURGE = f"""\
 WITH floor AS MATERIALIZED (
-    SELECT value FROM {meta} WHERE key = 'token_floor' FOR UPDATE
+    SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR UPDATE
 ), gone AS (
-    DELETE FROM {lease}
-    WHERE (SELECT value FROM floor) IS NOT NULL AND expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
-    RETURNING name, fencing_token
+    DELETE FROM {{lease}} AS l
+    WHERE (SELECT value FROM floor) IS NOT NULL AND l.expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
+      AND NOT EXISTS (  -- nobody in line for whom the name is kept
+          SELECT FROM {{line}} AS w
+          WHERE w.name = l.name
+            AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s')
+    RETURNING l.name, l.fencing_token
 ), departed AS (
-    DELETE FROM {line} AS w USING gone AS g WHERE w.name = g.name
+    DELETE FROM {{line}} AS w USING gone AS g WHERE w.name = g.name
 ), raised AS (
-    UPDATE {meta} SET value = greatest(value, (SELECT coalesce(max(fencing_token), 0) FROM gone))
+    UPDATE {{meta}} SET value = greatest(value, (SELECT coalesce(max(fencing_token), 0) FROM gone))
     WHERE key = 'token_floor'
 )
 SELECT count(*) FROM gone

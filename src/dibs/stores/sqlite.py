@@ -137,6 +137,7 @@ class SQLiteStore:
             "meta": quoted_table(table + "_meta"),
         }
         self._schema = _SCHEMA.format(**names)
+        names["old"] = _OLD.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
 
     @property
@@ -198,7 +199,9 @@ class SQLiteStore:
         name, claim_id = request.name, request.claim_id
         row = db.execute(self._sql["read"], (name,)).fetchone()
         if row is None:
-            held_by, token, holder, granted_wall, free_at = None, self._floor, None, 0.0, float("-inf")
+            # The floor as it is now: another process may have purged this very name.
+            token = self._floor = self._meta(db, "token_floor")
+            held_by, holder, granted_wall, free_at = None, None, 0.0, float("-inf")
         else:
             held_by, token, holder, boot, granted_wall, free_at = row
             if boot != self._boot:
@@ -214,7 +217,8 @@ class SQLiteStore:
                 self._sql["grant"],
                 (name, claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info),
             )
-            db.execute(self._sql["leave_until"], (name, ticket))
+            if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
+                db.execute(self._sql["leave_until"], (name, ticket))
             return Granted(token, granted_wall)
         place = None
         if request.wake is not None:
@@ -232,10 +236,14 @@ class SQLiteStore:
         return found is not None
 
     def _enter_line(self, db: sqlite3.Connection, request: Acquire, now: float) -> int:
-        if request.ticket is not None:
+        ticket = request.ticket
+        if ticket is None:  # a first request that is repeated, because no answer came, may be in line already
+            found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
+            ticket = None if found is None else found[0]
+        if ticket is not None:
             # A waiter that was passed over while it slept comes back to the place it had.
-            db.execute(self._sql["seen"], (request.ticket, request.name, request.claim_id, now))
-            return request.ticket
+            db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now))
+            return int(ticket)
         entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now)).lastrowid
         assert entered is not None
         return entered
@@ -246,8 +254,8 @@ class SQLiteStore:
         db = self._open()
         now = boot_now()
         try:
-            # The smallest text after every text with this prefix, by code point, bounds an index range.
-            rows = db.execute(self._sql["list"], (prefix, prefix + "\U0010ffff", self._boot, now)).fetchall()
+            # No name is longer than 255 bytes, so all that start with the prefix sort before this, by code point.
+            rows = db.execute(self._sql["list"], (prefix, prefix + "\U0010ffff" * 64, self._boot, now)).fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return [
@@ -263,12 +271,13 @@ class SQLiteStore:
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         db = self._open()
-        before = boot_now() - older_than
+        now = boot_now()
+        old = {"boot": self._boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
         try:
             db.execute("BEGIN IMMEDIATE")
-            (highest,) = db.execute(self._sql["purge_floor"], (self._boot, before)).fetchone()
-            db.execute(self._sql["purge_line"], (self._boot, before))
-            purged = db.execute(self._sql["purge"], (self._boot, before)).rowcount
+            (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
+            db.execute(self._sql["purge_line"], old)
+            purged = db.execute(self._sql["purge"], old).rowcount
             if purged:
                 # In the same transaction as the deletion, so neither can be lost without the other.
                 floor = max(self._meta(db, "token_floor"), highest)
@@ -511,6 +520,11 @@ class SQLiteWatch:
         self._store.close()
 
 
+# Free for long enough, and not kept for anybody in line.
+_OLD = (
+    "(boot <> :boot OR expires_boot <= :before AND (expires_boot <= :alive OR name NOT IN (SELECT name FROM {line}))"
+    " AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive))"
+)
 _STATEMENTS = {
     "read": (
         "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot FROM {lease}"
@@ -540,6 +554,7 @@ _STATEMENTS = {
     ),
     "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
     "anybody_before": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? LIMIT 1",
+    "place": "SELECT ticket FROM {line} WHERE name = ? AND claim_id = ?",
     "enter": "INSERT INTO {line} (name, claim_id, seen_boot) VALUES (?, ?, ?)",
     "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot) VALUES (?, ?, ?, ?)",
     "leave": "DELETE FROM {line} WHERE ticket = ?",
@@ -565,9 +580,9 @@ _STATEMENTS = {
         "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = :now WHERE name = :name"
         " AND fencing_token = :token AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now"
     ),
-    "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
-    "purge_line": ("DELETE FROM {line} WHERE name IN (SELECT name FROM {lease} WHERE boot <> ? OR expires_boot <= ?)"),
-    "purge": "DELETE FROM {lease} WHERE boot <> ? OR expires_boot <= ?",
+    "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE {old}",
+    "purge_line": "DELETE FROM {line} WHERE name IN (SELECT name FROM {lease} WHERE {old})",
+    "purge": "DELETE FROM {lease} WHERE {old}",
     "get_meta": "SELECT value FROM {meta} WHERE key = ?",
     "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
 }

@@ -1,0 +1,249 @@
+"""Planted bugs: each a known mistake, put into the shipped code for a while, and the promises it must be caught breaking.
+
+A simulator that does not find them is blind. Most are edits of one line, so that the mistake can be read here; an edit
+that no longer fits the code says so, and is to be written anew.
+"""
+
+from __future__ import annotations
+
+import __future__
+import inspect
+import textwrap
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dibs.stores.memory
+import dibs.trust
+from dibs.lane import Lane
+from dibs.renewer import Renewer
+from dibs.session import Session
+from dibs.stores.memory import MemoryStore
+from dibs.waiting import Waiting
+from tests.simulation.world import SimClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Edit(NamedTuple):
+    """One place in a function of a class or module: what stands there, and what the mistake makes of it."""
+
+    owner: Any
+    function: str
+    old: str
+    new: str
+
+
+class Bug(NamedTuple):
+    name: str
+    #: The beginnings of what the checker may say about it.
+    breaks: tuple[str, ...]
+    #: It is found within this many seeds.
+    seeds: int
+    edits: tuple[Edit, ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The shipped code with this mistake in it."""
+        with ExitStack() as stack:
+            for edit in self.edits:
+                stack.enter_context(_replaced(edit.owner, edit.function, _edited(edit)))
+            yield
+
+
+def _edited(edit: Edit) -> Callable[..., Any]:
+    function = vars(edit.owner)[edit.function]
+    source = textwrap.dedent(inspect.getsource(function))
+    found = source.count(edit.old)
+    assert found == 1, f"the planted bug no longer fits {edit.function}: {edit.old!r} stands there {found} times"
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(edit.old, edit.new), function.__code__.co_filename, "exec", flags, dont_inherit=True)
+    namespace: dict[str, Any] = {}
+    exec(code, function.__globals__, namespace)
+    new: Callable[..., Any] = namespace[edit.function]
+    return new
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, new: object) -> Iterator[None]:
+    old = vars(owner)[name]
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+_TWO_HOLDERS = ("P1", "P5")
+_MEMORY = dibs.stores.memory
+
+BUGS = (
+    Bug(
+        "trust counted from the reply",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(Session, "granted", "t0 = ask.t0\n", "t0 = self.clock.now()\n"),),
+    ),
+    Bug(
+        "trust counted from the retry that was answered",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(Lane, "_perform", "if ask.t0 is None:", "if True:"),),
+    ),
+    Bug(
+        "a renewal's trust counted from its reply",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(Renewer, "_extend", "local_deadline(t0, ttl", "local_deadline(now, ttl"),),
+    ),
+    Bug(
+        "a renewal that timed out taken for a success",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(Renewer, "_renew", "unknown = error\n", "outcomes = [Renewed(0.0)] * len(batch)\n"),),
+    ),
+    Bug(
+        "clock rates ignored: trust lasts the whole ttl",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(dibs.trust, "local_deadline", "ttl * (1.0 - DRIFT)", "ttl"),),
+    ),
+    Bug(
+        "trust counted on a clock that stops while the machine sleeps",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(SimClock, "boot", "self._world.now", "self._process.awake_s()"),),
+    ),
+    Bug(
+        "expiry ignored by the holder",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(Session, "is_held", "return self.clock.now() < hold.trusted_until or not self.expire(hold)", "return True"),),
+    ),
+    Bug(
+        "an expired grant accepted",
+        ("P6",),
+        1000,
+        (Edit(Session, "granted", "if now < t0 + ask.terms.trust_s:", "if True:"),),
+    ),
+    Bug(
+        "a lost lease revived by a late renewal",
+        ("P6",),
+        1000,
+        (Edit(Renewer, "_extend", "if now < hold.trusted_until:", "if True:"),),
+    ),
+    Bug(
+        "release without the claim id",
+        ("P8", *_TWO_HOLDERS),
+        1000,
+        (
+            Edit(
+                _MEMORY,
+                "_act",
+                "permit.claim_id != request.claim_id",
+                "(isinstance(request, Renew) and permit.claim_id != request.claim_id)",
+            ),
+        ),
+    ),
+    Bug(
+        "renewal by anybody",
+        ("P8", *_TWO_HOLDERS),
+        1000,
+        (
+            Edit(
+                _MEMORY,
+                "_act",
+                "permit.claim_id != request.claim_id",
+                "(isinstance(request, Release) and permit.claim_id != request.claim_id)",
+            ),
+        ),
+    ),
+    Bug(
+        "the store grants before the expiry",
+        _TWO_HOLDERS,
+        1000,
+        (Edit(_MEMORY, "_acquire", "permit.expires_at <= now\n", "permit.expires_at <= now + 0.3\n"),),
+    ),
+    Bug(
+        "the token not raised at a takeover",
+        ("P2",),
+        1000,
+        (Edit(_MEMORY, "_acquire", "permit.fencing_token += 1", "permit.fencing_token += permit.claim_id is None"),),
+    ),
+    Bug(
+        "a purge that drops the floor under the tokens",
+        ("P2",),
+        1000,
+        (
+            Edit(
+                MemoryStore,
+                "purge",
+                "shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)",
+                "shelf.permits.pop(name)",
+            ),
+        ),
+    ),
+    Bug(
+        "a new claim id for a retry",
+        ("P9", *_TWO_HOLDERS),
+        1000,
+        (
+            Edit(
+                Lane,
+                "_repeat",
+                "again.append(ask)",
+                "again.append(ask)\n"
+                "            if hasattr(ask.request, 'wake'):\n"
+                "                ask.request = ask.request._replace(claim_id=ask.request.claim_id + '+')",
+            ),
+        ),
+    ),
+    Bug(
+        "a withdrawn ask whose grant is kept",
+        ("P9",),
+        1000,
+        (Edit(Session, "withdraw", "if hold is None and", "if False and"),),
+    ),
+    Bug(
+        "a hold renewed though nobody was given it",
+        ("P9", "P7"),
+        1000,
+        (Edit(Renewer, "_sort", "if hold.orphan or not hold.given:", "if False:"),),
+    ),
+    Bug(
+        "a release that does not wait for the renewal under way",
+        ("P10",),
+        1000,
+        (Edit(Renewer, "forget", "return hold.in_flight", "return False"),),
+    ),
+    Bug(
+        "hints lost, and no poll",
+        ("P7",),
+        1000,
+        (Edit(Waiting, "fall_asleep", "min(held.free_in, pause)", "60.0"),),
+    ),
+    Bug(
+        "a dead waiter keeps the line for ever",
+        ("P7",),
+        1000,
+        (Edit(_MEMORY, "_acquire", "now < permit.expires_at + LINE_GRACE_S or", "True or"),),
+    ),
+    Bug(
+        "the last to come is the first to be served",
+        ("P13",),
+        1000,
+        (Edit(_MEMORY, "_acquire", "waiter.ticket < ticket\n", "waiter.ticket > ticket\n"),),
+    ),
+    Bug(
+        "an interrupted thread stays the one that serves the lane",
+        ("P7", "liveness"),
+        1000,
+        (Edit(Lane, "drive", "            self._server = None\n", "            pass\n"),),
+    ),
+    Bug(
+        "a loss that is not told",
+        ("loss", "P4"),
+        1000,
+        (Edit(Session, "lose", "if on_lost is not None:", "if False:"),),
+    ),
+)

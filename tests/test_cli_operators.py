@@ -1,0 +1,317 @@
+"""``dibs`` for operators: ls, show, break, purge, setup, schema, doctor, help, and output that nobody reads."""
+
+import json
+import os
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+import dibs as library
+from dibs.cli import COMMANDS, _parse
+from tests.test_cli_run import DIBS, Dibs
+
+
+@pytest.fixture
+def dibs(tmp_path: Path) -> Iterator[Dibs]:
+    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
+    shell = Dibs(tmp_path)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+@pytest.fixture
+def client(dibs: Dibs) -> Iterator[library.Client]:
+    """A client of the same store in this process."""
+    with library.connect(dibs.url) as made:
+        yield made
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_arguments_it_prints_help(dibs: Dibs) -> None:
+    """``dibs`` alone explains itself on stdout and exits 0, as ``dibs --help`` does."""
+    alone = dibs()
+    assert alone.returncode == 0
+    assert alone.stdout.startswith("usage: dibs ")
+    assert alone.stdout == dibs("--help").stdout
+    assert all(re.search(rf"^    {command} ", alone.stdout, re.MULTILINE) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_teaches_by_example(dibs: Dibs, command: str | None) -> None:
+    """Each help has four examples or more, which dibs understands, and is at most 120 columns wide."""
+    words = [] if command is None else [command]
+    done = dibs(*words, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    lines = done.stdout.partition("examples:")[2].partition("exit codes:")[0].splitlines()
+    examples = [line[line.index("dibs ") :] for line in lines if re.match(r"  (\S.*)?dibs ", line)]
+    assert len(examples) >= 4
+    for example in examples:
+        if "$(" not in example:
+            typed = shlex.split(example.partition("   ")[0])
+            end = min([typed.index(word) for word in ("|", ">", "&&", "||") if word in typed], default=len(typed))
+            assert _parse(typed[1:end]) is not None
+
+
+def test_version(dibs: Dibs) -> None:
+    """``dibs --version`` and ``python -m dibs`` are the same program."""
+    assert dibs("--version").stdout == f"dibs {library.__version__}\n"
+    script = Path(sys.executable).parent / "dibs"
+    shown = subprocess.run([script, "--version"], env=dibs.env, capture_output=True, text=True, timeout=60)
+    assert shown.stdout == f"dibs {library.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("nothing",),
+        ("--nothing",),
+        ("ls", "a", "b"),
+        ("ls", "--jso"),
+        ("show",),
+        ("break",),
+        ("break", "x", "--token", "new"),
+        ("purge",),
+        ("purge", "--older-than", "yesterday"),
+        ("show", "a\nb"),
+        ("--url", "sqlite://app:hunter2@host/x", "ls"),
+        ("ls", "--url", "app:hunter2@db"),
+        ("--namespace", "", "ls"),
+    ],
+)
+def test_wrong_usage_is_64(dibs: Dibs, args: tuple[str, ...]) -> None:
+    """Exit 64 with one line on stderr, and no password in it."""
+    done = dibs(*args)
+    assert done.returncode == 64
+    assert done.stdout == ""
+    assert done.stderr.startswith("dibs: ")
+    assert done.stderr.count("\n") == 1
+    assert "hunter2" not in done.stderr
+
+
+# -- ls and show -------------------------------------------------------------------------------------------------------
+
+
+def test_ls_of_nothing_is_a_sentence(dibs: Dibs) -> None:
+    """No table without rows; with --json an empty list."""
+    assert dibs("ls").stdout == "No leases.\n"
+    assert dibs("ls", "deploy/").stdout == "No leases on names that start with 'deploy/'.\n"
+    assert json.loads(dibs("ls", "--json").stdout) == []
+
+
+def test_ls_shows_who_has_what(dibs: Dibs, client: library.Client) -> None:
+    """One line a lease, by name: slot, holder, since, left, token, waiting and info."""
+    with client.lock("deploy/web", info={"ticket": "OPS-7"}), client.lock("007"), client.lock("café ☕"):
+        lines = dibs("ls").stdout.splitlines()
+        assert lines[0].split() == ["NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO"]
+        assert [line.split()[0] for line in lines[1:]] == ["007", "café", "deploy/web"]
+        assert f"{os.uname().nodename}, pid {os.getpid()}" in lines[3]
+        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +[23]\d\.\d s +1 ", lines[3])
+        assert lines[3].endswith('{"ticket": "OPS-7"}')
+        assert len(dibs("ls", "deploy/").stdout.splitlines()) == 2
+        assert dibs("--namespace", "other", "ls").stdout == "No leases.\n"
+        assert (
+            dibs("ls", "--namespace", "default", "--url", dibs.url, "de")
+            .stdout.splitlines()[1]
+            .startswith("deploy/web")
+        )
+
+
+def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:
+    """``ls --json`` and ``show --json`` give the same facts, exactly."""
+    with client.lock("x", info={"a": [1, "é"]}) as lease:
+        (listed,) = json.loads(dibs("ls", "--json").stdout)
+        shown = dibs.holder("x")
+    for record in (listed, shown):
+        assert record["name"] == "x"
+        assert record["slot"] == 1
+        assert record["holder"] == lease.holder
+        assert record["fencing_token"] == lease.fencing_token
+        assert record["info"] == {"a": [1, "é"]}
+        assert record["waiting"] == 0
+        assert 0 < record["expires_in"] <= 30
+        assert abs(datetime.fromisoformat(record["acquired_at"]) - lease.acquired_at).total_seconds() < 0.001
+        assert datetime.fromisoformat(record["expires_at"]) > datetime.now(timezone.utc)
+
+
+def test_show(dibs: Dibs, client: library.Client) -> None:
+    """``show`` prints who holds a name and exits 0; nobody is exit 1."""
+    with client.lock("-x", info={"a": 1}) as lease:
+        done = dibs("show", "--", "-x")
+        assert done.returncode == 0
+        facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        assert facts["name"] == "-x"
+        assert facts["token"] == str(lease.fencing_token)
+        assert facts["holder"] == f"{os.uname().nodename}, pid {os.getpid()}"
+        assert facts["info"] == '{"a": 1}'
+    done = dibs("show", "x")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "Nobody holds 'x'.\n", "")
+    done = dibs("show", "x", "--json")
+    assert (done.returncode, done.stdout) == (1, "null\n")
+
+
+# -- break -------------------------------------------------------------------------------------------------------------
+
+
+def test_break_without_a_token_shows_the_command_to_type(dibs: Dibs, client: library.Client) -> None:
+    """It shows the holder, changes nothing, and prints a command that works as it stands."""
+    for name in ("it's mine", "-x"):
+        lease = client.lock(name).acquire()
+        assert lease is not None
+        done = dibs("break", "--namespace", "default", "--url", dibs.url, "--", name)
+        assert done.returncode == 64
+        assert f"pid {os.getpid()}" in done.stdout
+        (command,) = [line for line in done.stdout.splitlines() if line.startswith("  dibs ")]
+        lease.renew()
+        broken = dibs(*shlex.split(command)[1:])
+        assert broken.returncode == 0, broken
+        with pytest.raises(library.LeaseLost):
+            lease.renew()
+    assert dibs("break", "nobody's").returncode == 1
+
+
+def test_break_does_not_show_a_password(dibs: Dibs) -> None:
+    """The command to type has a place for a URL with a password, and not the URL."""
+    from argparse import Namespace
+
+    from dibs.cli.operators import _break_command
+    from dibs.desk import LeaseRecord
+
+    record = LeaseRecord("x", 1, "host/1/a", 7, datetime.now(timezone.utc), 1.0, None, 0)
+    for url in ("postgresql://app:hunter2@db/prod", "postgresql://app@db/prod?password=hunter2"):
+        shown = _break_command(Namespace(url=url, namespace=None), record)
+        assert shown == "dibs --url URL break x --token 7"
+
+
+def test_break_compares_the_token(dibs: Dibs, client: library.Client) -> None:
+    """A lease that somebody got since is not broken by mistake."""
+    with client.lock("x") as lease:
+        done = dibs("break", "x", "--token", "41")
+        assert done.returncode == 1
+        assert f"held with token {lease.fencing_token}, not 41" in done.stderr
+        lease.renew()
+    done = dibs("break", "x", "--token", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "dibs: nothing was broken: nobody holds 'x' any more\n"
+
+
+def test_break_frees_at_the_expiry_or_now(dibs: Dibs, client: library.Client) -> None:
+    """Without --now others wait for the expiry, with --now they need not; both say so."""
+    later = client.lock("later", renew=False).acquire()
+    sooner = client.lock("sooner", renew=False).acquire()
+    assert later is not None
+    assert sooner is not None
+    assert "free in " in dibs("break", "later", "--token", "1").stdout
+    assert "free now" in dibs("break", "sooner", "--token", "1", "--now").stdout
+    assert dibs("run", "later", "--nowait", "--", "true").returncode == 75
+    assert dibs("run", "sooner", "--nowait", "--", "true").returncode == 0
+    for lease in (later, sooner):
+        with pytest.raises(library.LeaseLost):
+            lease.renew()
+
+
+# -- purge, setup, schema ----------------------------------------------------------------------------------------------
+
+
+def test_purge(dibs: Dibs, client: library.Client) -> None:
+    """What has been free for so long goes, what is held stays, and tokens go on rising."""
+    for name in ("a", "b"):
+        with client.lock(name):
+            pass
+    with client.lock("c"):
+        assert dibs("purge", "--older-than", "30d").stdout == "Purged 0 names.\n"
+        assert dibs("purge", "--older-than", "0").stdout == "Purged 2 names.\n"
+        assert dibs("show", "c").returncode == 0
+    with client.lock("a") as lease:
+        assert lease.fencing_token == 2
+
+
+def test_setup_and_schema(dibs: Dibs) -> None:
+    """``setup`` makes the tables, ``schema`` prints the same SQL and touches nothing."""
+    schema = dibs("schema")
+    assert schema.returncode == 0
+    assert not (dibs.folder / "locks.db").exists()
+    done = dibs("setup")
+    assert (done.returncode, done.stdout) == (0, f"Ready: {dibs.url}\n")
+    assert dibs("setup").returncode == 0
+    printed = sqlite3.connect(":memory:")
+    made = sqlite3.connect(dibs.folder / "locks.db")
+    try:
+        printed.executescript(schema.stdout)
+        tables = "SELECT name, sql FROM sqlite_master ORDER BY name"
+        assert printed.execute(tables).fetchall() == made.execute(tables).fetchall()
+    finally:
+        printed.close()
+        made.close()
+    assert '"ops"' in dibs("--url", dibs.url + "?table=ops", "schema").stdout
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_of_a_healthy_store(dibs: Dibs) -> None:
+    """One line a promise, all ok; then what the store offers; exit 0."""
+    done = dibs("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    findings = [line for line in done.stdout.splitlines() if line.startswith(("ok", "FAIL"))]
+    assert any(line.startswith("ok    durable: ") for line in findings)
+    assert not any(line.startswith("FAIL") for line in findings)
+    assert re.search(r"^ +fencing token: strict$", done.stdout, re.MULTILINE)
+
+
+def test_doctor_of_a_store_that_forgets(dibs: Dibs) -> None:
+    """A promise that is not kept is a FAIL line, and exit 1."""
+    done = dibs("--url", "memory://", "doctor")
+    assert done.returncode == 1
+    assert re.search(r"^FAIL  durable: ", done.stdout, re.MULTILINE)
+    answer = json.loads(dibs("--url", "memory://", "doctor", "--json").stdout)
+    assert answer["ok"] is False
+    assert [finding["kept"] for finding in answer["findings"] if finding["promise"] == "durable"] == [False]
+    assert answer["capabilities"]["durable"] is False
+
+
+def test_doctor_of_a_store_that_is_not_set_up(dibs: Dibs) -> None:
+    """Not set up is a FAIL line and exit 78."""
+    done = dibs("--url", "sqlite:////proc/dibs/locks.db", "doctor")
+    assert done.returncode == 78
+    assert re.search(r"^FAIL  set up: .*/proc/dibs/locks.db", done.stdout, re.MULTILINE)
+    answer = json.loads(dibs("--url", "sqlite:////proc/dibs/locks.db", "doctor", "--json").stdout)
+    assert answer["ok"] is False
+    assert answer["capabilities"] is None
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_seen_enough(dibs: Dibs) -> None:
+    """``dibs … | head`` ends without a traceback, and without success."""
+    script = f"{shlex.join(DIBS)} --help; echo $? >&2"
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script], env=dibs.env, stdout=write_fd, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    finally:
+        os.close(write_fd)
+    assert done.stderr == "141\n"
+
+
+def test_a_full_disk(dibs: Dibs) -> None:
+    """Output that cannot be written is an error and one line."""
+    with open("/dev/full", "w") as full:
+        done = dibs("ls", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert done.returncode == 74
+    assert done.stderr.startswith("dibs: ")
+    assert done.stderr.count("\n") == 1

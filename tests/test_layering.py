@@ -1,0 +1,251 @@
+"""Who may import whom, where time and asyncio live, what `import dibs` costs, and how long a module may be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "dibs"
+LINES_MAX = 400
+
+# Imports point one way: faces → primitives → session → lanes → contract. Each module may import, when it runs, what is
+# listed here and nothing else of dibs; imports for type checkers only are free.
+CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
+DATA = {"dibs.names", "dibs.hold", "dibs.terms", "dibs.steps"}
+LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer"}
+ALLOWED: dict[str, set[str]] = {
+    # The contract, and what has no opinion on anything above it.
+    "dibs._version": set(),
+    "dibs.clock": set(),
+    "dibs.errors": set(),
+    "dibs.trust": set(),
+    "dibs.store": set(),
+    # Stores: the contract and their own kind. Never a session, and never each other.
+    "dibs.stores": set(),
+    "dibs.stores.identifiers": {"dibs.errors"},
+    "dibs.stores.memory": {"dibs.clock", "dibs.store"},
+    "dibs.stores.sqlite": {*CONTRACT, "dibs.stores.identifiers"},
+    "dibs.stores.postgres": {*CONTRACT, "dibs.stores", "dibs.stores.identifiers", "dibs.stores.postgres_sql"},
+    "dibs.stores.postgres_sql": {"dibs.store"},
+    # Plain data.
+    "dibs.names": {"dibs.errors"},
+    "dibs.hold": set(),
+    "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
+    "dibs.steps": set(),
+    # Lanes.
+    "dibs.lane": CONTRACT,
+    "dibs.waiting": {*CONTRACT, "dibs.lane"},
+    "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
+    # The session, and the desk at which both faces stand.
+    "dibs.session": CONTRACT | DATA | LANES,
+    "dibs.desk": {*CONTRACT, *DATA, "dibs.session"},
+    # Primitives.
+    "dibs.lease": CONTRACT | DATA,
+    "dibs.lock": {*CONTRACT, *DATA, "dibs.lease"},
+    # Faces.
+    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock"},
+    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.hold", "dibs.lease", "dibs.lock"},
+    "dibs.borrowed": {"dibs.errors"},
+    "dibs.connecting": {"dibs.errors", "dibs.aio", "dibs.client", "dibs.desk", "dibs.borrowed", "dibs.stores", "dibs.stores.sqlite"},
+    "dibs": {"dibs._version", "dibs.connecting", "dibs.errors"},
+    # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
+    "dibs.__main__": {"dibs.cli"},
+    "dibs.cli": {"dibs._version", "dibs.connecting", "dibs.errors", "dibs.names"},
+    "dibs.cli.doctor": {"dibs.cli", "dibs.errors", "dibs.steps", "dibs.store"},
+    "dibs.cli.guard": {"dibs.clock"},
+    "dibs.cli.operators": {"dibs.cli"},
+    "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
+}
+# Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
+CLOCKWORK: dict[tuple[str, str], set[str]] = {
+    ("dibs.clock", "time"): {"*"},
+    ("dibs.clock", "threading"): {"*"},
+    ("dibs.clock", "select"): {"*"},
+    ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
+    ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
+    ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
+    ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
+}
+DRIVERS = {"psycopg": "dibs.stores.postgres", "psycopg_pool": "", "sqlite3": "dibs.stores.sqlite", "sqlalchemy": "", "django": ""}
+# Modules that are worth their length, and why.
+LONG = {
+    "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",
+    "dibs.stores.postgres": "one file a store: the protocol with libpq, acts, translation of errors",
+    "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
+    "dibs.testing.store_cases": "a list of cases",
+    "dibs.testing.client_cases": "a list of cases",
+}
+
+
+def module_name(path: Path) -> str:
+    parts = ("dibs", *path.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(SRC.rglob("*.py"))}
+
+
+def tested(name: str) -> bool:
+    """Whether the rules of the library hold for it; what tests stores may use everything."""
+    return not (name == "dibs.testing" or name.startswith("dibs.testing."))
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def running_imports(node: ast.AST) -> Iterator[str]:
+    """The modules imported when the code runs, wherever the import stands; `from a import b` gives a and a.b."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield from running_imports(other)
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "relative import"
+            assert child.module is not None
+            inner = {f"{child.module}.{alias.name}" for alias in child.names} & MODULES.keys()
+            yield from inner
+            if len(inner) < len(child.names):
+                yield child.module
+        else:
+            yield from running_imports(child)
+
+
+LIBRARY = [name for name in MODULES if tested(name)]
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_imports_point_one_way(name: str) -> None:
+    """A module imports only what stands below it: faces → primitives → session → lanes → contract."""
+    assert name in ALLOWED, f"{name} is new: say in ALLOWED where it stands"
+    imported = {module for module in running_imports(tree(name)) if module.split(".")[0] == "dibs"}
+    assert imported <= ALLOWED[name], f"{name} reaches up or sideways: {sorted(imported - ALLOWED[name])}"
+
+
+def test_the_map_is_of_what_there_is() -> None:
+    """The allow-lists name no module that is gone, and form no circle among modules."""
+    assert set(ALLOWED) <= set(MODULES)
+    assert set(LONG) <= set(MODULES)
+    assert {name for name, _ in CLOCKWORK} <= set(MODULES)
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        ready = {name for name, below in ALLOWED.items() if name not in done and below <= done}
+        # `dibs` itself is loaded before any of its modules, and `dibs.cli` loads its commands by their names.
+        assert ready, f"a circle among {sorted(set(ALLOWED) - done)}"
+        done |= ready
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_asyncio_lives_in_one_module(name: str) -> None:
+    """Only `dibs.aio` imports asyncio."""
+    assert name == "dibs.aio" or not any(m.split(".")[0] == "asyncio" for m in running_imports(tree(name)))
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_time_and_threads_live_in_one_module(name: str) -> None:
+    """Only `dibs.clock` reads a clock, sleeps, waits for descriptors or makes threads; exceptions have their reasons."""
+    module = tree(name)
+    for library in ("time", "threading", "select", "sched", "selectors"):
+        if not any(m == library for m in running_imports(module)):
+            continue
+        allowed = CLOCKWORK.get((name, library), set())
+        used = {
+            node.attr
+            for node in ast.walk(module)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == library
+        }
+        used |= {
+            alias.name
+            for node in ast.walk(module)
+            if isinstance(node, ast.ImportFrom) and node.module == library
+            for alias in node.names
+        }
+        assert "*" in allowed or (allowed and used <= allowed), f"{name} uses {library}.{sorted(used - allowed)}"
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_wall_clock_is_asked_in_one_module(name: str) -> None:
+    """Nobody asks datetime what time it is."""
+    asked = [
+        f"line {node.lineno}: {node.func.value.id}.{node.func.attr}()"
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in ("datetime", "date")
+        and node.func.attr in ("now", "utcnow", "today")
+    ]
+    assert not asked
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_drivers_stay_in_their_stores(name: str) -> None:
+    """A driver is imported by its store alone; borrowed addresses may ask a driver to read its own connection string."""
+    allowed = {"dibs.borrowed": {"psycopg"}}.get(name, set())
+    for module in running_imports(tree(name)):
+        driver = module.split(".")[0]
+        assert DRIVERS.get(driver, name) == name or driver in allowed, f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_answers_for(name: str) -> None:
+    """A module opens with a sentence about itself."""
+    text = ast.get_docstring(tree(name))
+    assert text
+    assert text.split("\n\n")[0].rstrip().endswith((".", "::", ":", "?")), f"{name}: {text.splitlines()[0]!r}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_short(name: str) -> None:
+    """A module has at most 400 lines, or a reason."""
+    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert lines <= LINES_MAX or name in LONG, f"{name} has {lines} lines: split it, or say in LONG why not"
+
+
+# -- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a program has loaded at its end, beyond those of a bare interpreter."""
+    ask = "import sys; print(*sys.modules)"
+    bare = subprocess.run([sys.executable, "-I", "-c", ask], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", f"{code}\n{ask}"], capture_output=True, text=True, check=True)
+    return set(done.stdout.split()) - set(bare.stdout.split())
+
+
+def test_importing_dibs_is_cheap() -> None:
+    """`import dibs` loads no driver, no asyncio and nothing else that not every program needs."""
+    modules = loaded("import dibs")
+    for heavy in ("psycopg sqlite3 asyncio tabulate urllib json dataclasses inspect logging socket ssl threading "
+                  "datetime argparse random selectors subprocess importlib.metadata dibs.aio dibs.client dibs.desk "
+                  "dibs.session dibs.stores").split():
+        assert heavy not in modules, f"import dibs loads {heavy}"
+    # `typing` costs 3 ms of the ten that `python -c pass` takes, so it is worth a sentence: dibs uses it for
+    # TYPE_CHECKING, NamedTuple and Protocol, which cannot be had without it.
+
+
+def test_a_lock_on_sqlite_loads_nothing_else(sqlite_url: str) -> None:
+    """Taking and releasing a lock in an SQLite file loads neither asyncio nor another store's driver."""
+    modules = loaded(f"import dibs\nwith dibs.connect({sqlite_url!r}) as c:\n  with c.lock('x'): pass")
+    assert "sqlite3" in modules
+    for heavy in "psycopg asyncio tabulate dataclasses inspect logging ssl urllib.parse argparse subprocess".split():
+        assert heavy not in modules, f"a lock on SQLite loads {heavy}"
+
+
+def test_dibs_run_is_light(sqlite_url: str) -> None:
+    """`dibs run` on SQLite loads no asyncio, psycopg, tabulate or dataclasses: it stands in crontabs."""
+    command = [sys.executable, "-X", "importtime", "-m", "dibs", "--url", sqlite_url, "run", "x", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "sqlite3" in modules
+    for heavy in "psycopg asyncio tabulate dataclasses inspect logging ssl socket subprocess importlib.metadata".split():
+        assert heavy not in modules, f"dibs run loads {heavy}"
