@@ -45,7 +45,7 @@ WORK_S = 0.25  # what a worker needs for one entry
 PUBLISH_FIRST, PUBLISH_STEP, PUBLISH_EVERY_S = 4, 3, 1.0  # 40 entries in 12 s
 KILL_AFTER_S, FREEZE_AFTER_S = 3.0, 2.0
 TAKEOVER_MAX_S = TTL_S + 1.0  # the ttl, and a moment for a busy machine
-GIVE_UP_S = 45.0  # usually it takes 18
+GIVE_UP_S = 45.0  # usually it takes 15
 
 COLOURS = {"worker 1": 36, "worker 2": 33, "worker 3": 35, "worker 4": 34, "demo": 1, "ok": 32, "WRONG": 31}
 
@@ -346,7 +346,7 @@ class Demo:
         print(f"{'token':>7}  {'holder':<8}  {'from':>6}  {'until':>6}  {'reported':>8}")
         quiet = 0
         for turn in turns:
-            if not turn.reported and turn.ended:
+            if not turn.reported and turn.token not in fate:
                 quiet += 1
                 continue
             ended = turn.ended or (self.killed_at if turn.token == self.killed.token else None)

@@ -117,7 +117,8 @@ def take_turn(lease: dibs.Lease, report: Report, args: argparse.Namespace) -> No
 
 def say(args: argparse.Namespace, token: int, event: str, detail: str) -> None:
     """A line for people, in columns that a program can take apart."""
-    print(f"worker {args.worker}", f"token {token}", event, " ".join(detail.split()), sep="\t", flush=True)
+    columns = f"worker {args.worker}", f"token {token}", event, " ".join(detail.split())
+    print("\t".join(columns), flush=True)
 
 
 def work(args: argparse.Namespace) -> None:

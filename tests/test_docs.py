@@ -1,8 +1,8 @@
 """The documentation is true: it is printed from the code, examples run, commands parse, links lead somewhere.
 
 Blocks of Python on a page run in order, in one namespace, in an empty folder, with DIBS_URL naming a new SQLite file.
-Their `time.sleep` is short. A block marked `python no-run` is only compiled. Every `dibs …` in a block of shell, crontab
-or systemd text is parsed by the real parser, and not run.
+Their `time.sleep` is short. A block marked `python no-run` is only compiled. Every `dibs …` in a block of shell or
+crontab is parsed by the real parser, and not run.
 """
 
 import builtins

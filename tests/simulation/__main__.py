@@ -1,45 +1,90 @@
-"""A long hunt: ``python -m tests.simulation --seeds 100000 --start 0 --processes 2``; one seed with its time line: ``--show 4711``."""
+"""Hunt through many seeds, or look at one: see ``--help``.
+
+python -m tests.simulation --seeds 100000 --jobs 2      a long hunt, with a line of progress
+python -m tests.simulation --show 4711                  the whole time line of one seed
+python -m tests.simulation --bug "renewal by anybody"   how soon a planted bug is found
+"""
+
+from __future__ import annotations
 
 import argparse
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
 
+from tests.simulation.bugs import BUGS
 from tests.simulation.programs import simulate
-from tests.simulation.world import BrokenPromise
+from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Seeds between two lines of progress, and what a worker is given at a time.
+CHUNK = 250
+
+
+def hunt(start: int, seeds: int, signals: bool, bug_name: str | None, last: int = 0) -> list[tuple[int, str]]:
+    """The seeds that break a promise, each with its story."""
+    broken = []
+    for seed in range(start, start + seeds):
+        try:
+            if bug_name is None:
+                simulate(seed, signals=signals)
+            else:
+                with next(bug for bug in BUGS if bug.name == bug_name).planted():
+                    simulate(seed, signals=signals)
+        except BrokenPromise as error:
+            broken.append((seed, error.told(last) if last else str(error)))
+    return broken
+
+
+def chunks(start: int, seeds: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, start + seeds, CHUNK):
+        yield first, min(CHUNK, start + seeds - first)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--all", action="store_true")
-    a = parser.parse_args()
-    t = time.perf_counter()
-    bad = 0
-    kinds = {}
-    steps = 0
-    ev = 0
-    gr = 0
-    for seed in range(a.start, a.start + a.seeds):
-        try:
-            r = simulate(seed)
-            steps += r.steps
-            ev += r.events
-            gr += r.grants
-        except BrokenPromise as e:
-            bad += 1
-            k = str(e).split("\n")[0]
-            kinds.setdefault(" ".join(k.split(": ", 1)[1].split()[:1]), []).append(k)
-            if not a.all:
-                print(e)
-                return 1
-    dt = time.perf_counter() - t
-    print(f"{a.seeds} seeds, {a.seeds / dt:.0f}/s, {steps / a.seeds:.0f} steps, {ev / a.seeds:.0f} events {gr / a.seeds:.1f} grants; {bad} bad")
-    for k, v in kinds.items():
-        print(k, len(v))
-        for x in v[:4]:
-            print("   ", x)
-    return 0
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulate dibs, seed by seed.")
+    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many (default 1000)")
+    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
+    parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
+    parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
+    parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
+    parser.add_argument("--bug", choices=[bug.name for bug in BUGS], metavar="NAME", help="with this planted bug")
+    options = parser.parse_args()
+    if options.show is not None:
+        for _, story in hunt(options.show, 1, options.signals, options.bug, TIME_LINE_MAX):
+            print(story)
+            return 1
+        print(simulate(options.show, signals=options.signals))
+        return 0
+    began = time.monotonic()
+    done = 0
+    broken: list[tuple[int, str]] = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        waiting = [
+            (seeds, pool.submit(hunt, first, seeds, options.signals, options.bug))
+            for first, seeds in chunks(options.start, options.seeds)
+        ]
+        for seeds, future in waiting:
+            found = future.result()
+            done += seeds
+            broken += found
+            rate = done / (time.monotonic() - began)
+            print(f"\r{done} seeds, {rate:.0f} a second, {len(broken)} broken", end="", file=sys.stderr, flush=True)
+            if found and not options.keep_going:
+                for _, other in waiting:
+                    other.cancel()
+                break
+    print(file=sys.stderr)
+    if broken and not options.keep_going:
+        print(broken[0][1])
+    for _, story in broken:
+        print(story.partition("\n")[0])
+    return 1 if broken else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

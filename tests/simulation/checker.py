@@ -48,6 +48,7 @@ class Tenure:
         "release_called",
         "released_at",
         "session",
+        "stillborn",
         "told",
     )
 
@@ -65,6 +66,8 @@ class Tenure:
         self.released_at: float | None = None
         #: Nobody has the Lease object any more.
         self.dropped = False
+        #: It was over when acquire returned it: its answer took that long to get there.
+        self.stillborn = False
         #: When on_lost was called.
         self.told = told
 
@@ -144,6 +147,8 @@ class Checker:
         self.prompt = False
         #: Programs are interrupted.
         self.interrupts = False
+        #: Between any two instructions: then what was to be given back at once may be left to its ttl.
+        self.anywhere = False
         self.slack_s = SLACK_S
         self.grants = 0
         self._next_look = 0.0
@@ -167,6 +172,7 @@ class Checker:
             if current != request.claim_id:
                 self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {current}")
         if isinstance(request, Release):
+            claim.followed_up = True
             if type(outcome) is Released:
                 self.holders.pop(request.name, None)
         elif isinstance(request, Renew) and call.task_name == "dibs-renew" and type(outcome) is Renewed:
@@ -275,6 +281,10 @@ class Checker:
         tenure = Tenure(attempt.process, session, hold, min_hold, told)
         self.tenures.append(tenure)
         self.live.append(tenure)
+        if hold.state != HELD:
+            tenure.stillborn = True
+            if attempt.process.clock.boot() < hold.trusted_until and not session.closed:
+                self.world.broken(f"P6 acquire returned {hold.claim_id} in the middle of its trust, and it is over")
         if hold.trusted_until <= claim.answered_at:
             self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
         return tenure
@@ -290,8 +300,8 @@ class Checker:
         for line in self.lines.values():
             if ask.request.claim_id in line:
                 line.remove(ask.request.claim_id)
-        claim.excused = session.closed or (type(ask.outcome) is Hold and ask.outcome.given)
-        if self.calm and not session.closed:
+        claim.excused = session.closed or self.anywhere or (type(ask.outcome) is Hold and ask.outcome.given)
+        if self.calm and not claim.excused:
             self.world.at(self.world.now + self.slack_s, self._given_back, ask)
 
     def _over(self, who: object, session: Session) -> Attempt:
@@ -407,7 +417,7 @@ class Checker:
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
         for tenure in self.tenures:
             hold = tenure.hold
-            if tenure.process.dead or tenure.dropped or tenure.session.closed:
+            if tenure.process.dead or tenure.dropped or tenure.stillborn or tenure.session.closed:
                 continue
             if hold.state == HELD:
                 self.world.broken(f"P4 {tenure.claim_id} is over, and nobody noticed")

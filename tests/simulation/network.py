@@ -102,6 +102,8 @@ class Connection:
         self._network = network
         self._process = process
         self._hints: Hints | None = None
+        #: The thread that is in a call.
+        self._used_by: str | None = None
 
     # -- the acts -------------------------------------------------------------------------------------------------
 
@@ -184,6 +186,9 @@ class Connection:
         network = self._network
         world = network.world
         task = world.current
+        if self._used_by is not None:
+            world.broken(f"the lane of {self._process.name} is served by two threads at once: {self._used_by} is at it")
+        self._used_by = call.task_name
         left_s = deadline.remaining() / self._process.rate
         fault = network.fault(self._process, call.task_name)
         there, back = network.latency(), network.latency()
@@ -244,6 +249,7 @@ class Connection:
             world.block(left_s)
         finally:
             over, call.over = call.over, True
+            self._used_by = None
         if not over:
             world.note(self._process.name, "gives up on the store's answer")
             raise StoreUnavailable("the store did not answer in time")

@@ -259,8 +259,11 @@ class Result(NamedTuple):
     events: int
 
 
-def simulate(seed: int, *, lines: int = 0) -> Result:
-    """Run one scenario to its end. Raises BrokenPromise."""
+def simulate(seed: int, *, signals: bool = False) -> Result:
+    """Run one scenario to its end. Raises BrokenPromise.
+
+    signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
+    """
     world = World(seed)
     # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
     gc.disable()
@@ -268,13 +271,13 @@ def simulate(seed: int, *, lines: int = 0) -> Result:
         # Programs drop leases on purpose; that they are warned is tested elsewhere.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
-            return _simulate(world)
+            return _simulate(world, signals)
         finally:
             world.close()
             gc.enable()
 
 
-def _simulate(world: World) -> Result:
+def _simulate(world: World, signals: bool) -> Result:
     rand = world.random
     checker = Checker(world)
     network = Network(world, checker)
@@ -302,7 +305,8 @@ def _simulate(world: World) -> Result:
     checker.calm = calm
     checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
     checker.prompt = not (stalls or pauses or closes)
-    checker.interrupts = interrupts
+    checker.interrupts = interrupts or signals
+    checker.anywhere = signals
     if faults:
         network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]
         network.faults_until = horizon
@@ -324,7 +328,7 @@ def _simulate(world: World) -> Result:
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
         renew=(0.9, 0.9, 0.4)[int(rand() * 3)],
         interrupt=0.3 if interrupts else 0.0,
-        anywhere=0.3 if interrupts and rand() < 0.5 else 0.0,
+        anywhere=0.3 if signals else 0.0,
     )
     programs: list[Task] = []
     hosts: list[Host] = []

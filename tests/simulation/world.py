@@ -31,6 +31,7 @@ SEAMS_MAX = 300_000
 TIME_MAX_S = 200.0
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
+TIME_LINE_SHOWN = 60
 
 
 # After these the interpreter looks for signals.
@@ -43,6 +44,18 @@ _INTERRUPTIBLE = frozenset(
 
 class BrokenPromise(AssertionError):
     """The simulation saw something that was promised not to happen; the text has the seed and the time line."""
+
+    def __init__(self, what: str, world: World) -> None:
+        super().__init__(what)
+        self._what = what
+        self._world = world
+
+    def told(self, last: int) -> str:
+        """What was broken, and the end of the time line."""
+        return f"{self._what}\n\n{self._world.story(last)}"
+
+    def __str__(self) -> str:
+        return self.told(TIME_LINE_SHOWN)
 
 
 class Interrupted(BaseException):
@@ -113,7 +126,7 @@ class World:
             self.hub.switch()
             raise GreenletExit
 
-    def story(self, last: int = 70) -> str:
+    def story(self, last: int) -> str:
         """The end of the time line, one line for each thing that happened."""
         lines = [f"{'store time':>10}  {'process':8} {'thread':12} what"]
         for now, who, task, text, args in list(self.time_line)[-last:]:
@@ -161,7 +174,7 @@ class World:
                 self.broken("liveness: nobody can go on, and programs are not finished")
             self.observe()
         if self._broken is not None:
-            raise BrokenPromise(f"seed {self.seed}: {self._broken}\n\n{self.story()}")
+            raise BrokenPromise(f"seed {self.seed}: {self._broken}", self)
 
     def close(self) -> None:
         """End what is left of every task, so that nothing of it runs later."""

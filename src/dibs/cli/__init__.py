@@ -181,9 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without ARGV it is that of this process, and ``dibs run`` ends the process here: there is nothing left to do, and
     the interpreter would take 6 ms to take itself apart.
     """
-    gc.disable()  # what a start makes stays; looking through it for garbage takes 2 ms. `dibs run` enables it again.
     if argv is not None:
         return _main(argv)
+    gc.disable()  # what a start makes stays; looking through it for garbage takes 2 ms. `dibs run` enables it again.
     code = _main(sys.argv[1:])
     if "dibs.cli.run" in sys.modules:
         os._exit(code)

@@ -1,0 +1,721 @@
+"""The library as Python programs meet it: both faces alike, misuse, forks, copies, signals, cancellation, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import gc
+import inspect
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import dibs
+from dibs.connecting import locate
+from dibs.store import StoreAddress
+
+TRIES = 30
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+@pytest.fixture
+def other(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+def had(lock: dibs.Lock, **how: Any) -> dibs.Lease:
+    lease = lock.acquire(**how)
+    assert lease is not None
+    return lease
+
+
+def eventually(condition: Callable[[], Any], what: str, limit_s: float = 10) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+# -- both faces -------------------------------------------------------------------------------------------------------
+
+PAIRS = [("Client", "AsyncClient"), ("Lock", "AsyncLock"), ("Lease", "AsyncLease")]
+TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+
+
+def verbs(cls: type) -> dict[str, Any]:
+    shown = {name for name in dir(cls) if not name.startswith("_")} | {n for n in ("__call__",) if hasattr(cls, n)}
+    found = {name: inspect.getattr_static(cls, name) for name in shown}
+    for sync, awaited in TWINS.items():
+        method = inspect.getattr_static(cls, sync, None) or inspect.getattr_static(cls, awaited, None)
+        assert method is not None, f"{cls.__name__} is no context manager"
+        found[sync] = method
+    return found
+
+
+@pytest.mark.parametrize("sync, awaited", PAIRS)
+def test_both_faces_have_the_same_verbs(sync: str, awaited: str) -> None:
+    """Client and AsyncClient, and so on, have the same public names, parameters, defaults and kinds."""
+    ours, theirs = verbs(getattr(dibs, sync)), verbs(getattr(dibs, awaited))
+    assert ours.keys() == theirs.keys()
+    for name, method in ours.items():
+        twin = theirs[name]
+        assert isinstance(method, property) == isinstance(twin, property), name
+        if not isinstance(method, property):
+            seen = [[(p.name, p.default, p.kind) for p in inspect.signature(m).parameters.values()] for m in (method, twin)]
+            assert seen[0] == seen[1], name
+
+
+def test_both_doors_take_the_same() -> None:
+    """`connect` and `connect_async` take the same arguments, and the event of a loss has the same verbs."""
+    doors = [
+        [(p.name, p.default, p.kind) for p in inspect.signature(door).parameters.values()]
+        for door in (dibs.connect, dibs.connect_async)
+    ]
+    assert doors[0] == doors[1]
+    from dibs.aio import AsyncLost
+    from dibs.lease import Lost
+
+    for name in ("is_set", "wait"):
+        one, two = inspect.signature(getattr(Lost, name)), inspect.signature(getattr(AsyncLost, name))
+        assert [(p.name, p.default) for p in one.parameters.values()] == [(p.name, p.default) for p in two.parameters.values()]
+
+
+def test_public_names_are_there_and_say_what_they_are() -> None:
+    """Every name in `dibs.__all__` can be had, and every public class, method and property has a docstring."""
+    missing = []
+    for name in dibs.__all__:
+        thing = getattr(dibs, name)
+        if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            continue
+        if not inspect.getdoc(thing):
+            missing.append(name)
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            documented = isinstance(value, (property, classmethod, staticmethod)) or inspect.isfunction(value)
+            if documented and not member.startswith("_") and not inspect.getdoc(value):
+                missing.append(f"{name}.{member}")
+    assert not missing
+    assert set(dibs.__all__) <= {*dir(dibs), *dibs._LAZY}
+    with pytest.raises(AttributeError):
+        dibs.no_such_name  # noqa: B018
+
+
+# -- like the standard library ----------------------------------------------------------------------------------------
+
+MISUSES: list[dict[str, Any]] = [
+    {"timeout": -2},
+    {"timeout": -0.5},
+    {"timeout": float("nan")},
+    {"timeout": 1e100},
+    {"timeout": float("inf")},
+    {"timeout": 10**400},
+    {"blocking": False, "timeout": 1},
+    {"blocking": False, "timeout": 0},
+]
+
+
+@pytest.mark.parametrize("how", MISUSES, ids=str)
+def test_misuse_of_acquire_raises_what_threading_raises(how: dict[str, Any], client: dibs.Client) -> None:
+    """Wherever `threading.Lock().acquire` raises ValueError or OverflowError, so does a dibs lock, and holds nothing."""
+    with pytest.raises((ValueError, OverflowError)) as theirs:
+        threading.Lock().acquire(**how)
+    lock = client.lock("misuse")
+    with pytest.raises((ValueError, OverflowError)) as ours:
+        lock.acquire(**how)
+    assert isinstance(ours.value, OverflowError) == isinstance(theirs.value, OverflowError)
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_misuse_of_release_raises_what_threading_raises(reentrant: bool, client: dibs.Client) -> None:
+    """Releasing what is not held is a RuntimeError; releasing another thread's is one for reentrant locks only."""
+    lock = client.lock("misuse", reentrant=reentrant)
+    with pytest.raises(RuntimeError):
+        lock.release()
+    had(lock)
+    errors: list[BaseException] = []
+
+    def release() -> None:
+        try:
+            lock.release()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    thread.join()
+    assert bool(errors) == reentrant == lock.locked()
+    if reentrant:
+        lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+def test_it_moves_over_from_threading(client: dibs.Client) -> None:
+    """A Condition, which knows only acquire and release, works on a dibs lock."""
+    condition = threading.Condition(client.lock("condition"))  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def consume() -> None:
+        with condition:
+            assert condition.wait_for(lambda: seen, 10)
+            seen.append(2)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    with condition:
+        seen.append(1)
+        condition.notify()
+    thread.join(10)
+    assert seen == [1, 2]
+
+
+def test_only_functions_are_decorated(client: dibs.Client) -> None:
+    """A lock refuses to decorate what would run outside it: generators, coroutines, things that cannot be called."""
+    lock = client.lock("decorated")
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for wrong in (generator, coroutine, 7, functools.partial(coroutine), functools.partial(generator)):
+        with pytest.raises(TypeError):
+            lock(wrong)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("wrong", [{"ttl": True}, {"timeout": False}, {"min_hold": False}], ids=str)
+def test_what_was_refused_once_is_refused_again(wrong: dict[str, Any], client: dibs.Client) -> None:
+    """Options that equal remembered good ones, but are not good themselves, are refused all the same."""
+    for option in ("ttl", "timeout", "min_hold"):
+        for good in (0, 1):
+            if (option, good) != ("ttl", 0):
+                client.lock("x", **{option: good})
+    with pytest.raises(dibs.InvalidOption):
+        client.lock("x", **wrong)
+
+
+def test_a_record_does_not_change_while_it_is_looked_at(client: dibs.Client) -> None:
+    """`LeaseRecord.expires_at` is a moment, the same whenever it is read."""
+    lease = had(client.lock("record"))
+    record = client.holder("record")
+    assert record is not None
+    first = record.expires_at
+    time.sleep(0.05)
+    assert record.expires_at == first
+    lease.release()
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(run: Callable[[], object]) -> None:
+    """Run it in a forked child; fail with what it raised."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks among threads: that is the point
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(30)
+            run()
+            code = 0
+        except BaseException as error:
+            os.write(writing, repr(error).encode()[:4000])
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read().decode()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child: {told or status}"
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_a_fork_holds_nothing_and_works_anew(store: str, request: pytest.FixtureRequest) -> None:
+    """In a forked child a lease is not held, releasing it does nothing, and the library works as a client of its own."""
+    url = request.getfixturevalue("sqlite_url" if store == "sqlite" else "postgres_url")
+    with dibs.connect(url, ttl=1.0) as client:
+        lock = client.lock("forked")
+        lease = had(lock)
+        parents_id = lease.holder.rpartition("/")[2]
+
+        def child() -> None:
+            assert not lease.held
+            assert lease.remaining() == 0.0
+            assert lease.lost.is_set()
+            assert lease.lost.wait(0)
+            with pytest.raises(dibs.LeaseLost, match="fork"):
+                lease.check()
+            assert lease.release() is False
+            with pytest.raises(dibs.LeaseLost):
+                lease.renew()
+            assert not lock.locked()
+            assert lock.acquire(timeout=0) is None
+            fresh = had(client.lock("the child's"), timeout=5)
+            assert fresh.held
+            assert fresh.holder.split("/")[1] == str(os.getpid())
+            assert fresh.holder.rpartition("/")[2] != parents_id
+            time.sleep(1.5)  # longer than the ttl: renewed by threads of the child's own
+            assert fresh.held
+            assert fresh.release() is True
+            left = had(client.lock("left behind"), timeout=5)
+            client.close()
+            assert not left.held
+
+        in_a_fork(child)
+        assert lease.held
+        assert client.holder("left behind") is None
+        time.sleep(1.2)
+        assert lease.held
+        record = client.holder("forked")
+        assert record is not None
+        assert record.fencing_token == lease.fencing_token
+        assert lease.release() is True
+
+
+def test_forking_at_any_moment_leaves_the_child_free(sqlite_url: str) -> None:
+    """A child forked while other threads are inside the library can use it."""
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        over = threading.Event()
+
+        def work(number: int) -> None:
+            lock = client.lock(f"busy/{number}")
+            while not over.is_set():
+                with lock:
+                    pass
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(10):
+                in_a_fork(lambda n=number: had(client.lock(f"child/{n}"), timeout=20).release())  # type: ignore[misc]
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+# -- copies, and what nobody has in hand ------------------------------------------------------------------------------
+
+
+def test_a_copy_holds_nothing(client: dibs.Client) -> None:
+    """A copied or pickled lease is not held and can do nothing to the original."""
+    lease = had(client.lock("original"))
+    for duplicate in (copy.copy(lease), copy.deepcopy(lease), pickle.loads(pickle.dumps(lease))):
+        assert not duplicate.held
+        assert duplicate.remaining() == 0.0
+        assert (duplicate.name, duplicate.fencing_token) == ("original", lease.fencing_token)
+        with pytest.raises(dibs.LeaseLost):
+            duplicate.check()
+        assert duplicate.lost.is_set()
+        with pytest.raises(dibs.LeaseLost):
+            duplicate.release()
+        del duplicate
+    gc.collect()
+    assert lease.held
+    assert lease.release() is True
+
+
+def test_a_dropped_lease_warns_and_ends_by_its_ttl(sqlite_url: str, other: dibs.Client) -> None:
+    """A lease dropped without release() is a ResourceWarning, is not renewed any more, and its ttl frees the name."""
+    with dibs.connect(sqlite_url, ttl=0.6) as client:
+        lease: dibs.Lease | None = had(client.lock("dropped"))
+        time.sleep(0.3)
+        with pytest.warns(ResourceWarning, match="dropped.*without release"):
+            del lease
+            gc.collect()
+        assert other.lock("dropped").acquire(timeout=0) is None
+        had(other.lock("dropped"), timeout=10).release()
+
+
+def test_a_lease_that_a_lock_remembers_is_not_dropped(client: dibs.Client) -> None:
+    """`lock.acquire()` without keeping the lease is the standard library's style: the lock keeps it."""
+    lock = client.lock("kept")
+    assert lock.acquire()
+    gc.collect()
+    assert lock.locked()
+    assert lock.release() is True
+
+
+# -- signals and the end ----------------------------------------------------------------------------------------------
+
+WAITER = """
+import os, sys, time, signal, dibs
+url, what = sys.argv[1:]
+client = dibs.connect(url, ttl=20)
+if what == "waiting":
+    print("ready", flush=True)
+    try:
+        client.lock("signalled").acquire()
+        print("acquired", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        if "stay" in os.environ:
+            time.sleep(60)
+elif what == "holding":
+    with client.lock("signalled"):
+        print("ready", flush=True)
+        time.sleep(60)
+elif what == "exit":
+    lease = client.lock("signalled").acquire()
+    kept = [lease]
+    print("ready", flush=True)
+elif what == "sys.exit in a thread's time":
+    import threading
+    lease = client.lock("signalled").acquire()
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print("ready", flush=True)
+    sys.exit(3)
+elif what == "busy":
+    lock = client.lock("signalled")
+    print("ready", flush=True)
+    while True:
+        with lock:
+            pass
+"""
+
+
+def start(url: str, what: str, **env: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITER, url, what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str], within: float = 20) -> tuple[int, str, str]:
+    with process:
+        try:
+            out, err = process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out, err
+
+
+def test_ctrl_c_while_waiting_leaves_the_line(client: dibs.Client, other: dibs.Client, sqlite_url: str) -> None:
+    """A waiter interrupted by Ctrl-C, which lives on, neither holds the name nor is waited for."""
+    lease = had(client.lock("signalled"))
+    process = start(sqlite_url, "waiting", stay="1")
+
+    def waiting() -> int:
+        record = client.holder("signalled")
+        return 0 if record is None else record.waiting
+
+    eventually(waiting, "the child does not wait")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "interrupted\n"
+    eventually(lambda: waiting() == 0, "the interrupted waiter still stands in line")
+    lease.release()
+    had(other.lock("signalled"), timeout=0).release()
+    process.kill()
+    ended(process)
+
+
+def test_ctrl_c_while_holding_gives_back(client: dibs.Client, sqlite_url: str) -> None:
+    """A holder interrupted by Ctrl-C gives the name back as its block ends."""
+    process = start(sqlite_url, "holding")
+    assert client.lock("signalled").acquire(timeout=0) is None
+    process.send_signal(signal.SIGINT)
+    had(client.lock("signalled"), timeout=10).release()
+    _, _, err = ended(process)
+    assert err.count("Traceback") == 1
+    assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_ctrl_c_anywhere_leaves_nothing_held(store: str, request: pytest.FixtureRequest) -> None:
+    """Interrupted at any point of acquiring and releasing, a process that ends leaves nothing held and ends at once."""
+    url = request.getfixturevalue("sqlite_url" if store == "sqlite" else "postgres_url")
+    with dibs.connect(url, ttl=20) as client:
+        for number in range(12):
+            process = start(url, "busy")
+            time.sleep(0.003 * number)
+            process.send_signal(signal.SIGINT)
+            code, _, err = ended(process)
+            assert "KeyboardInterrupt" in err, err
+            assert code in (-signal.SIGINT, 130), (code, err)
+            assert client.holder("signalled") is None, err
+            had(client.lock("signalled"), timeout=0).release()
+
+
+@pytest.mark.parametrize("what, code", [("exit", 0), ("sys.exit in a thread's time", 3)])
+def test_the_end_of_the_interpreter_gives_back(what: str, code: int, client: dibs.Client, sqlite_url: str) -> None:
+    """What is still held when the interpreter ends is given back, quickly and without a word."""
+    process = start(sqlite_url, what)
+    seen, out, err = ended(process, 5)
+    assert (seen, out, err) == (code, "", "")
+    had(client.lock("signalled"), timeout=0).release()
+
+
+def dibs_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dibs-")]
+
+
+def test_closing_ends_everything_soon(sqlite_url: str, other: dibs.Client) -> None:
+    """A client closed while it holds, renews and waits comes back soon, and leaves no thread behind it."""
+    busy = had(other.lock("busy"))
+    before = dibs_threads()
+    client = dibs.connect(sqlite_url, ttl=0.5)
+    had(client.lock("mine"))
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.lock("busy").acquire()
+        except dibs.StoreUnavailable as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.4)
+    began = time.monotonic()
+    client.close()
+    took = time.monotonic() - began
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 2
+    assert took < 2, f"close() took {took:.1f} s"
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 1, "closing again took long"
+    eventually(lambda: len(dibs_threads()) <= len(before), f"threads left: {dibs_threads()}, before: {before}", 3)
+    busy.release()
+
+
+def slow(address: StoreAddress, gate: threading.Event, reached: threading.Event) -> StoreAddress:
+    """The same store, whose next acquires take until the gate is opened."""
+
+    def open_store() -> Any:
+        store = address.open()
+        act = store.act
+
+        def slow_act(requests: Any, deadline: Any) -> Any:
+            outcomes = act(requests, deadline)
+            if any(hasattr(request, "holder") for request in requests):
+                reached.set()
+                gate.wait(10)
+            return outcomes
+
+        store.act = slow_act  # type: ignore[method-assign]
+        return store
+
+    return address._replace(open=open_store)
+
+
+def test_a_grant_that_comes_after_close_is_given_back(sqlite_url: str, other: dibs.Client) -> None:
+    """An acquire that is under way when its client is closed holds nothing afterwards."""
+    from dibs.client import Client
+    from dibs.desk import DEFAULTS, Desk
+
+    gate, reached = threading.Event(), threading.Event()
+    client = Client(Desk(slow(locate(sqlite_url)[0], gate, reached), **{"info": None, **DEFAULTS, "ttl": 20}))
+    seen: list[Any] = []
+
+    def acquire() -> None:
+        try:
+            seen.append(client.lock("late").acquire(timeout=0))
+        except dibs.StoreUnavailable as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=acquire)
+    thread.start()
+    assert reached.wait(10)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    time.sleep(0.1)
+    gate.set()
+    thread.join(10)
+    closing.join(15)
+    assert len(seen) == 1
+    assert not getattr(seen[0], "held", False), "a closed client holds a lease that nobody renews"
+    eventually(lambda: other.holder("late") is None, "the grant was not given back", 3)
+
+
+# -- cancellation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite", "postgresql"])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_cancelling_an_acquire_anywhere_leaves_nothing_held(
+    store: str, held: bool, request: pytest.FixtureRequest
+) -> None:
+    """A task cancelled at any moment of an acquire holds nothing, stands in no line, and the name can be had at once."""
+    fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}.get(store)
+    url = "memory://cancelled" if fixture is None else request.getfixturevalue(fixture)
+
+    async def main() -> None:
+        async with dibs.connect_async(url, ttl=20) as client, dibs.connect_async(url, ttl=20) as other:
+            lock = client.lock("cancelled")
+            for number in range(TRIES):
+                lease = await other.lock("cancelled").acquire(timeout=5) if held else None
+                task = asyncio.get_running_loop().create_task(lock.acquire(timeout=5 if number % 3 else 0))
+                # First after so many turns of the loop, then after so much time.
+                if number < TRIES // 2:
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+                else:
+                    await asyncio.sleep(0.0004 * (number - TRIES // 2))
+                if lease is not None and number % 2:
+                    await lease.release()
+                task.cancel()
+                try:
+                    won = await task
+                except asyncio.CancelledError:
+                    won = None
+                if won is not None:
+                    await won.release()
+                if lease is not None:
+                    await lease.release()
+                assert not lock.locked()
+                again = await other.lock("cancelled").acquire(timeout=2)
+                assert again is not None, f"try {number}: the cancelled acquire holds the name or a place in line"
+                record = await other.holder("cancelled")
+                assert record is not None
+                assert record.waiting == 0, f"try {number}: the cancelled acquire still stands in line"
+                await again.release()
+
+    asyncio.run(main())
+
+
+def test_cancelling_at_each_await_point_leaves_nothing_held(sqlite_url: str) -> None:
+    """Driven by hand and cancelled at its first, second, … await point, an acquire and a release leave nothing held."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client, dibs.connect_async(sqlite_url, ttl=20) as other:
+            for point in range(6):
+                cancelled = False
+
+                async def block(point: int = point) -> None:
+                    async with client.lock("points") as lease:
+                        assert lease.held
+                        await asyncio.sleep(0)
+
+                task = asyncio.get_running_loop().create_task(block())
+                suspensions = 0
+                while not task.done():
+                    if suspensions == point and not cancelled:
+                        cancelled = task.cancel()
+                    await asyncio.sleep(0.002)
+                    suspensions += 1
+                assert task.cancelled() or task.exception() is None
+                lease = await other.lock("points").acquire(timeout=2)
+                assert lease is not None, f"cancelled at point {point}: still held"
+                await lease.release()
+
+    asyncio.run(main())
+
+
+def test_a_release_acts_even_when_nobody_awaits_it(sqlite_url: str) -> None:
+    """`lock.release()` without await gives the name back, as with asyncio.Lock."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client, dibs.connect_async(sqlite_url, ttl=20) as other:
+            lock = client.lock("not awaited")
+            assert await lock.acquire()
+            lock.release()
+            assert not lock.locked()
+            lease = await other.lock("not awaited").acquire(timeout=5)
+            assert lease is not None
+            lease.release()
+            assert not lease.held
+            assert await lock.acquire(timeout=5)
+            assert await lock.release() is True
+            with pytest.raises(RuntimeError):
+                lock.release()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_block_is_cancelled_and_a_lost_one_is_lost(sqlite_url: str) -> None:
+    """A block cancelled from outside ends with CancelledError and gives back; one whose lease is lost with LeaseLost."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client, dibs.connect_async(sqlite_url, ttl=20) as other:
+            inside = asyncio.Event()
+
+            async def block(**options: Any) -> None:
+                async with client.lock("block", **options):
+                    inside.set()
+                    await asyncio.sleep(60)
+
+            task = asyncio.get_running_loop().create_task(block())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await other.holder("block") is None
+            inside.clear()
+            began = time.monotonic()
+            task = asyncio.get_running_loop().create_task(block(ttl=0.3, renew=False))
+            with pytest.raises(dibs.LeaseLost):
+                await task
+            assert time.monotonic() - began < 5
+            # Python 3.11 counts cancellations: the loss left none behind for the next await of a task.
+            async def lost_and_on() -> str:
+                try:
+                    await block(ttl=0.3, renew=False)
+                except dibs.LeaseLost:
+                    await asyncio.sleep(0.01)
+                    return "goes on"
+                return "not lost"
+
+            assert await asyncio.get_running_loop().create_task(lost_and_on()) == "goes on"
+
+    asyncio.run(main())
+
+
+def test_wait_for_and_timeout_work_on_it(sqlite_url: str) -> None:
+    """asyncio's own time-outs around an acquire leave nothing held and nobody in line."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client, dibs.connect_async(sqlite_url, ttl=20) as other:
+            lease = await other.lock("late").acquire()
+            assert lease is not None
+            for _ in range(3):
+                with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+                    await asyncio.wait_for(client.lock("late").acquire(), 0.05)
+            await lease.release()
+            again = await asyncio.wait_for(other.lock("late").acquire(timeout=0), 5)
+            assert again is not None
+            await again.release()
+
+    asyncio.run(main())
+
+
+def test_one_client_in_many_loops(sqlite_url: str) -> None:
+    """An asynchronous client made outside a loop works in one loop after another."""
+    client = dibs.connect_async(sqlite_url, ttl=20)
+
+    async def once() -> int:
+        async with client.lock("loops") as lease:
+            return lease.fencing_token
+
+    tokens = [asyncio.run(once()) for _ in range(3)]
+    assert tokens == sorted(set(tokens))
+    asyncio.run(client.close())
