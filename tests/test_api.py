@@ -77,7 +77,9 @@ def test_both_faces_have_the_same_verbs(sync: str, awaited: str) -> None:
         twin = theirs[name]
         assert isinstance(method, property) == isinstance(twin, property), name
         if not isinstance(method, property):
-            seen = [[(p.name, p.default, p.kind) for p in inspect.signature(m).parameters.values()] for m in (method, twin)]
+            seen = [
+                [(p.name, p.default, p.kind) for p in inspect.signature(m).parameters.values()] for m in (method, twin)
+            ]
             assert seen[0] == seen[1], name
 
 
@@ -93,7 +95,9 @@ def test_both_doors_take_the_same() -> None:
 
     for name in ("is_set", "wait"):
         one, two = inspect.signature(getattr(Lost, name)), inspect.signature(getattr(AsyncLost, name))
-        assert [(p.name, p.default) for p in one.parameters.values()] == [(p.name, p.default) for p in two.parameters.values()]
+        assert [(p.name, p.default) for p in one.parameters.values()] == [
+            (p.name, p.default) for p in two.parameters.values()
+        ]
 
 
 def test_public_names_are_there_and_say_what_they_are() -> None:
@@ -131,7 +135,7 @@ MISUSES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("how", MISUSES, ids=str)
 def test_misuse_of_acquire_raises_what_threading_raises(how: dict[str, Any], client: dibs.Client) -> None:
-    """Wherever `threading.Lock().acquire` raises ValueError or OverflowError, so does a dibs lock, and holds nothing."""
+    """Where `threading.Lock().acquire` raises ValueError or OverflowError, so does a dibs lock, and holds nothing."""
     with pytest.raises((ValueError, OverflowError)) as theirs:
         threading.Lock().acquire(**how)
     lock = client.lock("misuse")
@@ -202,10 +206,9 @@ def test_only_functions_are_decorated(client: dibs.Client) -> None:
 @pytest.mark.parametrize("wrong", [{"ttl": True}, {"timeout": False}, {"min_hold": False}], ids=str)
 def test_what_was_refused_once_is_refused_again(wrong: dict[str, Any], client: dibs.Client) -> None:
     """Options that equal remembered good ones, but are not good themselves, are refused all the same."""
-    for option in ("ttl", "timeout", "min_hold"):
-        for good in (0, 1):
-            if (option, good) != ("ttl", 0):
-                client.lock("x", **{option: good})
+    client.lock("x", ttl=1)
+    client.lock("x", timeout=0)
+    client.lock("x", min_hold=0)
     with pytest.raises(dibs.InvalidOption):
         client.lock("x", **wrong)
 
@@ -228,7 +231,9 @@ def in_a_fork(run: Callable[[], object]) -> None:
     """Run it in a forked child; fail with what it raised."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks among threads: that is the point
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python 3.12 warns of forks among threads: that is the point
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -236,7 +241,7 @@ def in_a_fork(run: Callable[[], object]) -> None:
             signal.alarm(30)
             run()
             code = 0
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to the parent
             os.write(writing, repr(error).encode()[:4000])
         finally:
             os._exit(code)
@@ -249,7 +254,7 @@ def in_a_fork(run: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 def test_a_fork_holds_nothing_and_works_anew(store: str, request: pytest.FixtureRequest) -> None:
-    """In a forked child a lease is not held, releasing it does nothing, and the library works as a client of its own."""
+    """In a forked child a lease is not held, its release does nothing, and the library works as a client of its own."""
     url = request.getfixturevalue("sqlite_url" if store == "sqlite" else "postgres_url")
     with dibs.connect(url, ttl=1.0) as client:
         lock = client.lock("forked")
@@ -313,6 +318,48 @@ def test_forking_at_any_moment_leaves_the_child_free(sqlite_url: str) -> None:
                 thread.join()
 
 
+def test_a_parent_that_closes_takes_nothing_from_its_fork(sqlite_url: str) -> None:
+    """What a forked child is granted after its parent closed is known to everybody who comes later."""
+    client = dibs.connect(sqlite_url, ttl=20)
+    had(client.lock("parent's"), timeout=0).release()
+    to_child, to_parent = os.pipe(), os.pipe()
+
+    def child() -> None:
+        first = had(client.lock("before"), timeout=0)
+        os.write(to_parent[1], b"1")
+        os.read(to_child[0], 1)
+        second = had(client.lock("after"), timeout=0)
+        os.write(to_parent[1], b"2")
+        os.read(to_child[0], 1)
+        assert first.held
+        assert second.held
+
+    def parent() -> None:
+        try:
+            os.read(to_parent[0], 1)
+            client.close()
+            os.write(to_child[1], b"1")
+            os.read(to_parent[0], 1)
+            with dibs.connect(sqlite_url, ttl=20) as third:
+                for name in ("before", "after"):
+                    taken = third.lock(name).acquire(timeout=0)
+                    if taken is not None:
+                        wrong.append(name)
+                        taken.release()
+        finally:
+            os.write(to_child[1], b"2")
+
+    wrong: list[str] = []
+    # The thread begins before the fork, and waits for the child's first word.
+    thread = threading.Thread(target=parent)
+    thread.start()
+    in_a_fork(child)
+    thread.join(20)
+    for fd in (*to_child, *to_parent):
+        os.close(fd)
+    assert not wrong, f"granted twice, to the child and to another: {wrong}"
+
+
 # -- copies, and what nobody has in hand ------------------------------------------------------------------------------
 
 
@@ -337,11 +384,11 @@ def test_a_copy_holds_nothing(client: dibs.Client) -> None:
 def test_a_dropped_lease_warns_and_ends_by_its_ttl(sqlite_url: str, other: dibs.Client) -> None:
     """A lease dropped without release() is a ResourceWarning, is not renewed any more, and its ttl frees the name."""
     with dibs.connect(sqlite_url, ttl=0.6) as client:
-        lease: dibs.Lease | None = had(client.lock("dropped"))
+        leases = [had(client.lock("dropped"))]
         time.sleep(0.3)
         with pytest.warns(ResourceWarning, match="dropped.*without release"):
-            del lease
-            gc.collect()
+            leases.clear()
+        gc.collect()
         assert other.lock("dropped").acquire(timeout=0) is None
         had(other.lock("dropped"), timeout=10).release()
 
@@ -481,7 +528,7 @@ def test_closing_ends_everything_soon(sqlite_url: str, other: dibs.Client) -> No
     busy = had(other.lock("busy"))
     before = dibs_threads()
     client = dibs.connect(sqlite_url, ttl=0.5)
-    had(client.lock("mine"))
+    mine = had(client.lock("mine"))
     errors: list[BaseException] = []
 
     def wait() -> None:
@@ -500,6 +547,7 @@ def test_closing_ends_everything_soon(sqlite_url: str, other: dibs.Client) -> No
     for thread in threads:
         thread.join(10)
     assert len(errors) == 2
+    assert not mine.held
     assert took < 2, f"close() took {took:.1f} s"
     began = time.monotonic()
     client.close()
@@ -565,7 +613,7 @@ def test_a_grant_that_comes_after_close_is_given_back(sqlite_url: str, other: di
 def test_cancelling_an_acquire_anywhere_leaves_nothing_held(
     store: str, held: bool, request: pytest.FixtureRequest
 ) -> None:
-    """A task cancelled at any moment of an acquire holds nothing, stands in no line, and the name can be had at once."""
+    """A task cancelled at any moment of an acquire holds nothing, stands in no line, and delays nobody."""
     fixture = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}.get(store)
     url = "memory://cancelled" if fixture is None else request.getfixturevalue(fixture)
 
@@ -595,9 +643,14 @@ def test_cancelling_an_acquire_anywhere_leaves_nothing_held(
                 assert not lock.locked()
                 again = await other.lock("cancelled").acquire(timeout=2)
                 assert again is not None, f"try {number}: the cancelled acquire holds the name or a place in line"
-                record = await other.holder("cancelled")
-                assert record is not None
-                assert record.waiting == 0, f"try {number}: the cancelled acquire still stands in line"
+                # What is given back travels behind what was asked, so it may arrive a moment later.
+                for _ in range(100):
+                    record = await other.holder("cancelled")
+                    waiting = record.waiting if record is not None else -1
+                    if waiting == 0:
+                        break
+                    await asyncio.sleep(0.01)
+                assert waiting == 0, f"try {number}: the cancelled acquire still stands in line"
                 await again.release()
 
     asyncio.run(main())
@@ -653,7 +706,7 @@ def test_a_release_acts_even_when_nobody_awaits_it(sqlite_url: str) -> None:
 
 
 def test_a_cancelled_block_is_cancelled_and_a_lost_one_is_lost(sqlite_url: str) -> None:
-    """A block cancelled from outside ends with CancelledError and gives back; one whose lease is lost with LeaseLost."""
+    """A block cancelled from outside ends with CancelledError and gives back; one that lost its lease, LeaseLost."""
 
     async def main() -> None:
         async with dibs.connect_async(sqlite_url, ttl=20) as client, dibs.connect_async(sqlite_url, ttl=20) as other:
@@ -676,6 +729,7 @@ def test_a_cancelled_block_is_cancelled_and_a_lost_one_is_lost(sqlite_url: str) 
             with pytest.raises(dibs.LeaseLost):
                 await task
             assert time.monotonic() - began < 5
+
             # Python 3.11 counts cancellations: the loss left none behind for the next await of a task.
             async def lost_and_on() -> str:
                 try:

@@ -1,5 +1,6 @@
 """``dibs run``: exit codes, environment, waiting and silence, with real processes and a real SQLite file."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -121,7 +122,8 @@ class Dibs:
             except AssertionError:
                 left = self.processes()
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self._started:
             process.communicate()
         assert not left, f"left behind: {left}"

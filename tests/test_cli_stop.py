@@ -156,7 +156,7 @@ def test_a_broken_lease_stops_the_command(dibs: Dibs) -> None:
     assert holder.returncode == 76
     assert output == "cleaning up\ndone\n"
     last = errors.splitlines()[-1]  # before it, the shell tells what became of its sleep
-    assert last.startswith("dibs: the command was stopped: lost 'x' (token 1): the store no longer knows this lease")
+    assert last.startswith("dibs: the command was stopped: lost 'x' (token 1): the store no longer knows")
 
 
 def test_a_command_that_ignores_term_is_killed_in_time(dibs: Dibs) -> None:
@@ -254,15 +254,15 @@ def test_a_signal_while_waiting(dibs: Dibs, signum: signal.Signals, code: int) -
 
 def test_a_signal_at_any_moment_of_the_start(dibs: Dibs) -> None:
     """Whenever TERM comes, nothing is left held, running or unexplained."""
+    # TERM may come in the middle of an import, which then leaves a file to the garbage collector.
+    dibs.env["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
     for delay_ms in range(0, 200, 5):
         wrapper = dibs.start("run", "x", "--", "sleep", "60")
         time.sleep(delay_ms / 1000)
         wrapper.terminate()
         output, errors = wrapper.communicate()
-        assert wrapper.returncode in {
-            143,
-            -signal.SIGTERM,
-        }  # the latter before dibs has seen the first of its own lines
+        # The latter before dibs has come to its own first lines.
+        assert wrapper.returncode in {143, -signal.SIGTERM}
         assert (output, errors) == ("", "")
         until(lambda: not dibs.processes())
     assert dibs("run", "x", "--nowait", "--", "true").returncode == 0

@@ -51,7 +51,15 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock"},
     "dibs.aio": {"dibs.errors", "dibs.names", "dibs.hold", "dibs.lease", "dibs.lock"},
     "dibs.borrowed": {"dibs.errors"},
-    "dibs.connecting": {"dibs.errors", "dibs.aio", "dibs.client", "dibs.desk", "dibs.borrowed", "dibs.stores", "dibs.stores.sqlite"},
+    "dibs.connecting": {
+        "dibs.errors",
+        "dibs.aio",
+        "dibs.client",
+        "dibs.desk",
+        "dibs.borrowed",
+        "dibs.stores",
+        "dibs.stores.sqlite",
+    },
     "dibs": {"dibs._version", "dibs.connecting", "dibs.errors"},
     # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
     "dibs.__main__": {"dibs.cli"},
@@ -71,7 +79,13 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }
-DRIVERS = {"psycopg": "dibs.stores.postgres", "psycopg_pool": "", "sqlite3": "dibs.stores.sqlite", "sqlalchemy": "", "django": ""}
+DRIVERS = {
+    "psycopg": "dibs.stores.postgres",
+    "psycopg_pool": "",
+    "sqlite3": "dibs.stores.sqlite",
+    "sqlalchemy": "",
+    "django": "",
+}
 # Modules that are worth their length, and why.
 LONG = {
     "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",
@@ -151,7 +165,7 @@ def test_asyncio_lives_in_one_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_time_and_threads_live_in_one_module(name: str) -> None:
-    """Only `dibs.clock` reads a clock, sleeps, waits for descriptors or makes threads; exceptions have their reasons."""
+    """Only `dibs.clock` reads a clock, sleeps, waits for descriptors or makes threads; exceptions have reasons."""
     module = tree(name)
     for library in ("time", "threading", "select", "sched", "selectors"):
         if not any(m == library for m in running_imports(module)):
@@ -188,7 +202,7 @@ def test_the_wall_clock_is_asked_in_one_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_drivers_stay_in_their_stores(name: str) -> None:
-    """A driver is imported by its store alone; borrowed addresses may ask a driver to read its own connection string."""
+    """A driver is imported by its store alone; what borrows an address may let the driver read its own string."""
     allowed = {"dibs.borrowed": {"psycopg"}}.get(name, set())
     for module in running_imports(tree(name)):
         driver = module.split(".")[0]
@@ -224,9 +238,11 @@ def loaded(code: str) -> set[str]:
 def test_importing_dibs_is_cheap() -> None:
     """`import dibs` loads no driver, no asyncio and nothing else that not every program needs."""
     modules = loaded("import dibs")
-    for heavy in ("psycopg sqlite3 asyncio tabulate urllib json dataclasses inspect logging socket ssl threading "
-                  "datetime argparse random selectors subprocess importlib.metadata dibs.aio dibs.client dibs.desk "
-                  "dibs.session dibs.stores").split():
+    for heavy in (
+        "psycopg sqlite3 asyncio tabulate urllib json dataclasses inspect logging socket ssl threading "
+        "datetime argparse random selectors subprocess importlib.metadata dibs.aio dibs.client dibs.desk "
+        "dibs.session dibs.stores"
+    ).split():
         assert heavy not in modules, f"import dibs loads {heavy}"
     # `typing` costs 3 ms of the ten that `python -c pass` takes, so it is worth a sentence: dibs uses it for
     # TYPE_CHECKING, NamedTuple and Protocol, which cannot be had without it.
@@ -247,5 +263,7 @@ def test_dibs_run_is_light(sqlite_url: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "sqlite3" in modules
-    for heavy in "psycopg asyncio tabulate dataclasses inspect logging ssl socket subprocess importlib.metadata".split():
+    for (
+        heavy
+    ) in "psycopg asyncio tabulate dataclasses inspect logging ssl socket subprocess importlib.metadata".split():
         assert heavy not in modules, f"dibs run loads {heavy}"

@@ -39,6 +39,7 @@ def connect(
     info: dict[str, Any] | None = None,
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
+    options: dict[str, str] | None = None,
 ) -> Client:
     """Make a client for threads. Nothing is sent before it is used.
 
@@ -47,13 +48,14 @@ def connect(
     alone. None means ``$DIBS_URL``, else an SQLite file in the user's state directory.
     namespace: separates applications that share a store. ttl: the default of its locks, in seconds. info: a small
     JSON object shown with its leases. request_timeout: seconds one request to the store may take. patience: seconds
-    for which a store that was reached before is tried again before StoreUnavailable is raised.
+    for which a store that was reached before is tried again before StoreUnavailable is raised. options: more options of
+    the store, as they could stand in the URL's query ({"schema": "ops"}), say for an engine.
 
     Raises InvalidOption for anything wrong with these.
     """
     from dibs.client import Client
 
-    return Client(_desk(where, namespace, ttl, info, request_timeout, patience))
+    return Client(_desk(where, namespace, ttl, info, request_timeout, patience, options))
 
 
 def connect_async(
@@ -64,11 +66,12 @@ def connect_async(
     info: dict[str, Any] | None = None,
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
+    options: dict[str, str] | None = None,
 ) -> AsyncClient:
     """Make a client for asyncio: the same as ``connect``, with the same verbs awaited."""
     from dibs.aio import AsyncClient
 
-    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience))
+    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience, options))
 
 
 def _desk(
@@ -78,25 +81,27 @@ def _desk(
     info: dict[str, Any] | None,
     request_timeout: Seconds | None,
     patience: Seconds | None,
+    options: dict[str, str] | None,
 ) -> Desk:
     from dibs.desk import DEFAULTS, Desk
 
     settings = dict(DEFAULTS)
-    address, from_url = locate(where)
+    address, from_url = locate(where, options)
     settings.update(from_url)
     given = {"namespace": namespace, "ttl": ttl, "request_timeout": request_timeout, "patience": patience}
     settings.update({key: value for key, value in given.items() if value is not None})
     return Desk(address, info=info, **settings)
 
 
-def locate(where: object = None) -> tuple[StoreAddress, dict[str, Any]]:
+def locate(where: object = None, options: dict[str, str] | None = None) -> tuple[StoreAddress, dict[str, Any]]:
     """The store's address, and the client's own options found in the URL."""
+    more = dict(options or {})
     if where is None:
         where = os.environ.get("DIBS_URL") or None
     if where is None:
         from dibs.stores import sqlite
 
-        return sqlite.address(None, {}), {}
+        return _complete(sqlite.address(None, more), more), {}
     if not isinstance(where, str):
         from dibs.borrowed import url_of
 
@@ -110,12 +115,14 @@ def locate(where: object = None) -> tuple[StoreAddress, dict[str, Any]]:
     scheme = scheme.lower()
     plain, _, driver = scheme.partition("+")  # SQLAlchemy's postgresql+psycopg:// names a driver we choose ourselves
     load = _loader(plain if plain in _SCHEMES else scheme)
-    if plain == "sqlite" and not driver and "?" not in where and "%" not in where and "#" not in where:
+    if plain == "sqlite" and not driver and not more and "?" not in where and "%" not in where and "#" not in where:
         return load(where[len("sqlite:///") :] if where.startswith("sqlite:///") else "", {}), {}
-    return _parsed(where, plain, load)
+    return _parsed(where, plain, load, more)
 
 
-def _parsed(url: str, scheme: str, load: Callable[..., StoreAddress]) -> tuple[StoreAddress, dict[str, Any]]:
+def _parsed(
+    url: str, scheme: str, load: Callable[..., StoreAddress], more: dict[str, str]
+) -> tuple[StoreAddress, dict[str, Any]]:
     from urllib.parse import parse_qsl, unquote, urlsplit
 
     try:
@@ -125,9 +132,9 @@ def _parsed(url: str, scheme: str, load: Callable[..., StoreAddress]) -> tuple[S
     except ValueError:
         raise InvalidOption("that URL cannot be taken apart: look at its port, its brackets and its ?query") from None
     options: dict[str, str] = {}
-    for key, value in query:
+    for key, value in [*query, *more.items()]:
         if key in options:
-            raise InvalidOption(f"the URL option {key!r} stands twice")
+            raise InvalidOption(f"the URL option {key!r} is given twice")
         options[key] = value
     from_url: dict[str, Any] = {}
     for key in _CLIENT_OPTIONS:
@@ -141,10 +148,14 @@ def _parsed(url: str, scheme: str, load: Callable[..., StoreAddress]) -> tuple[S
         address = load(unquote(parts.netloc + parts.path))
     else:
         address = load(parts, options)
-    if options:
-        unknown = ", ".join(sorted(map(repr, options)))
-        raise InvalidOption(f"unknown option in the URL: {unknown}")
-    return address, from_url
+    return _complete(address, options), from_url
+
+
+def _complete(address: StoreAddress, left: dict[str, str]) -> StoreAddress:
+    """The address, when the store has taken every option that was given."""
+    if left:
+        raise InvalidOption(f"unknown option in the URL: {', '.join(sorted(map(repr, left)))}")
+    return address
 
 
 def _number(key: str, text: str) -> float:

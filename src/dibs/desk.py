@@ -182,13 +182,16 @@ class Desk:
         if prefix:
             check_name(prefix)
         key = self.key_prefix + prefix
-        rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
+        # No name is longer than 255 bytes, so all that start with the prefix sort before this, by code point.
+        before = key + "\U0010ffff" * 64
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, before, deadline))
         return [self._record(row) for row in rows]
 
     def holder(self, name: str) -> Steps[LeaseRecord | None]:
         key = self.key_prefix + check_name(name)
-        rows = yield from self._acting(lambda store, deadline: store.leases(key, deadline))
-        return next((self._record(row) for row in rows if row.name == key), None)
+        # A name has no control characters, so nothing lies between it and this.
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, key + "\x01", deadline))
+        return next((self._record(row) for row in rows), None)
 
     def _record(self, row: StoredLease) -> LeaseRecord:
         import json
@@ -209,6 +212,8 @@ class Desk:
         key = self.key_prefix + check_name(name)
         if isinstance(fencing_token, bool) or not isinstance(fencing_token, int):
             raise InvalidOption(f"fencing_token is the int shown by holder() or `dibs show`, not {fencing_token!r}")
+        if not 0 < fencing_token < 2**63:
+            return False  # no lease has such a token, and not every store can be asked for one
         return (yield from self._acting(lambda store, deadline: store.break_lease(key, fencing_token, now, deadline)))
 
     def purging(self, older_than: Seconds) -> Steps[int]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HELD = 0
 RELEASED = 1
 LOST = 2
+FOREVER = float("inf")
+GONE_REASON = "the store no longer knows it: it expired, was broken by an operator, or was deleted"
 
 
 class Hold:
@@ -71,3 +73,13 @@ class Hold:
     def ends_at(self) -> float:
         """Boot-clock time beyond which it is not renewed (max_hold)."""
         return self.t0 + self.terms.max_hold
+
+    def why_over(self) -> str:
+        """Why its trusted time could run out, in words for the holder."""
+        if self.last_error is not None:
+            return f"it could not be renewed in time: {self.last_error}"
+        if not self.terms.renew:
+            return f"its ttl of {self.ttl:g} s is over, and it was taken with renew=False"
+        if self.terms.max_hold != FOREVER and self.trusted_until + self.ttl > self.ends_at:
+            return f"its max_hold of {self.terms.max_hold:g} s is over"
+        return "it could not be renewed in time: this process was stopped, or too busy"

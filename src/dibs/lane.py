@@ -53,6 +53,8 @@ class Ask:
     settled = False
     #: Queued, or in the batch under way.
     in_lane = False
+    #: Why an attempt has been repeated.
+    trouble: Exception | None = None
     #: Nobody wants the answer any more: it is not sent (again).
     dropped = False
     _gate: Gate | None = None
@@ -327,6 +329,7 @@ class Lane:
         again: list[Ask] = []
         for ask in batch:
             # A store that was never reached is more likely a wrong address than an outage: say so at once.
+            ask.trouble = error
             if now >= ask.give_up_at or not (self._reached or busy):
                 ask.in_lane = False
                 ask.failed(error)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
+from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.names import TTL_MAX_S, check_seconds
 from dibs.steps import run
+from dibs.store import Gone
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -124,8 +125,6 @@ class LeaseFacts:
             limits = session.address.capabilities
             wanted = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=min(limits.ttl_max_s, TTL_MAX_S))
         self.check()
-        if hold.ends_at <= session.clock.now():
-            raise InvalidOption(f"the lease on {self._name!r} has reached its max_hold")
         ask, generation = session.renew(hold, wanted)
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
@@ -146,7 +145,11 @@ class LeaseFacts:
             return True
         # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
         yield session, ask, None
-        return ask.error is None
+        if isinstance(ask.outcome, Gone) and ask.trouble is None:
+            session.found_gone(hold)
+            raise LeaseLost(self._why())
+        # After trouble, Gone may be the trace of a first attempt whose answer was lost.
+        return ask.error is None and not isinstance(ask.outcome, Gone)
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"

@@ -85,10 +85,9 @@ class LockCore(Generic[L]):
             settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s and not ask.heard:
                 settled = yield session, ask, session.request_timeout_s
-            if not settled and limit_s == 0:
-                raise StoreUnavailable(f"the store did not answer within {session.request_timeout_s:g} s")
-            if not settled and not ask.heard:
-                raise StoreUnavailable(f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s")
+            if not settled and (limit_s == 0 or not ask.heard):
+                waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
+                raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
             hold = ask.outcome if ask.settled else None
             if ask.error is not None:
                 raise ask.error

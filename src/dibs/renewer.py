@@ -17,8 +17,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline
-from dibs.errors import DibsError
-from dibs.hold import HELD, Hold
+from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.lane import Ask
 from dibs.store import Renew, Renewed, StoreBusy
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
@@ -39,8 +38,6 @@ RETRY_PART = 0.125
 RETRY_MAX_S = 1.0
 # The thread and its connection are kept this long without a lease to look after.
 IDLE_S = 10.0
-
-FOREVER = float("inf")
 
 
 class Renewer:
@@ -165,7 +162,7 @@ class Renewer:
                     store, self._store = self._store, None  # the next thread opens its own
                     break
             for hold in lost:
-                self._lose(hold, _why(hold))
+                self._lose(hold, hold.why_over())
             for hold in unwanted:
                 self._give_back(hold)
             if batch:
@@ -279,7 +276,7 @@ class Renewer:
                 else:
                     self._extend(hold, outcomes[index], t0, ttls[index], now)  # type: ignore[arg-type]
         for hold in gone:
-            self._lose(hold, "the store no longer knows this lease: it expired, was broken, or was deleted")
+            self._lose(hold, GONE_REASON)
         for hold in finished:
             self._renewal_over(hold)
 
@@ -291,15 +288,3 @@ class Renewer:
             self.track(hold, t0)
         else:  # the answer came too late: whoever looked has already been told that the trust was over
             self._push(hold, now)
-
-
-def _why(hold: Hold) -> str:
-    error = hold.last_error
-    if error is not None:
-        kind = str(error) if isinstance(error, DibsError) else repr(error)
-        return f"it could not be renewed in time: {kind}"
-    if not hold.terms.renew:
-        return f"its ttl of {hold.ttl:g} s is over and it was taken with renew=False"
-    if hold.terms.max_hold != FOREVER:
-        return "its max_hold is over"
-    return "it could not be renewed in time: this process was stopped or too busy"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.clock import RealClock
 from dibs.errors import StoreUnavailable
-from dibs.hold import HELD, LOST, RELEASED, Hold
+from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
 from dibs.store import Acquire, Gone, Granted, Release, Renew, Renewed
@@ -171,7 +171,7 @@ class Session:
                 listeners, hold.listeners = hold.listeners, None
                 ask = self._end(hold, now)
         if late:
-            self.lose(hold, "its trusted time was over when it was released")
+            self.lose(hold, hold.why_over())
             return None
         for listener in listeners or ():
             listener()
@@ -238,6 +238,12 @@ class Session:
             # In a thread of its own: a slow callback must not delay the next renewal.
             self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
 
+    def found_gone(self, hold: Hold) -> None:
+        """A release found that the store no longer knew the lease: it had been lost without a sign."""
+        with self.mutex:
+            hold.state = LOST
+            hold.reason = GONE_REASON
+
     def is_held(self, hold: Hold) -> bool:
         """Whether the holder may still believe in it, decided by the clock alone."""
         if hold.state != HELD or self.pid != os.getpid():
@@ -251,7 +257,7 @@ class Session:
                 return True
             if self.clock.now() < hold.trusted_until:
                 return False
-        self.lose(hold, "its trusted time ran out before a renewal succeeded")
+        self.lose(hold, hold.why_over())
         return True
 
     def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
@@ -283,7 +289,7 @@ class Session:
         """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
         outcome = ask.outcome
         if isinstance(outcome, Gone):
-            self.lose(hold, "the store no longer knows this lease: it expired, was broken, or was deleted")
+            self.lose(hold, GONE_REASON)
             return False
         assert isinstance(outcome, Renewed)
         assert ask.t0 is not None

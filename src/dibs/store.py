@@ -191,8 +191,8 @@ class Store(Protocol):
         """
         ...
 
-    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
-        """The leases in force whose name starts with ``prefix``, by name."""
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        """The leases in force with ``first <= name < before``, by name; names are compared by code point."""
         ...
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:

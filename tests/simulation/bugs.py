@@ -118,7 +118,14 @@ BUGS = (
         "expiry ignored by the holder",
         _TWO_HOLDERS,
         1000,
-        (Edit(Session, "is_held", "return self.clock.now() < hold.trusted_until or not self.expire(hold)", "return True"),),
+        (
+            Edit(
+                Session,
+                "is_held",
+                "return self.clock.now() < hold.trusted_until or not self.expire(hold)",
+                "return True",
+            ),
+        ),
     ),
     Bug(
         "an expired grant accepted",

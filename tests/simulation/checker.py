@@ -421,6 +421,8 @@ class Checker:
                 continue
             if hold.state == HELD:
                 self.world.broken(f"P4 {tenure.claim_id} is over, and nobody noticed")
+            elif tenure.release_called:
+                pass  # release() itself said what there was to say
             elif hold.state == LOST and len(tenure.told) != 1:
                 self.world.broken(f"loss is loud: on_lost of {tenure.claim_id} was called {len(tenure.told)} times")
             elif hold.state == LOST and self.prompt and tenure.over_at is not None:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from tests.simulation.world import FakeFile, Process, World
 
 # What can go wrong with one call.
-FAULTS = ("request lost", "reply lost", "late", "slow", "reset before", "reset after", "busy", "in parts", "cut in parts")
+FAULTS = (
+    "request lost",
+    "reply lost",
+    "late",
+    "slow",
+    "reset before",
+    "reset after",
+    "busy",
+    "in parts",
+    "cut in parts",
+)
 # A request that its client gave up on can still be on its way for this long.
 LATE_MAX_S = 4.0
 SLOW_MAX_S = 1.2
@@ -131,8 +141,8 @@ class Connection:
             network.tell((request.name,))
         return outcome
 
-    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
-        return self._one("reads leases", lambda store: store.leases(prefix, deadline), deadline)
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        return self._one("reads leases", lambda store: store.leases(first, before, deadline), deadline)
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         def apply(store: MemoryStore) -> bool:
@@ -186,9 +196,6 @@ class Connection:
         network = self._network
         world = network.world
         task = world.current
-        if self._used_by is not None:
-            world.broken(f"the lane of {self._process.name} is served by two threads at once: {self._used_by} is at it")
-        self._used_by = call.task_name
         left_s = deadline.remaining() / self._process.rate
         fault = network.fault(self._process, call.task_name)
         there, back = network.latency(), network.latency()
@@ -245,6 +252,9 @@ class Connection:
         if world.random() < network.freeze_part and world.now < network.faults_until:
             seconds = network.freeze_max_s * world.random() ** 2
             world.at(world.now + there + back, self._process.pause, seconds, world.random() < 0.4)
+        if self._used_by is not None:
+            world.broken(f"a connection of {self._process.name} is used by two threads: {self._used_by} is at it")
+        self._used_by = call.task_name
         try:
             world.block(left_s)
         finally:

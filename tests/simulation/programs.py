@@ -393,4 +393,3 @@ def _close(world: World, host: Host) -> None:
 
 def _nothing() -> None:
     pass
-

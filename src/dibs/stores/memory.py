@@ -107,7 +107,7 @@ class MemoryStore:
             shelf.changes += 1
         return outcomes
 
-    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
         shelf = self._shelf
         with shelf.mutex:
             now = shelf.now()
@@ -123,7 +123,7 @@ class MemoryStore:
                     len(shelf.lines.get(name, ())),
                 )
                 for name, permit in sorted(shelf.permits.items())
-                if name.startswith(prefix) and permit.claim_id is not None and permit.expires_at > now
+                if first <= name < before and permit.claim_id is not None and permit.expires_at > now
             ]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:

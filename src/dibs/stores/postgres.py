@@ -247,10 +247,8 @@ class PostgresStore:
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
-    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
-        # No name is longer than 255 bytes, so none that starts with the prefix sorts after this, by code point.
-        last = prefix + "\U0010ffff" * 64
-        result = self._run(self._sql["LIST"], (prefix.encode(), last.encode()), deadline)
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        result = self._run(self._sql["LIST"], (first.encode(), before.encode()), deadline)
         get = result.get_value
         found = []
         for r in range(result.ntuples):
@@ -270,8 +268,6 @@ class PostgresStore:
         return found
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        if not -(2**63) <= fencing_token < 2**63:
-            return False
         verb = "BREAK_NOW" if now else "BREAK"
         result = self._run(self._sql[verb], (name.encode(), str(fencing_token).encode()), deadline)
         return result.ntuples > 0
@@ -473,9 +469,13 @@ class PostgresStore:
     def _refused(self, pg: PGconn) -> Exception:
         # The text names host, port, user and database, never the password.
         text = f"PostgreSQL: {' '.join(pg.get_error_message().split())}"
-        if not self._known_good and pq.PGconn.ping(self._conninfo + b" connect_timeout=2") == pq.Ping.OK:
-            # The server is up and takes logins, only not ours, and never has: that is no outage.
-            return SetupRequired(f"{text}. Check user, password and database in the URL")
+        if not self._known_good:
+            answers = pq.PGconn.ping(self._conninfo + b" connect_timeout=2")
+            if answers == pq.Ping.OK:
+                # The server is up and takes logins, only not ours, and never has: that is no outage.
+                return SetupRequired(f"{text}. Check user, password and database in the URL")
+            if answers == pq.Ping.NO_ATTEMPT:
+                return SetupRequired(f"{text}. Check the options in the URL")
         return StoreUnavailable(text, maybe_applied=False)
 
     def _get_ready(self, pg: PGconn, deadline: Deadline) -> None:
@@ -655,7 +655,8 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
         conninfo = psycopg.conninfo.make_conninfo("", **parts)
     except psycopg.Error as error:
         raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None
-    shown = f"postgresql://{hosts}/{parts.get('dbname', '')}"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    shown = f"postgresql://{hosts or str(parts.get('host', '')) + port}/{parts.get('dbname', '')}"
     known_good: list[bool] = []
     return StoreAddress(shown, CAPABILITIES, lambda: PostgresStore(conninfo.encode(), schema, table, known_good))
 

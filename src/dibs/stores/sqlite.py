@@ -175,10 +175,14 @@ class SQLiteStore:
             name, claim_id, ttl, holder, info, _, ticket = request
             if ticket is not None:
                 return None
-            wall = wall_now()
+            boot = self._boot
             granted = db.execute(
                 self._sql["grant_at_once"],
-                (claim_id, holder, info, self._floor, self._boot, wall, now, now + ttl, name),
+                (
+                    *(claim_id, holder, info, boot, now + ttl, now),
+                    *(claim_id, wall_now(), claim_id, self._floor),
+                    *(name, claim_id, boot, boot, now, name),
+                ),
             ).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
@@ -222,7 +226,7 @@ class SQLiteStore:
             return Granted(token, granted_wall)
         place = None
         if request.wake is not None:
-            place = self._enter_line(db, request, now)
+            place = self._enter_line(db, request, free, now)
         if free:
             kept_for = free_at + LINE_GRACE_S - now
             return Held(None, token, granted_wall, kept_for if kept_for > 0 else LINE_GRACE_S, place, True)
@@ -235,14 +239,15 @@ class SQLiteStore:
         found = db.execute(self._sql["ahead"], (request.name, ticket, request.claim_id, seen_since)).fetchone()
         return found is not None
 
-    def _enter_line(self, db: sqlite3.Connection, request: Acquire, now: float) -> int:
-        ticket = request.ticket
-        if ticket is None:  # a first request that is repeated, because no answer came, may be in line already
-            found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
-            ticket = None if found is None else found[0]
+    def _enter_line(self, db: sqlite3.Connection, request: Acquire, free: bool, now: float) -> int:
+        # A first request that is repeated, because no answer came, may be in line already.
+        found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
+        ticket = request.ticket if found is None else found[0]
         if ticket is not None:
-            # A waiter that was passed over while it slept comes back to the place it had.
-            db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now))
+            # That it was seen alive matters only while the name is free: no write, and no stir, at every other look. A
+            # waiter that was passed over while it slept comes back to the place it had.
+            if free or found is None:
+                db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now))
             return int(ticket)
         entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now)).lastrowid
         assert entered is not None
@@ -250,12 +255,11 @@ class SQLiteStore:
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
-    def leases(self, prefix: str, deadline: Deadline) -> list[StoredLease]:
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
         db = self._open()
         now = boot_now()
         try:
-            # No name is longer than 255 bytes, so all that start with the prefix sort before this, by code point.
-            rows = db.execute(self._sql["list"], (prefix, prefix + "\U0010ffff" * 64, self._boot, now)).fetchall()
+            rows = db.execute(self._sql["list"], (first, before, self._boot, now)).fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return [
@@ -510,7 +514,7 @@ class SQLiteWatch:
         db, now = store._open(), boot_now()
         free: list[str] = []
         for name in names:
-            row = db.execute(store._sql["peek"], (name, store._boot, now)).fetchone()
+            row = db.execute(store._sql["peek"], {"name": name, "boot": store._boot, "now": now}).fetchone()
             # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty).
             if row is None or (row[0] and (row[1] is None or row[1].startswith(self._mine))):
                 free.append(name)
@@ -532,12 +536,12 @@ _STATEMENTS = {
     ),
     # A name with a row, that is free or this claim's already, and for which nobody waits.
     "grant_at_once": (
-        "UPDATE {lease} SET claim_id = ?1, holder = ?2, info = ?3, boot = ?5, expires_boot = ?8, granted_boot = ?7,"
-        " granted_wall = CASE WHEN claim_id = ?1 THEN granted_wall ELSE ?6 END,"
-        " fencing_token = CASE WHEN claim_id = ?1 THEN fencing_token ELSE max(fencing_token, ?4) + 1 END"
-        " WHERE name = ?9 AND slot = 1 AND (claim_id = ?1 AND boot = ?5"
-        " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?7)"
-        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?9))"
+        "UPDATE {lease} SET claim_id = ?, holder = ?, info = ?, boot = ?, expires_boot = ?, granted_boot = ?,"
+        " granted_wall = CASE WHEN claim_id = ? THEN granted_wall ELSE ? END,"
+        " fencing_token = CASE WHEN claim_id = ? THEN fencing_token ELSE max(fencing_token, ?) + 1 END"
+        " WHERE name = ? AND slot = 1 AND (claim_id = ? AND boot = ?"
+        " OR (claim_id IS NULL OR boot <> ? OR expires_boot <= ?)"
+        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?))"
         " RETURNING fencing_token, granted_wall"
     ),
     "grant": (
@@ -561,9 +565,9 @@ _STATEMENTS = {
     "leave_until": "DELETE FROM {line} WHERE name = ? AND ticket <= ?",
     "clear_line": "DELETE FROM {line}",
     "peek": (
-        "SELECT claim_id IS NULL OR boot <> ?2 OR expires_boot <= ?3,"
-        " (SELECT claim_id FROM {line} WHERE name = ?1 ORDER BY ticket LIMIT 1)"
-        " FROM {lease} WHERE name = ?1 AND slot = 1"
+        "SELECT claim_id IS NULL OR boot <> :boot OR expires_boot <= :now,"
+        " (SELECT claim_id FROM {line} WHERE name = :name ORDER BY ticket LIMIT 1)"
+        " FROM {lease} WHERE name = :name AND slot = 1"
     ),
     "list": (
         "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"

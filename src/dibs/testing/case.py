@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.clock import Deadline, RealClock
@@ -103,7 +104,7 @@ def held(outcome: Outcome, what: str) -> Held:
 
 def rising(tokens: Sequence[int], what: str) -> None:
     """Fail unless every token is greater than the one before."""
-    for earlier, later in zip(tokens, tokens[1:]):
+    for earlier, later in pairwise(tokens):
         if not later > earlier:
             raise AssertionError(f"{what}: token {later} was granted after token {earlier} (all: {list(tokens)})")
 
@@ -144,7 +145,9 @@ class Connection:
         equal(len(outcomes), len(requests), "outcomes of one call")
         return outcomes
 
-    def acquire(self, name: str, claim_id: str, ttl: float = 60, *, line: bool = False, ticket: int | None = None) -> Outcome:
+    def acquire(
+        self, name: str, claim_id: str, ttl: float = 60, *, line: bool = False, ticket: int | None = None
+    ) -> Outcome:
         return self.act(asking(name, claim_id, ttl, line=line, ticket=ticket))[0]
 
     def renew(self, name: str, claim_id: str, ttl: float = 60) -> Outcome:
@@ -154,10 +157,17 @@ class Connection:
         return self.act(Release(name, claim_id, 1, ticket))[0]
 
     def leases(self, prefix: str) -> list[StoredLease]:
-        return self._patiently(lambda deadline: self.store.leases(prefix, deadline))
+        return self._patiently(lambda deadline: self.store.leases(prefix, prefix + "\U0010ffff" * 64, deadline))
 
     def lease(self, name: str) -> StoredLease | None:
         return next((lease for lease in self.leases(name) if lease.name == name), None)
+
+    def shown(self, name: str) -> StoredLease:
+        """The lease in force on the name; fail when there is none."""
+        lease = self.lease(name)
+        if lease is None:
+            raise AssertionError(f"no lease in force is shown for {name!r}")
+        return lease
 
     def break_lease(self, name: str, fencing_token: int, *, now: bool) -> bool:
         return self._patiently(lambda deadline: self.store.break_lease(name, fencing_token, now, deadline))
@@ -171,10 +181,12 @@ class Connection:
     def watch(self, address: str) -> Watch | None:
         return self._patiently(lambda deadline: self.store.watch(address, deadline))
 
-    def until_granted(self, name: str, claim_id: str, what: str, *, line: bool = False, ticket: int | None = None) -> int:
+    def until_granted(
+        self, name: str, claim_id: str, what: str, *, line: bool = False, ticket: int | None = None
+    ) -> int:
         """Ask until the name is had; the fencing token."""
 
-        def attempt() -> Outcome | None:
+        def attempt() -> Granted | None:
             outcome = self.acquire(name, claim_id, line=line, ticket=ticket)
             return outcome if isinstance(outcome, Granted) else None
 
@@ -242,7 +254,7 @@ def together(works: Iterable[Callable[[], T]]) -> list[T]:
         try:
             barrier.wait(PATIENCE_S)
             results[index] = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(i, work), daemon=True) for i, work in enumerate(works)]

@@ -68,9 +68,7 @@ def runs() -> Iterator[Run]:
             yield Run(face, case)
 
 
-def check_store(
-    where: str | StoreAddress | Callable[[], StoreAddress], *, only: Collection[str] | None = None
-) -> int:
+def check_store(where: str | StoreAddress | Callable[[], StoreAddress], *, only: Collection[str] | None = None) -> int:
     """Run the conformance suite against a store; return how many cases were run.
 
     where: a URL, a ``StoreAddress``, or a function that returns one. The store may be in use and keeps everything in

@@ -1,7 +1,7 @@
 """The two faces of a client behind one adapter, so that a case is written once and run for threads and for tasks.
 
-A case is an async function. *Each task of it is an actor*: on the face for tasks it is the owner of what it acquires, on
-the face for threads it has a thread of its own in which all its calls run, one after the other. Clients, locks and
+A case is an async function. *Each task of it is an actor*: on the face for tasks it is the owner of what it acquires,
+on the face for threads it has a thread of its own in which all its calls run, one after the other. Clients, locks and
 leases are dibs' own objects on either face; only how their verbs are called differs, and ``Face.do`` hides that.
 """
 
@@ -120,7 +120,7 @@ class _Actor:
                 continue
             try:
                 result = call()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised in the task that asked
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -1,6 +1,7 @@
 """Conformance cases on the waiting line of a store: who is granted a free name. It never decides who holds one.
 
-Claims here are those of different clients; a waiter asks with ``line=True``, is told its ticket, and asks again with it.
+Claims here are those of different clients. A waiter asks with ``line=True``, is told its ticket, and asks again with
+it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,17 @@ def the_line_is_as_declared(bench: Bench) -> None:
     store, name, (mine, waiter, other) = bench.open(), bench.name(), claims(3)
     granted(store.acquire(name, mine), "a free name")
     ticket = held(store.acquire(name, waiter, line=True), "a waiter").ticket
-    equal(ticket is not None, fifo(bench.capabilities), f"a ticket ({ticket}) where {bench.capabilities.waiting_line} is declared")
-    equal(held(store.acquire(name, other), "somebody who would not wait").ticket, None, "the ticket of one who would not wait")
-    lease = store.lease(name)
-    assert lease is not None, "the lease is not shown"
+    equal(
+        ticket is not None,
+        fifo(bench.capabilities),
+        f"a ticket ({ticket}) where {bench.capabilities.waiting_line} is declared",
+    )
+    equal(
+        held(store.acquire(name, other), "somebody who would not wait").ticket,
+        None,
+        "the ticket of one who would not wait",
+    )
+    lease = store.shown(name)
     equal(lease.waiting, 1 if fifo(bench.capabilities) else 0, "how many are shown waiting")
 
 
@@ -56,10 +64,10 @@ def first_come_first_served(bench: Bench) -> None:
     granted(store.acquire(name, mine), "a free name")
     tickets = line_up(store, name, a, b, c)
     rising(tickets, "tickets in order of arrival")
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 3, f"three wait: {lease}"
+    lease = store.shown(name)
+    assert lease.waiting == 3, f"three wait: {lease}"
     equal(store.release(name, mine), RELEASED, "the holder's release")
-    waiters = list(zip((a, b, c), tickets))
+    waiters = list(zip((a, b, c), tickets, strict=True))
     tokens = []
     while waiters:
         for claim, ticket in waiters[:0:-1]:
@@ -84,7 +92,8 @@ def newcomers_go_behind(bench: Bench) -> None:
     equal(store.release(name, mine), RELEASED, "the holder's release")
     equal(held(store.acquire(name, b), "one who would not wait").ticket, None, "its ticket")
     late = held(store.acquire(name, c, line=True), "one who would wait")
-    assert late.ticket is not None and late.ticket > ticket and late.ahead, f"a newcomer: {late}"
+    equal(late.ahead, True, "whether somebody stands before it")
+    rising([ticket, late.ticket or 0], "tickets in order of arrival")
     held(store.acquire(name, mine), "the holder before, again")
     granted(store.acquire(name, a, line=True, ticket=ticket), "the first in line")
 
@@ -112,8 +121,8 @@ def who_gives_up_leaves(bench: Bench) -> None:
     granted(store.acquire(name, mine), "a free name")
     first, second = line_up(store, name, a, b)
     gone(store.release(name, a, first), "a waiter that gives up releases what it does not hold")
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 1, f"one waits: {lease}"
+    lease = store.shown(name)
+    assert lease.waiting == 1, f"one waits: {lease}"
     equal(store.release(name, mine), RELEASED, "the holder's release")
     granted(store.acquire(name, b, line=True, ticket=second), "the next in line")
     gone(store.release(name, c, second + 2**40), "giving up a ticket that is nobody's")
@@ -128,9 +137,14 @@ def giving_up_in_the_same_call(bench: Bench) -> None:
     granted(store.acquire(name, mine), "a free name")
     first, second = line_up(store, name, a, b)
     outcomes = store.act(
-        Release(name, mine), asking(name, b, line=True, ticket=second), Release(name, a, 1, first), asking(name, b, line=True, ticket=second)
+        Release(name, mine),
+        asking(name, b, line=True, ticket=second),
+        Release(name, a, 1, first),
+        asking(name, b, line=True, ticket=second),
     )
-    equal([type(o).__name__ for o in outcomes], ["Released", "Held", "Gone", "Granted"], "one call that empties the line")
+    equal(
+        [type(o).__name__ for o in outcomes], ["Released", "Held", "Gone", "Granted"], "one call that empties the line"
+    )
 
 
 @case("P13", fifo)
@@ -140,9 +154,13 @@ def asking_again_keeps_the_place(bench: Bench) -> None:
     granted(store.acquire(name, mine), "a free name")
     first, second = line_up(store, name, a, b)
     equal(held(store.acquire(name, a, line=True, ticket=first), "asking again").ticket, first, "its ticket")
-    equal(held(store.acquire(name, a, line=True), "the first request again").ticket, first, "its ticket after a repetition")
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 2, f"two wait: {lease}"
+    equal(
+        held(store.acquire(name, a, line=True), "the first request again").ticket,
+        first,
+        "its ticket after a repetition",
+    )
+    lease = store.shown(name)
+    assert lease.waiting == 2, f"two wait: {lease}"
     equal(store.release(name, mine), RELEASED, "the holder's release")
     held(store.acquire(name, b, line=True, ticket=second), "the second in line")
     granted(store.acquire(name, a, line=True, ticket=first), "the first in line")
@@ -216,13 +234,13 @@ def a_grant_clears_the_line_before_it(bench: Bench) -> None:
     _, second, third = line_up(store, name, a, b, c)
     equal(store.release(name, mine), RELEASED, "the holder's release")
     store.until_granted(name, b, "the second, the first being dead", line=True, ticket=second)
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 1, f"one still waits: {lease}"
+    lease = store.shown(name)
+    assert lease.waiting == 1, f"one still waits: {lease}"
     equal(store.release(name, b), RELEASED, "its release")
     held(store.acquire(name, d), "a newcomer")
     granted(store.acquire(name, c, line=True, ticket=third), "the third, with nobody before it")
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 0, f"nobody waits: {lease}"
+    lease = store.shown(name)
+    assert lease.waiting == 0, f"nobody waits: {lease}"
 
 
 @case("P13, P5", fifo)
@@ -232,8 +250,8 @@ def a_retry_leaves_the_line_alone(bench: Bench) -> None:
     token = granted(store.acquire(name, mine), "a free name")
     (ticket,) = line_up(store, name, a)
     equal(granted(store.acquire(name, mine), "the same acquire again"), token, "its token")
-    lease = store.lease(name)
-    assert lease is not None and lease.waiting == 1, f"one waits: {lease}"
+    lease = store.shown(name)
+    assert lease.waiting == 1, f"one waits: {lease}"
     equal(store.release(name, mine), RELEASED, "the holder's release")
     held(store.acquire(name, b), "a newcomer")
     granted(store.acquire(name, a, line=True, ticket=ticket), "the waiter")

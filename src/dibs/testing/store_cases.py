@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import unicodedata
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dibs.store import RELEASED, Acquire, Gone, Granted, Held, Release, Renew, Renewed
@@ -96,8 +97,8 @@ def one_of_many_at_once(bench: Bench) -> None:
     name, ids = bench.name(), claims(8)
     stores = [bench.open() for _ in ids]
     for _ in range(5):
-        outcomes = together(lambda s=s, c=c: s.acquire(name, c) for s, c in zip(stores, ids))
-        winners = [claim for claim, outcome in zip(ids, outcomes) if isinstance(outcome, Granted)]
+        outcomes = together(partial(s.acquire, name, c) for s, c in zip(stores, ids, strict=True))
+        winners = [claim for claim, outcome in zip(ids, outcomes, strict=True) if isinstance(outcome, Granted)]
         equal(len(winners), 1, "how many of 8 claims were granted at once")
         equal(stores[0].release(name, winners[0]), RELEASED, "the winner's release")
 
@@ -120,8 +121,8 @@ def a_retry_moves_the_expiry(bench: Bench) -> None:
     store, name, (mine,) = bench.open(), bench.name(), claims(1)
     granted(store.acquire(name, mine, 2), "a name nobody has")
     granted(store.acquire(name, mine, 60), "the same claim again")
-    lease = store.lease(name)
-    assert lease is not None and 50 < lease.expires_in <= 60, f"a lease granted again for 60 s: {lease}"
+    lease = store.shown(name)
+    assert 50 < lease.expires_in <= 60, f"a lease granted again for 60 s: {lease}"
 
 
 @case("P2")
@@ -197,8 +198,8 @@ def breaking_compares_the_token(bench: Bench) -> None:
         equal(store.break_lease(name, first, now=now), False, "breaking a released lease")
     second = granted(store.acquire(name, other), "a free name")
     equal(store.break_lease(name, first, now=True), False, "breaking with the token of the holder before")
-    lease = store.lease(name)
-    assert lease is not None and lease.fencing_token == second, f"the new holder's lease: {lease}"
+    lease = store.shown(name)
+    assert lease.fencing_token == second, f"the new holder's lease: {lease}"
 
 
 @case("P2")
@@ -248,8 +249,8 @@ def purge_leaves_what_is_in_use(bench: Bench) -> None:
     equal(store.release(recent, mine), RELEASED, "its release")
     store.purge(3600)
     store.purge(0)
-    lease = store.lease(name)
-    assert lease is not None and lease.fencing_token == token, f"the lease in force after a purge: {lease}"
+    lease = store.shown(name)
+    assert lease.fencing_token == token, f"the lease in force after a purge: {lease}"
     held(store.acquire(name, other), "a lease in force after a purge")
     assert isinstance(store.renew(name, mine), Renewed), "a lease in force cannot be renewed after a purge"
 
@@ -276,12 +277,11 @@ def renewal_extends(bench: Bench) -> None:
     """A renewal lets the lease end a ttl from now, and changes neither token, holder nor the time of the grant."""
     store, name, (mine, other) = bench.open(), bench.name(), claims(2)
     granted(store.acquire(name, mine, 5), "a free name")
-    before = store.lease(name)
+    before = store.shown(name)
     renewed = store.renew(name, mine, 60)
     assert isinstance(renewed, Renewed), f"a renewal by the holder: {renewed}"
     assert 50 < renewed.expires_at - time.time() < 3700, f"expires_at is no Unix time in 60 s: {renewed.expires_at}"
-    after = store.lease(name)
-    assert before is not None and after is not None, "a lease in force is not shown"
+    after = store.shown(name)
     equal(after._replace(expires_in=0), before._replace(expires_in=0), "the lease after its renewal")
     assert 50 < after.expires_in <= 60, f"a lease renewed for 60 s ends in {after.expires_in} s"
     assert held(store.acquire(name, other), "a renewed lease").free_in > 50, "the renewal is not what others are told"
@@ -310,8 +310,8 @@ def renewal_is_by_claim(bench: Bench) -> None:
     granted(store.acquire(name, mine, 5), "a free name")
     gone(store.renew(name, other, 60), "renewal by another claim")
     gone(store.renew(name, "", 60), "renewal by an empty claim")
-    lease = store.lease(name)
-    assert lease is not None and lease.expires_in <= 5, f"a foreign renewal extended the lease: {lease}"
+    lease = store.shown(name)
+    assert lease.expires_in <= 5, f"a foreign renewal extended the lease: {lease}"
     equal(store.release(name, mine), RELEASED, "its release")
     gone(store.renew(name, mine), "renewal after the release")
     gone(store.renew(name, ""), "renewal of a free name by an empty claim")
@@ -362,12 +362,20 @@ def a_thousand_in_one_call(bench: Bench) -> None:
     taken = names[::7]
     store.act(*[asking(name, other) for name in taken])
     outcomes = store.act(*[asking(name, mine) for name in names])
-    seen = [name for name, outcome in zip(names, outcomes) if isinstance(outcome, Held)]
+    seen = [name for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, Held)]
     equal(seen, taken, "the names of a thousand that were refused")
     renewals = store.act(*[Renew(name, mine, 60) for name in names])
-    equal([n for n, o in zip(names, renewals) if isinstance(o, Gone)], taken, "the names of a thousand that could not be renewed")
+    equal(
+        [n for n, o in zip(names, renewals, strict=True) if isinstance(o, Gone)],
+        taken,
+        "the names of a thousand that could not be renewed",
+    )
     releases = store.act(*[Release(name, mine) for name in names])
-    equal([n for n, o in zip(names, releases) if isinstance(o, Gone)], taken, "the names of a thousand that could not be released")
+    equal(
+        [n for n, o in zip(names, releases, strict=True) if isinstance(o, Gone)],
+        taken,
+        "the names of a thousand that could not be released",
+    )
     equal(len(store.leases(bench.namespace + ":")), len(taken), "leases left")
 
 
@@ -389,7 +397,7 @@ def verbs_mix_in_one_call(bench: Bench) -> None:
 
 @case("P2")
 def one_name_many_times_in_one_call(bench: Bench) -> None:
-    """Requests for one name in one call are tried in the order given: a release makes room for the acquire behind it."""
+    """Requests for one name in one call are tried in the order given: a release makes room for what is behind it."""
     store, name, x, y, (a, b, c) = bench.open(), bench.name(), bench.name(), bench.name(), claims(3)
     first = granted(store.acquire(name, a), "a free name")
     requests: list[Request] = [
@@ -413,8 +421,8 @@ def one_name_many_times_in_one_call(bench: Bench) -> None:
     second, third = granted(seen[2], "second"), granted(seen[9], "third")
     rising([first, second, third], "grants in one call")
     equal(held(seen[4], "c behind b").fencing_token, second, "the token that the refused one is told")
-    lease = store.lease(name)
-    assert lease is not None and lease.fencing_token == third, f"the lease after the call: {lease}"
+    lease = store.shown(name)
+    assert lease.fencing_token == third, f"the lease after the call: {lease}"
 
 
 @case("P2")
@@ -447,7 +455,7 @@ def poisoned_neighbours(bench: Bench) -> None:
     for index, name in enumerate(good):
         requests += [*poison[index % len(poison) :], asking(name, mine)]
     outcomes = store.act(*requests)
-    refused = [r for r, o in zip(requests, outcomes) if r.name in good and not isinstance(o, Granted)]
+    refused = [r for r, o in zip(requests, outcomes, strict=True) if r.name in good and not isinstance(o, Granted)]
     equal(refused, [], "good requests that failed among bad ones")
     equal({lease.name for lease in store.leases(bench.namespace)} >= {*good, taken, odd}, True, "all of them are held")
 
@@ -463,13 +471,13 @@ def opposite_orders(bench: Bench) -> None:
         mine, won = names if index % 2 else names[::-1], 0
         for _ in range(8):
             outcomes = stores[index].act(*[asking(name, ids[index]) for name in mine])
-            had = [name for name, outcome in zip(mine, outcomes) if isinstance(outcome, Granted)]
+            had = [name for name, outcome in zip(mine, outcomes, strict=True) if isinstance(outcome, Granted)]
             won += len(had)
             released = stores[index].act(*[Release(name, ids[index]) for name in had[::-1]])
             equal(released, [RELEASED] * len(had), "the releases of what was granted")
         return won
 
-    total = sum(together(lambda i=i: work(i) for i in range(4)))
+    total = sum(together(partial(work, i) for i in range(4)))
     assert total >= len(names), f"only {total} grants"
     equal(store_names(bench), [], "what is held afterwards")
 
@@ -515,11 +523,15 @@ def names_are_exact(bench: Bench) -> None:
     store, namespace = bench.open(), bench.namespace
     ids = claims(len(LOOKALIKES))
     keys = [f"{namespace}:{name}" for name in LOOKALIKES]
-    outcomes = store.act(*[asking(key, claim) for key, claim in zip(keys, ids)])
-    equal([k for k, o in zip(keys, outcomes) if not isinstance(o, Granted)], [], "names taken for another")
+    outcomes = store.act(*[asking(key, claim) for key, claim in zip(keys, ids, strict=True)])
+    equal([k for k, o in zip(keys, outcomes, strict=True) if not isinstance(o, Granted)], [], "names taken for another")
     shown = {lease.name: lease.holder for lease in store.leases(namespace + ":")}
-    equal(shown, {k: f"host/{c.partition('-')[0]}" for k, c in zip(keys, ids)}, "names and holders as they are shown")
-    for key, claim in zip(keys, ids):
+    equal(
+        shown,
+        {k: f"host/{c.partition('-')[0]}" for k, c in zip(keys, ids, strict=True)},
+        "names and holders as they are shown",
+    )
+    for key, claim in zip(keys, ids, strict=True):
         equal(store.release(key, claim), RELEASED, f"the release of {key!r}")
     equal(store.leases(namespace + ":"), [], "what is held afterwards")
 
@@ -530,16 +542,32 @@ def the_longest_key(bench: Bench) -> None:
     store = bench.open()
     namespace = (bench.namespace + "n" * 63)[:63]
     keys = [f"{namespace}:{'é' * 127}{last}" for last in "xy"]
-    for key, claim in zip(keys, claims(2)):
+    for key, claim in zip(keys, claims(2), strict=True):
         granted(store.acquire(key, claim), f"a key of {len(key.encode())} bytes")
     equal([lease.name for lease in store.leases(namespace)], keys, "the keys as they are shown")
 
 
 @case("P20")
 def leases_by_prefix(bench: Bench) -> None:
-    r"""``leases(prefix)`` brings exactly the leases in force whose name starts with it, by name; %, _ and \ are letters."""
+    r"""``leases(prefix)`` brings exactly the leases whose name starts with it, by name; %, _ and \ are letters."""
     store, (mine,) = bench.open(), claims(1)
-    names = ["a", "a%", "a%b", "a_", "a_b", "ab", "aB", "A", "a\\", "a\\b", "b", "é", "a🔒", "a\U0010ffff", "a\U0010ffffb"]
+    names = [
+        "a",
+        "a%",
+        "a%b",
+        "a_",
+        "a_b",
+        "ab",
+        "aB",
+        "A",
+        "a\\",
+        "a\\b",
+        "b",
+        "é",
+        "a🔒",
+        "a\U0010ffff",
+        "a\U0010ffffb",
+    ]
     keys = sorted(f"{bench.namespace}:{name}" for name in names)
     store.act(*[asking(key, mine) for key in reversed(keys)])
     for prefix in ["", "a", "a%", "a_", "a\\", "A", "ab", "b", "c", "é", "%", "_", "a🔒", "a\U0010ffff"]:
@@ -558,8 +586,7 @@ def leases_tell_all(bench: Bench) -> None:
     outcome = store.act(asking(name, mine, 60, info=info), asking(short, mine, bench.short_ttl))[0]
     token = granted(outcome, "a free name")
     assert isinstance(outcome, Granted)
-    lease = store.lease(name)
-    assert lease is not None, "a lease in force is not shown"
+    lease = store.shown(name)
     equal(lease.slot, 1, "slot")
     equal(lease.holder, f"host/{mine.partition('-')[0]}", "holder")
     equal(lease.fencing_token, token, "token")
@@ -571,8 +598,8 @@ def leases_tell_all(bench: Bench) -> None:
     equal([lease.name for lease in store.leases(bench.namespace + ":")], [name], "leases in force")
     store.release(name, mine)
     granted(store.acquire(name, other), "a free name")
-    lease = store.lease(name)
-    assert lease is not None and lease.info is None, f"the next holder's lease shows the info of the one before: {lease}"
+    lease = store.shown(name)
+    assert lease.info is None, f"the next holder's lease shows the info of the one before: {lease}"
 
 
 @case("P23")
@@ -591,7 +618,7 @@ def first_use_by_many_at_once(bench: Bench) -> None:
     """Several connections that are used for the first time at the same moment all succeed."""
     names, ids = bench.names(8), claims(8)
     stores = [bench.open() for _ in range(8)]
-    for outcome in together(lambda s=s, n=n, c=c: s.acquire(n, c) for s, n, c in zip(stores, names, ids)):
+    for outcome in together(partial(s.acquire, n, c) for s, n, c in zip(stores, names, ids, strict=True)):
         granted(outcome, "a name of one's own")
 
 
