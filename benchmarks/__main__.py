@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from benchmarks import report
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
-from benchmarks.postgres import pg_10m, pg_async, pg_lone, pg_renew, pg_threads
+from benchmarks.many_rows import pg_10m, pg_renew
+from benchmarks.postgres import pg_async, pg_lone, pg_threads
 from benchmarks.sqlite import sqlite_async, sqlite_lone
 from benchmarks.start import run_start
 

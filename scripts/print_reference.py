@@ -224,6 +224,7 @@ INSIDE = {
     "dibs.store": {
         "LINE_GRACE_S": "a free name is kept this long for waiters ahead in line",
         "LAST_TICKET": "the place of whoever did not line up",
+        "ANY_TICKET": "the place of whoever was never told it",
     },
 }
 
@@ -318,12 +319,9 @@ def api() -> list[str]:
             parts.append(f"### @lock\n\n{doc(static(plain, '__call__'))} *asyncio: for async functions.*\n")
     record, kinds = dibs.LeaseRecord, inspect.get_annotations(dibs.LeaseRecord)
     fields: list[Row] = [(f"`{name}`", f"`{annotation(kinds[name])}`") for name in record._fields]
-    expires_at = static(record, "expires_at")
-    fields.append(("`expires_at`", f"`{returned(expires_at.fget)}`"))
     parts += [
         f"## LeaseRecord\n\n{doc(record)} `client.leases()` and `client.holder()` return it.\n",
         table(("field", "type"), fields),
-        f"`expires_at`: {doc(expires_at)}\n",
         f"## Capabilities\n\n{doc(Capabilities)} The fields: [capabilities](capabilities.md).\n",
         "## Errors\n\nThe tree: [errors](errors.md).\n",
         "## dibs.testing\n",

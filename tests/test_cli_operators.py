@@ -7,14 +7,18 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import dibs as library
 from dibs.cli import COMMANDS, _parse
+from dibs.cli.operators import _break_command
 from tests.test_cli_run import DIBS, Dibs
 
 
@@ -116,7 +120,7 @@ def test_ls_shows_who_has_what(dibs: Dibs, client: library.Client) -> None:
         lines = dibs("ls").stdout.splitlines()
         assert lines[0].split() == ["NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO"]
         assert [line.split()[0] for line in lines[1:]] == ["007", "café", "deploy/web"]
-        assert f"{os.uname().nodename}, pid {os.getpid()}" in lines[3]
+        assert f"{os.uname().nodename} (pid {os.getpid()})" in lines[3]
         assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +[23]\d\.\d s +1 ", lines[3])
         assert lines[3].endswith('{"ticket": "OPS-7"}')
         assert len(dibs("ls", "deploy/").stdout.splitlines()) == 2
@@ -141,8 +145,8 @@ def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:
         assert record["info"] == {"a": [1, "é"]}
         assert record["waiting"] == 0
         assert 0 < record["expires_in"] <= 30
-        assert abs(datetime.fromisoformat(record["acquired_at"]) - lease.acquired_at).total_seconds() < 0.001
         assert datetime.fromisoformat(record["expires_at"]) > datetime.now(timezone.utc)
+        assert abs(datetime.fromisoformat(record["acquired_at"]) - lease.acquired_at).total_seconds() < 0.001
 
 
 def test_show(dibs: Dibs, client: library.Client) -> None:
@@ -153,7 +157,7 @@ def test_show(dibs: Dibs, client: library.Client) -> None:
         facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
         assert facts["name"] == "-x"
         assert facts["token"] == str(lease.fencing_token)
-        assert facts["holder"] == f"{os.uname().nodename}, pid {os.getpid()}"
+        assert facts["holder"] == f"{os.uname().nodename} (pid {os.getpid()})"
         assert facts["info"] == '{"a": 1}'
     done = dibs("show", "x")
     assert (done.returncode, done.stdout, done.stderr) == (1, "Nobody holds 'x'.\n", "")
@@ -181,14 +185,9 @@ def test_break_without_a_token_shows_the_command_to_type(dibs: Dibs, client: lib
     assert dibs("break", "nobody's").returncode == 1
 
 
-def test_break_does_not_show_a_password(dibs: Dibs) -> None:
+def test_break_does_not_show_a_password() -> None:
     """The command to type has a place for a URL with a password, and not the URL."""
-    from argparse import Namespace
-
-    from dibs.cli.operators import _break_command
-    from dibs.desk import LeaseRecord
-
-    record = LeaseRecord("x", 1, "host/1/a", 7, datetime.now(timezone.utc), 1.0, None, 0)
+    record: Any = SimpleNamespace(name="x", fencing_token=7)
     for url in ("postgresql://app:hunter2@db/prod", "postgresql://app@db/prod?password=hunter2"):
         shown = _break_command(Namespace(url=url, namespace=None), record)
         assert shown == "dibs --url URL break x --token 7"

@@ -159,6 +159,17 @@ def test_a_broken_lease_stops_the_command(dibs: Dibs) -> None:
     assert last.startswith("dibs: the command was stopped: lost 'x' (token 1): the store no longer knows")
 
 
+def test_a_loss_that_is_noticed_at_the_end(dibs: Dibs) -> None:
+    """A command that succeeds, but whose lease somebody had taken before it ended, exits 76."""
+    holder = dibs.start_holder("x", body="until test -e go; do sleep 0.05; done")
+    assert dibs("break", "x", "--token", "1", "--now").returncode == 0
+    (dibs.folder / "go").touch()
+    _output, errors = holder.communicate()
+    assert holder.returncode == 76
+    assert errors.startswith("dibs: the command ended with code 0, but the lease on 'x'")
+    assert errors.count("\n") == 1
+
+
 def test_a_command_that_ignores_term_is_killed_in_time(dibs: Dibs) -> None:
     """TERM first, then KILL to the whole group, and all that before the name is free for others."""
     ticker = Ticker(dibs, "x", "--ttl", "3", "--grace", "10m")

@@ -76,6 +76,7 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.clock", "select"): {"*"},
     ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
     ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
+    ("dibs.stores.sqlite", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }

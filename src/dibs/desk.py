@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.names import check_info, check_name, check_namespace, check_seconds
+from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.terms import make_terms
 
@@ -35,23 +35,27 @@ REQUEST_TIMEOUT_MAX_S = 300.0
 
 
 class LeaseRecord(NamedTuple):
-    """A lease in force, as the store shows it to anybody who may read it."""
+    """A lease in force, as the store shows it to anybody who may read it.
+
+    ``holder`` is host/pid/client; ``expires_in`` the seconds, by the store's clock when it was asked, after which the
+    lease ends unless it is renewed; ``waiting`` how many processes wait in line for it.
+    """
 
     name: str
     slot: int
     holder: str
     fencing_token: int
     acquired_at: datetime
+    expires_at: datetime
     expires_in: float
     info: dict[str, Any] | None
     waiting: int
 
-    @property
-    def expires_at(self) -> datetime:
-        """When it ends unless it is renewed: its grant's clock, so only as good as the store's wall clock."""
-        from datetime import datetime, timedelta, timezone
-
-        return datetime.now(timezone.utc) + timedelta(seconds=self.expires_in)
+    def __str__(self) -> str:
+        return (
+            f"{self.name!r} is held by {people_call(self.holder)} (token {self.fencing_token}), "
+            f"for {self.expires_in:.1f} s more unless renewed"
+        )
 
 
 class Desk:
@@ -117,7 +121,9 @@ class Desk:
         info: dict[str, Any] | None,
     ) -> Terms:
         """The checked terms; those that programs use again and again are remembered."""
+        # Types belong to it, since True == 1 == 1.0 and only one of them is a number of seconds.
         given = (ttl, renew, timeout, reentrant, min_hold, max_hold, on_busy)
+        given += (type(ttl), type(timeout), type(min_hold), type(max_hold))  # type: ignore[assignment]
         plain = on_lost is None and info is None
         if plain:
             try:
@@ -203,6 +209,7 @@ class Desk:
             row.holder,
             row.fencing_token,
             datetime.fromtimestamp(row.acquired_at, timezone.utc),
+            datetime.fromtimestamp(row.expires_at, timezone.utc),
             row.expires_in,
             None if row.info is None else json.loads(row.info),
             row.waiting,
@@ -245,10 +252,13 @@ def _close_at_exit(reference: weakref.ref[Session]) -> None:
     session = reference()
     if session is None or session.pid != os.getpid() or session.closed:
         return
-    for ask in session.close():
-        session.wait(ask, session.request_timeout_s)
-    for ask in session.shut():
-        session.wait(ask, session.request_timeout_s)
+    try:
+        for ask in session.close():
+            session.wait(ask, session.request_timeout_s)
+        for ask in session.shut():
+            session.wait(ask, session.request_timeout_s)
+    except KeyboardInterrupt:  # somebody is in a hurry; what was not given back ends by its ttl
+        pass
 
 
 DEFAULTS: dict[str, Any] = {

@@ -137,14 +137,17 @@ class LeaseFacts:
         session, hold = self._session, self._hold
         if session.pid != os.getpid():
             return False
-        ask = session.release(hold)
-        if ask is None:
-            if hold.state == LOST:
-                session.lane.start()
-                raise LeaseLost(self._why())
-            return True
-        # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
-        yield session, ask, None
+        try:
+            ask = session.release(hold)
+            if ask is None:
+                if hold.state == LOST:
+                    raise LeaseLost(self._why())
+                return True
+            # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
+            yield session, ask, None
+        except BaseException:  # what was queued is sent, whoever was interrupted
+            session.lane.start()
+            raise
         if isinstance(ask.outcome, Gone) and ask.trouble is None:
             session.found_gone(hold)
             raise LeaseLost(self._why())
@@ -210,22 +213,44 @@ class Lost:
         return self.is_set()
 
 
+class _LongLost:
+    """The event of a loss that has already happened."""
+
+    def is_set(self) -> bool:
+        """Always True."""
+        return True
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """True at once."""
+        return True
+
+
 class LostLease:
-    """What a copied or unpickled lease is: a name and a token, holding nothing."""
+    """What a copied or unpickled lease is: a name and a token, holding nothing and able to do nothing."""
 
     held = False
+    lost = _LongLost()
 
     def __init__(self, name: str, fencing_token: int) -> None:
         self.name = name
         self.fencing_token = fencing_token
 
+    def remaining(self) -> float:
+        """Always 0."""
+        return 0.0
+
     def check(self) -> None:
         """Always raises LeaseLost."""
         raise LeaseLost(f"this is a copy of a lease on {self.name!r}; only the original object holds it")
 
-    def remaining(self) -> float:
-        """Always 0."""
-        return 0.0
+    def renew(self, ttl: Seconds | None = None) -> None:
+        """Always raises LeaseLost."""
+        self.check()
+
+    def release(self) -> bool:
+        """Always raises LeaseLost."""
+        self.check()
+        return False
 
 
 class Lease(LeaseFacts):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
-from dibs.names import check_name, check_seconds
+from dibs.names import check_name, check_seconds, people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class LockCore(Generic[L]):
 
         since = datetime.fromtimestamp(held.acquired_at).astimezone()
         return LockTimeout(
-            f"{name!r} is held by {held.holder} since {since:%Y-%m-%d %H:%M:%S %Z} (token {held.fencing_token}); "
+            f"{name!r} is held by {people_call(held.holder)} since {since:%Y-%m-%d %H:%M:%S %Z} "
+            f"(token {held.fencing_token}); "
             f"unless renewed, it is free in {held.free_in:.1f} s. Gave up {wait}.",
             name=name,
             holder=held.holder,
@@ -197,6 +198,8 @@ def check_decorated(function: object, *, awaited: bool) -> None:
     """Refuse functions whose body would run outside the lock."""
     if not callable(function):
         raise TypeError(f"a lock decorates a function, not {function!r}")
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     if flags & (_GENERATOR | _ASYNC_GENERATOR):
         raise TypeError(f"{function!r} is a generator: its body would run after the lock was released")

@@ -106,3 +106,10 @@ def check_info(info: object) -> str | None:
     if size > INFO_BYTES_MAX:
         raise InvalidOption(f"info is at most {INFO_BYTES_MAX} bytes of JSON; this is {size}")
     return text
+
+
+def people_call(holder: str) -> str:
+    """The holder as people would say it: ``web1 (pid 812)`` for ``web1/812/4c53…``."""
+    host, _, rest = holder.partition("/")
+    pid = rest.partition("/")[0]
+    return f"{host} (pid {pid})" if pid.isdigit() else holder

@@ -18,7 +18,7 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.store import ANY_TICKET, Acquire, Gone, Granted, Release, Renew, Renewed
 from dibs.trust import local_deadline
 from dibs.waiting import AcquireAsk, Waiting
 
@@ -142,15 +142,19 @@ class Session:
             if ask.blocking:
                 self.waiting.leave_line(ask)
             if hold is None and not self.closed and (ask.t0 is not None or ask.request.ticket is not None):
-                # It was sent, so it may be granted yet; this release travels behind it.
-                request = ask.request
-                self.lane.put(
-                    Ask(Release(request.name, request.claim_id, 1, request.ticket), self.clock.now() + self.patience_s)
-                )
+                # It was sent, so it may be granted or in line yet; this release travels behind it.
+                self.lane.put(self._undo(ask))
         if isinstance(hold, Hold):
+            hold.given = False  # whatever was made of it, nobody has it in hand
             self.give_back(hold)
         else:
             self.lane.start()
+
+    def _undo(self, ask: AcquireAsk) -> Ask:
+        """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
+        request = ask.request
+        ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
+        return Ask(Release(request.name, request.claim_id, 1, ticket), self.clock.now() + self.patience_s)
 
     # -- the end of a hold ----------------------------------------------------------------------------------------
 
@@ -159,17 +163,25 @@ class Session:
 
         The ask's outcome is Released, Renewed (min_hold keeps the name for a while) or Gone.
         """
-        with self.mutex:
-            if hold.state != HELD:
-                return None
-            now = self.clock.now()
-            if now >= hold.trusted_until:
-                late = True
-            else:
-                late = False
-                hold.state = RELEASED
-                listeners, hold.listeners = hold.listeners, None
-                ask = self._end(hold, now)
+        try:
+            with self.mutex:
+                if hold.state != HELD:
+                    return None
+                now = self.clock.now()
+                if now >= hold.trusted_until:
+                    late = True
+                else:
+                    late = False
+                    hold.state = RELEASED
+                    listeners, hold.listeners = hold.listeners, None
+                    ask = self._end(hold, now)
+        except BaseException:
+            # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
+            with self.mutex:
+                if hold.state == RELEASED:
+                    self._end(hold, self.clock.now())
+            self.lane.start()
+            raise
         if late:
             self.lose(hold, hold.why_over())
             return None
@@ -343,10 +355,9 @@ class Session:
             for ask in waiters:
                 ask.dropped = True
                 if ask.t0 is not None or ask.request.ticket is not None:
-                    request = ask.request
-                    give_back = Ask(Release(request.name, request.claim_id, 1, request.ticket), now + self.patience_s)
-                    self.lane.put(give_back)
-                    releases.append(give_back)
+                    undo = self._undo(ask)
+                    self.lane.put(undo)
+                    releases.append(undo)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
         self.lane.start()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LINE_GRACE_S = 1.2
 # The ticket of somebody who did not line up: behind everybody.
 LAST_TICKET = 2**63 - 1
+# The ticket of a waiter that was never told its ticket: its place is found by its claim. (Real ones begin with 1.)
+ANY_TICKET = 0
 
 
 class Acquire(NamedTuple):
@@ -63,7 +65,7 @@ class Renew(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake the next in line."""
+    """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake who is next in line."""
 
     name: str
     claim_id: str
@@ -125,6 +127,7 @@ class StoredLease(NamedTuple):
     holder: str
     fencing_token: int
     acquired_at: float
+    expires_at: float
     expires_in: float
     info: str | None
     waiting: int

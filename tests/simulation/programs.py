@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dibs.waiting import AcquireAsk
 
 NAMES = ("red", "blue")
-TTLS_S = (1.0, 1.0, 2.0, 4.0)
+TTLS_S = (1.0, 1.0, 1.0, 2.0, 4.0)
 TTL_MAX_S = max(TTLS_S)
 MIN_HOLD_MAX_S = 1.5
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -56,6 +56,7 @@ class Habits(NamedTuple):
     """How the programs of a world behave; probabilities are parts of 1."""
 
     names: int = 1
+    patience: float = 0.4
     rounds: int = 3
     work_max_s: float = 1.0
     renew: float = 0.8
@@ -120,6 +121,7 @@ class Program:
         self.habits = habits
         self.name = name
         self.task: Task | None = None
+        self._rounds = 0
 
     def __call__(self) -> None:
         rand = self.world.random
@@ -136,6 +138,7 @@ class Program:
     def _calm(self) -> None:
         """No interruption reaches this thread from now on."""
         assert self.task is not None
+        self._rounds += 1
         self.world.stop_tracing(self.task)
         self.task.interruptible = False
         self.task.pending = None
@@ -147,7 +150,7 @@ class Program:
         min_hold = MIN_HOLD_MAX_S * rand() if rand() < habits.min_hold else 0.0
         max_hold = max(min_hold, 0.5 + 4.0 * rand()) if rand() < habits.max_hold else None
         chance = rand()
-        timeout = None if chance < 0.4 else 0.0 if chance < 0.6 else 3.0 * rand()
+        timeout = None if chance < habits.patience else 0.0 if chance < 0.8 else 3.0 * rand()
         told: list[float] = []
         terms = self.host.desk.terms(
             ttl,
@@ -219,10 +222,16 @@ class Program:
         chance = world.random()
         if chance < habits.interrupt:
             task.interruptible = True
-            world.at(world.now + 2.0 * world.random() ** 2, world.interrupt, task)
+            world.at(world.now + 2.0 * world.random() ** 2, self._interrupt, self._rounds)
         elif chance < habits.interrupt + habits.anywhere:
             task.interruptible = True
             world.interrupt_after(task, int(120 * world.random() ** 2) + 1)
+
+
+    def _interrupt(self, rounds: int) -> None:
+        # One for each round: who presses Ctrl-C twice interrupts the cleaning up, too.
+        if self._rounds == rounds and self.task is not None:
+            self.world.interrupt(self.task)
 
 
 class Operator:
@@ -315,7 +324,7 @@ def _simulate(world: World, signals: bool) -> Result:
             network.outages.append((start, start + 4.0 * rand()))
             world.at(start, _outage, world, network.outages[0][1])
     if pauses and rand() < 0.5:
-        network.freeze_part = 0.1
+        network.freeze_part = 0.2
         network.faults_until = horizon
     if stalls:
         world.stall_part = 0.01
@@ -326,7 +335,8 @@ def _simulate(world: World, signals: bool) -> Result:
         names=1 if rand() < 0.7 else 2,
         rounds=3,
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
-        renew=(0.9, 0.9, 0.4)[int(rand() * 3)],
+        renew=(0.9, 0.9, 0.2)[int(rand() * 3)],
+        patience=(0.4, 0.8)[int(rand() * 2)],
         interrupt=0.3 if interrupts else 0.0,
         anywhere=0.3 if signals else 0.0,
     )

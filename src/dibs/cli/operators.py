@@ -238,10 +238,10 @@ def _print_record(record: LeaseRecord) -> None:
 
 
 def _who(holder: str) -> str:
-    """``host, pid 42`` from ``host/42/client``."""
+    """``host (pid 42)`` from ``host/42/client``."""
     host, _, rest = holder.partition("/")
     pid, _, _client = rest.partition("/")
-    return f"{host}, pid {pid}" if pid else holder
+    return f"{host} (pid {pid})" if pid else holder
 
 
 def _since(record: LeaseRecord) -> str:

@@ -171,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(SYSTEM, f"cannot start a process: {error.strerror}") from error
     signals = Signals()
+    code: int | None = None
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         client = connect(args)
@@ -188,13 +189,16 @@ def run(args: argparse.Namespace) -> int:
             )
             with lock as lease:
                 signals.collect()
-                return Supervisor(command, guard, signals, lease, args.grace).supervise()
+                code = Supervisor(command, guard, signals, lease, args.grace).supervise()
+            return code
         except LockTimeout as error:
             if args.on_busy == "skip":
                 return 0
             raise CommandError(BUSY, str(error)) from None
         except LeaseLost as error:
-            raise CommandError(LOST, str(error)) from None
+            # With a code, the command had ended by itself before anybody noticed the loss.
+            ended = "" if code is None else f"the command ended with code {code}, but "
+            raise CommandError(LOST, f"{ended}{error}") from None
         except GuardDiedError as error:
             raise CommandError(SYSTEM, f"the command was not started: {GUARD_DIED}") from error
         finally:

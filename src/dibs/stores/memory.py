@@ -118,6 +118,7 @@ class MemoryStore:
                     permit.holder,
                     permit.fencing_token,
                     permit.acquired_at + shelf.wall_offset,
+                    permit.expires_at + shelf.wall_offset,
                     permit.expires_at - now,
                     permit.info,
                     len(shelf.lines.get(name, ())),
@@ -177,7 +178,8 @@ def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
         return _acquire(shelf, request, now)
     permit = shelf.permits.get(request.name)
     if isinstance(request, Release) and request.ticket is not None:
-        _leave_line(shelf, request.name, request.ticket)
+        places = (w.ticket for w in shelf.lines.get(request.name, ()) if w.claim_id == request.claim_id)
+        _leave_line(shelf, request.name, next(places, request.ticket))
     if permit is None or permit.claim_id != request.claim_id or permit.expires_at <= now:
         return GONE
     if isinstance(request, Renew):

@@ -252,7 +252,7 @@ class PostgresStore:
         get = result.get_value
         found = []
         for r in range(result.ntuples):
-            name, slot, holder, token, since, left, info, waiting = (get(r, column) for column in range(8))
+            name, slot, holder, token, since, until, left, info, waiting = (get(r, column) for column in range(9))
             found.append(
                 StoredLease(
                     _text(name) or "",
@@ -260,6 +260,7 @@ class PostgresStore:
                     _text(holder) or "",
                     _int(token),
                     _instant(since),
+                    _instant(until),
                     _FLOAT8(left)[0] if left is not None else 0.0,
                     _text(info),
                     _int(waiting),

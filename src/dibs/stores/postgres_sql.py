@@ -7,7 +7,7 @@ the order of the arrays, which are sorted by name, so that two clients never loc
 
 from __future__ import annotations
 
-from dibs.store import LAST_TICKET, LINE_GRACE_S
+from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (
@@ -147,30 +147,31 @@ RETURNING a.i, l.expires_at
 
 # A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
-RELEASE = """\
+RELEASE = f"""\
 WITH asked AS (
     SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[])
         WITH ORDINALITY AS r (name, slot, claim_id, ticket, i)
 ), relaxed AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 ), released AS (
-    UPDATE {lease} AS l
+    UPDATE {{lease}} AS l
     SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
     FROM asked AS a, relaxed
     WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i, l.name
 ), departed AS (
-    DELETE FROM {line} AS w USING asked AS a
-    WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.ticket = a.ticket
+    DELETE FROM {{line}} AS w USING asked AS a
+    WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.claim_id = a.claim_id
+      AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})
 )
 SELECT r.i, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
 FROM released AS r LEFT JOIN LATERAL (
-    SELECT w.wake FROM {line} AS w WHERE w.name = r.name ORDER BY w.ticket LIMIT 1
+    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """
 
 LIST = """\
-SELECT l.name, l.slot, l.holder, l.fencing_token, l.acquired_at,
+SELECT l.name, l.slot, l.holder, l.fencing_token, l.acquired_at, l.expires_at,
     extract(epoch FROM l.expires_at - clock_timestamp())::float8, l.info,
     (SELECT count(*) FROM {line} AS w WHERE w.name = l.name)
 FROM {lease} AS l

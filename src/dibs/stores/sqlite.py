@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dibs.clock import boot_id, boot_now, wall_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
@@ -63,6 +65,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
 )
 TOKENS_PER_BOOT = 2**40
+# How long a fork waits for a request under way: they last well under a millisecond.
+FORK_WAIT_S = 1.0
 # How often a connection in use makes sure that the file at its path is still the one it has open.
 LOOK_AT_FILE_S = 0.05
 PAGE_BYTES = 1024
@@ -125,6 +129,9 @@ class SQLiteStore:
         self._path = path
         self._private = private
         self._db: sqlite3.Connection | None = None
+        #: Held during every use of the connection, so that a fork can wait for its end.
+        self._in_use = threading.Lock()
+        self._fork_waits = False
         self._file: tuple[int, int] = (0, 0)
         self._look_at = 0.0
         self._boot = 0
@@ -147,6 +154,10 @@ class SQLiteStore:
     # -- the vector -----------------------------------------------------------------------------------------------
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        with self._in_use:
+            return self._act(requests)
+
+    def _act(self, requests: Sequence[Request]) -> list[Outcome]:
         db = self._open()
         outcomes: list[Outcome] = []
         try:
@@ -187,7 +198,9 @@ class SQLiteStore:
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
             if request.ticket is not None:
-                db.execute(self._sql["leave"], (request.ticket,))
+                found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
+                if found is not None:
+                    db.execute(self._sql["leave"], found)
             done = db.execute(
                 self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now)
             )
@@ -256,24 +269,37 @@ class SQLiteStore:
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        with self._in_use:
+            return self._leases(first, before)
+
+    def _leases(self, first: str, before: str) -> list[StoredLease]:
         db = self._open()
-        now = boot_now()
+        now, wall = boot_now(), wall_now()
         try:
             rows = db.execute(self._sql["list"], (first, before, self._boot, now)).fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return [
-            StoredLease(name, slot, holder or "", token, granted, expires - now, info, waiting)
+            StoredLease(name, slot, holder or "", token, granted, wall + expires - now, expires - now, info, waiting)
             for name, slot, holder, token, granted, expires, info, waiting in rows
         ]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         verb = "break_now" if now else "break"
         moment = boot_now()
-        rows = self._write(verb, {"name": name, "token": fencing_token, "boot": self._opened_boot(), "now": moment})
-        return bool(rows)
+        with self._in_use:
+            db = self._open()
+            values = {"name": name, "token": fencing_token, "boot": self._boot, "now": moment}
+            try:
+                return bool(db.execute(self._sql[verb], values).rowcount)
+            except sqlite3.Error as error:
+                raise self._translated(error) from error
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
+        with self._in_use:
+            return self._purge(older_than)
+
+    def _purge(self, older_than: float) -> int:
         db = self._open()
         now = boot_now()
         old = {"boot": self._boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
@@ -292,13 +318,11 @@ class SQLiteStore:
         self._floor = self._meta(db, "token_floor")
         return purged
 
-    def _write(self, verb: str, values: dict[str, object]) -> int:
-        try:
-            return self._open().execute(self._sql[verb], values).rowcount
-        except sqlite3.Error as error:
-            raise self._translated(error) from error
-
     def check(self, deadline: Deadline) -> list[Finding]:
+        with self._in_use:
+            return self._check()
+
+    def _check(self) -> list[Finding]:
         db = self._open()
         mode = db.execute("PRAGMA journal_mode").fetchone()[0]
         findings = [
@@ -315,14 +339,11 @@ class SQLiteStore:
     # -- opening --------------------------------------------------------------------------------------------------
 
     def setup(self, deadline: Deadline) -> None:
-        self._open(moved_here=True)
+        with self._in_use:
+            self._open(moved_here=True)
 
     def schema(self) -> str:
         return self._schema
-
-    def _opened_boot(self) -> int:
-        self._open()
-        return self._boot
 
     def _open(self, *, moved_here: bool = False) -> sqlite3.Connection:
         """The connection, opened anew when the file at the path is no longer the one that was opened."""
@@ -339,10 +360,11 @@ class SQLiteStore:
                 pass
             # Replaced or deleted under us: others already use what is at the path now. Leases in the old file are
             # unknown there, and so their renewals say Gone.
-            self.close()
+            self._close()
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Unsupported(f"dibs needs SQLite 3.35 or later; this Python has {sqlite3.sqlite_version}")
         self._make_file()
+        _FORKS.add(self)
         try:
             db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
             try:
@@ -460,7 +482,7 @@ class SQLiteStore:
             try:
                 db.execute("ROLLBACK")
             except sqlite3.Error:
-                self.close()
+                self._close()
 
     def _translated(self, error: sqlite3.Error) -> Exception:
         """The error dibs raises for one of SQLite's, by its code. The transaction, if any, is over afterwards."""
@@ -476,16 +498,70 @@ class SQLiteStore:
             return SetupRequired(f"{text}. This user must be able to write the file and its folder")
         if primary in (_CORRUPT, _NOTADB):
             return SetupRequired(f"{text}. Name another file, or restore this one")
-        self.close()
+        self._close()
         return StoreUnavailable(text, maybe_applied=False)
 
     def watch(self, address: str, deadline: Deadline) -> Watch:
-        return SQLiteWatch(self, address)
+        with self._in_use:
+            return SQLiteWatch(self, address)
 
     def close(self) -> None:
+        with self._in_use:
+            self._close()
+
+    def _close(self) -> None:
         db, self._db = self._db, None
         if db is not None:
             db.close()
+
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Finish what is under way and close: a child that inherits SQLite's idea of locks would hold none of them."""
+        self._fork_waits = self._in_use.acquire(timeout=FORK_WAIT_S)
+        if self._fork_waits:
+            self._close()
+
+    def after_fork(self) -> None:
+        """In parent and child: go on, with a connection of each one's own."""
+        if self._fork_waits:
+            self._in_use.release()
+
+
+class _Forks:
+    """Every store of this process, told before it forks and afterwards on both sides."""
+
+    def __init__(self) -> None:
+        #: Held from before a fork until after it, so that no store opens in between.
+        self._forking = threading.Lock()
+        self._stores: WeakSet[SQLiteStore] = WeakSet()
+        self._told: list[SQLiteStore] = []
+        self._registered = False
+
+    def add(self, store: SQLiteStore) -> None:
+        if store in self._stores:
+            return
+        with self._forking:
+            self._stores.add(store)
+            if not self._registered:
+                self._registered = True
+                os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._after)
+
+    def _before(self) -> None:
+        self._forking.acquire()
+        self._told = list(self._stores)
+        for store in self._told:
+            store.before_fork()
+
+    def _after(self) -> None:
+        told, self._told = self._told, []
+        for store in told:
+            store.after_fork()
+        self._forking.release()
+
+
+# A process forks as a whole, so what must be told of it is known to the module as a whole.
+_FORKS = _Forks()
 
 
 class SQLiteWatch:
@@ -506,6 +582,10 @@ class SQLiteWatch:
         return None
 
     def changed(self, names: Collection[str]) -> Collection[str]:
+        with self._store._in_use:
+            return self._changed(names)
+
+    def _changed(self, names: Collection[str]) -> Collection[str]:
         version = self._version()
         if version == self._seen:
             return ()
