@@ -34,20 +34,31 @@ class Edit(NamedTuple):
     new: str
 
 
+class Value(NamedTuple):
+    """A constant of a module, and what the mistake makes of it."""
+
+    owner: Any
+    name: str
+    new: object
+
+
 class Bug(NamedTuple):
     name: str
     #: The beginnings of what the checker may say about it.
     breaks: tuple[str, ...]
     #: It is found within this many seeds.
     seeds: int
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit | Value, ...]
 
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The shipped code with this mistake in it."""
         with ExitStack() as stack:
             for edit in self.edits:
-                stack.enter_context(_replaced(edit.owner, edit.function, _edited(edit)))
+                if isinstance(edit, Value):
+                    stack.enter_context(_replaced(*edit))
+                else:
+                    stack.enter_context(_replaced(edit.owner, edit.function, _edited(edit)))
             yield
 
 
@@ -88,7 +99,18 @@ BUGS = (
         "trust counted from the retry that was answered",
         _TWO_HOLDERS,
         1000,
-        (Edit(Lane, "_perform", "if ask.t0 is None:", "if True:"),),
+        (
+            # Only a store that does not count a repeated acquire as a renewal makes it show.
+            Edit(
+                _MEMORY,
+                "_acquire",
+                "permit.info = request.info\n",
+                "permit.info = request.info\n"
+                "        if mine:\n"
+                "            return Granted(permit.fencing_token, permit.acquired_at + shelf.wall_offset)\n",
+            ),
+            Edit(Lane, "_perform", "if ask.t0 is None:", "if True:"),
+        ),
     ),
     Bug(
         "a renewal's trust counted from its reply",
@@ -106,7 +128,7 @@ BUGS = (
         "clock rates ignored: trust lasts the whole ttl",
         _TWO_HOLDERS,
         1000,
-        (Edit(dibs.trust, "local_deadline", "ttl * (1.0 - DRIFT)", "ttl"),),
+        (Value(dibs.trust, "DRIFT", 0.0),),
     ),
     Bug(
         "trust counted on a clock that stops while the machine sleeps",
@@ -215,7 +237,7 @@ BUGS = (
         "a hold renewed though nobody was given it",
         ("P9", "P7"),
         1000,
-        (Edit(Renewer, "_sort", "if hold.orphan or not hold.given:", "if False:"),),
+        (Edit(Renewer, "_sort", "not hold.given", "False"),),
     ),
     Bug(
         "a release that does not wait for the renewal under way",
@@ -233,13 +255,13 @@ BUGS = (
         "a dead waiter keeps the line for ever",
         ("P7",),
         1000,
-        (Edit(_MEMORY, "_acquire", "now < permit.expires_at + LINE_GRACE_S or", "True or"),),
+        (Edit(_MEMORY, "_alive", "return now <", "return True or now <"),),
     ),
     Bug(
         "the last to come is the first to be served",
         ("P13",),
         1000,
-        (Edit(_MEMORY, "_acquire", "waiter.ticket < ticket\n", "waiter.ticket > ticket\n"),),
+        (Edit(_MEMORY, "_acquire", "waiter.ticket < ticket and", "waiter.ticket > ticket and"),),
     ),
     Bug(
         "an interrupted thread stays the one that serves the lane",

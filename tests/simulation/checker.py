@@ -322,7 +322,8 @@ class Checker:
         if type(ask.outcome) is Hold and ask.outcome.given:
             return  # interrupted with the Lease as good as in hand: it was dropped, and its ttl runs out
         permit = self._network().shelf.permits.get(ask.request.name)
-        if self.claims[claim_id].late:
+        claim = self.claims.get(claim_id)
+        if claim is None or claim.late:
             return  # interrupted while the request was on its way
         if permit is not None and permit.claim_id == claim_id and permit.expires_at > self.world.now:
             self.world.broken(f"P9 the acquire of {claim_id} is over, and it still holds the name")

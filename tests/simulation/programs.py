@@ -203,6 +203,7 @@ class Program:
         for _ in range(int(3 * rand()) + 1):
             clock.sleep(habits.work_max_s * rand())
             if rand() < habits.own_renewal:
+                self._meet_renewal(lease)
                 lease.renew(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
             lease.check()
         chance = rand()
@@ -211,10 +212,18 @@ class Program:
             return
         if chance < habits.drop + habits.sit:
             lease.lost.wait(3.0 * rand())
+        else:
+            self._meet_renewal(lease)
         self.checker.releasing(tenure)
         confirmed = lease.release() if rand() < 0.5 else run(core.release(self.name))
         self.checker.release_returned(tenure, confirmed)
         world.note(self.process.name, "has released %s: %s", lease.claim_id, confirmed)
+
+    def _meet_renewal(self, lease: Lease) -> None:
+        """Now and then, wait for the moment at which the renewer is busy with this very lease."""
+        wait_s = lease._hold.due - self.process.clock.boot()
+        if self.world.random() < 0.3 and 0.0 < wait_s < 2.0:
+            self.process.clock.sleep(wait_s + 0.01 * self.world.random())
 
     def _maybe_interrupt(self) -> None:
         task, world, habits = self.task, self.world, self.habits

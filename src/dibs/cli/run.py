@@ -190,7 +190,6 @@ def run(args: argparse.Namespace) -> int:
             with lock as lease:
                 signals.collect()
                 code = Supervisor(command, guard, signals, lease, args.grace).supervise()
-            return code
         except LockTimeout as error:
             if args.on_busy == "skip":
                 return 0
@@ -208,6 +207,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         command.end()
         guard.close()
+    assert code is not None
+    return code
 
 
 def _info(text: str) -> dict[str, object]:
