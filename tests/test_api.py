@@ -524,6 +524,30 @@ def test_the_end_of_the_interpreter_gives_back(what: str, code: int, client: dib
     had(client.lock("signalled"), timeout=0).release()
 
 
+def test_ctrl_c_in_a_purge_leaves_the_file_free(
+    sqlite_url: str, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge that is interrupted is undone: the file is not left locked for others, and the client goes on working."""
+    from dibs.stores.sqlite import SQLiteStore
+
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        had(client.lock("purged")).release()
+        read_meta = SQLiteStore._meta
+
+        def interrupted(store: SQLiteStore, db: Any, key: str) -> Any:
+            if key == "token_floor":
+                raise KeyboardInterrupt
+            return read_meta(store, db, key)
+
+        monkeypatch.setattr(SQLiteStore, "_meta", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.purge(0)
+        monkeypatch.undo()
+        had(other.lock("free"), timeout=0).release()
+        had(client.lock("free"), timeout=0).release()
+        assert client.purge(0) >= 1
+
+
 def dibs_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dibs-")]
 

@@ -290,6 +290,21 @@ def test_doctor_of_a_store_that_is_not_set_up(dibs: Dibs) -> None:
     assert answer["capabilities"] is None
 
 
+@pytest.mark.parametrize("command", ["run x --nowait -- true", "ls", "show x", "setup", "doctor", "doctor --json"])
+def test_a_store_that_cannot_be_reached_is_69(dibs: Dibs, command: str) -> None:
+    """Unreachable is neither busy nor misconfigured, and no answer shows the password."""
+    dibs.env["DIBS_URL"] = "postgresql://app:hunter2@127.0.0.1:1/prod"
+    done = dibs(*command.split())
+    assert done.returncode == 69, done
+    assert "hunter2" not in done.stdout + done.stderr
+    if command.startswith("doctor"):
+        assert done.stderr == ""
+        assert "reachable" in done.stdout
+    else:
+        assert done.stderr.startswith("dibs: ")
+        assert done.stderr.count("\n") == 1
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 

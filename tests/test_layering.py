@@ -89,6 +89,7 @@ DRIVERS = {
 }
 # Modules that are worth their length, and why.
 LONG = {
+    "dibs.aio": "the only module that may know asyncio: the face, and how tasks wait",
     "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",
     "dibs.stores.postgres": "one file a store: the protocol with libpq, acts, translation of errors",
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from dibs.errors import LeaseLost
-from dibs.hold import LOST, RELEASED
+from dibs.hold import HELD, LOST, RELEASED
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore, check_decorated
 from dibs.names import check_seconds
@@ -38,10 +37,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class _Mailbox:
     """Answers on their way from other threads to the tasks of one event loop: many answers, one wake-up."""
 
-    __slots__ = ("_called", "_letters", "_loop")
+    __slots__ = ("_called", "_letters", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._letters: deque[asyncio.Future[None]] = deque()
         self._called = False
 
@@ -50,7 +49,7 @@ class _Mailbox:
         if not self._called:
             self._called = True
             try:
-                self._loop.call_soon_threadsafe(self._deliver)
+                self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:  # the loop is closed: its tasks are gone, and their requests were withdrawn
                 self._letters.clear()
 
@@ -64,14 +63,17 @@ class _Mailbox:
                 letter.set_result(None)
 
 
-# One mailbox a loop; a loop that is gone takes its mailbox along. State of the module because loops are, too.
-_MAILBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
+# One mailbox a loop, found by the loop's id; state of the module because loops are, too.
+_MAILBOXES: dict[int, _Mailbox] = {}
 
 
 def _mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
-    mailbox = _MAILBOXES.get(loop)
-    if mailbox is None:
-        mailbox = _MAILBOXES[loop] = _Mailbox(loop)
+    mailbox = _MAILBOXES.get(id(loop))
+    if mailbox is None or mailbox.loop is not loop:
+        for key, old in list(_MAILBOXES.items()):  # a loop that is closed needs none any more
+            if old.loop.is_closed():
+                _MAILBOXES.pop(key, None)
+        mailbox = _MAILBOXES[id(loop)] = _Mailbox(loop)
     return mailbox
 
 
@@ -80,36 +82,30 @@ def _time_out(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _settled(session: Session, ask: Ask, timeout: float | None) -> bool:
-    """Wait in this task until the ask is settled; False at the time-out."""
-    if not ask.settled:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        ask.listen(partial(_mailbox(loop).put, future))
-        if ask.in_lane:
-            session.lane.start()
-        if timeout is None:
-            await future
-        else:
-            timer = loop.call_later(timeout, _time_out, future)
-            try:
-                await future
-            finally:
-                timer.cancel()
-    return ask.settled
-
-
 async def _take(steps: Steps[T]) -> T:
     """Take the steps in this task."""
     try:
         session, ask, timeout = next(steps)
         while True:
             try:
-                settled = await _settled(session, ask, timeout)
+                if not ask.settled:
+                    loop = asyncio.get_running_loop()
+                    future = loop.create_future()
+                    ask.listen(_mailbox(loop).put, future)
+                    if ask.in_lane:
+                        session.lane.start()
+                    if timeout is None:
+                        await future
+                    else:
+                        timer = loop.call_later(timeout, _time_out, future)
+                        try:
+                            await future
+                        finally:
+                            timer.cancel()
             except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
                 session, ask, timeout = steps.throw(error)
             else:
-                session, ask, timeout = steps.send(settled)
+                session, ask, timeout = steps.send(ask.settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -117,32 +113,37 @@ async def _take(steps: Steps[T]) -> T:
 class _Begun(Generic[T]):
     """Steps whose first has been taken: it happens whether or not the rest is awaited."""
 
-    __slots__ = ("_done", "_steps", "_value", "_waiting")
+    __slots__ = ("_steps", "_value")
 
     def __init__(self, steps: Steps[T]) -> None:
-        self._steps = steps
-        self._done = False
+        self._steps: Steps[T] | None = None
         try:
-            self._waiting = next(steps)
-            session, ask, _ = self._waiting
+            session, ask, timeout = next(steps)
+        except StopIteration as stop:
+            self._value: T = stop.value
+        else:
             if ask.in_lane:
                 session.lane.start()
-        except StopIteration as stop:
-            self._done = True
-            self._value: T = stop.value
+            self._steps = _begun((session, ask, timeout), steps)
 
     async def _rest(self) -> T:
-        if not self._done:
-            settled = await _settled(*self._waiting)
-            try:
-                while True:
-                    settled = await _settled(*self._steps.send(settled))
-            except StopIteration as stop:
-                self._done, self._value = True, stop.value
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            self._value = await _take(steps)
         return self._value
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._rest().__await__()
+
+
+def _begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:
+    """The same steps again, from the one that was taken already."""
+    answer = yield first
+    try:
+        while True:
+            answer = yield steps.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 def _owner() -> object:
@@ -167,7 +168,8 @@ class AsyncLost:
         until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        session.when_over(hold, partial(_mailbox(loop).put, over))
+        mailbox = _mailbox(loop)
+        session.when_over(hold, lambda: mailbox.put(over))
         while self._lease.held and not over.done():
             now = session.clock.now()
             if until is not None and now >= until:
@@ -213,25 +215,28 @@ class AsyncLease(LeaseFacts):
 class _Block:
     """One ``async with`` block, whose task is cancelled when its lease is lost."""
 
-    __slots__ = ("_hold", "_loop", "_task", "cancelled", "over")
+    __slots__ = ("_hold", "_task", "cancelled", "over")
 
-    def __init__(self, session: Session, hold: Hold, task: asyncio.Task[Any]) -> None:
+    def __init__(self, hold: Hold, task: asyncio.Task[Any]) -> None:
         self._hold = hold
         self._task = task
-        self._loop = task.get_loop()
         self.cancelled = False
         self.over = False
-        session.when_over(hold, self._tell)
+        # Nobody else knows this hold yet, except the renewer: whoever ends it changes its state before it calls its
+        # listeners, so entering first and looking afterwards misses nothing.
+        hold.listeners = [self._tell]
+        if hold.state != HELD:
+            self._tell()
 
     def _tell(self) -> None:
         if self._hold.state == LOST and not self.over:
             try:
-                self._loop.call_soon_threadsafe(self._cancel)
+                self._task.get_loop().call_soon_threadsafe(self._cancel)
             except RuntimeError:  # the loop is closed, and the block with it
                 pass
 
     def _cancel(self) -> None:
-        if not self.over:
+        if not self.over and not self.cancelled:
             self.cancelled = True
             self._task.cancel("the dibs lease of this block was lost")
 
@@ -282,8 +287,16 @@ class AsyncLock:
         lease = await _take(self._core.acquire(task))
         if lease is None:
             raise self._core.timed_out()
-        self._blocks.setdefault(task, []).append(_Block(lease._session, lease._hold, task))
+        self._enter(task, lease)
         return lease
+
+    def _enter(self, task: asyncio.Task[Any], lease: AsyncLease) -> None:
+        block = _Block(lease._hold, task)
+        blocks = self._blocks.get(task)
+        if blocks is None:
+            self._blocks[task] = [block]
+        else:
+            blocks.append(block)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         task = asyncio.current_task()
@@ -311,7 +324,7 @@ class AsyncLock:
                     return None
                 task = asyncio.current_task()
                 assert task is not None
-                self._blocks.setdefault(task, []).append(_Block(lease._session, lease._hold, task))
+                self._enter(task, lease)
             else:
                 await self.__aenter__()
             try:

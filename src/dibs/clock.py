@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import random
 import select
 import sys
 import threading
@@ -193,7 +192,12 @@ class RealClock:
     now = staticmethod(boot_now)
     wall = staticmethod(wall_now)
     sleep = staticmethod(time.sleep)
-    jitter = staticmethod(random.random)
+
+    @staticmethod
+    def jitter() -> float:
+        # Asked a few times a second at most; the module `random` would cost every start 3 ms.
+        return int.from_bytes(os.urandom(4), "big") / 2**32
+
     mutex = staticmethod(_thread.allocate_lock)
     gate = staticmethod(RealGate)
     bell = staticmethod(RealBell)

@@ -9,7 +9,7 @@ States of the lane (``_server``, changed only under the session's mutex):
 * an ``Ask``: the thread that waits for this ask serves, until it is answered. It pays no thread switch.
 * ``_THREAD``: the lane's own thread serves until the queue is empty.
 
-Whoever serves may use ``_store``, ``_batch`` and ``_unread``; nobody else touches them. A serving thread that is
+Whoever serves may use ``_store``, ``_batch`` and ``_outcomes``; nobody else touches them. A serving thread that is
 interrupted (Ctrl-C) leaves its batch where it is and hands over to the lane's thread, which repeats it: every request
 is idempotent. Failures are repeated by the lane's thread alone, so that no caller is kept longer than it asked for.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable
-from dibs.store import StoreBusy
+from dibs.store import Release, StoreBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,8 @@ class Ask:
     #: Nobody wants the answer any more: it is not sent (again).
     dropped = False
     _gate: Gate | None = None
-    _listener: Callable[[], None] | None = None
+    _listener: Callable[[Any], None] | None = None
+    _letter: Any = None
 
     def __init__(self, request: Any, give_up_at: float) -> None:
         #: A Request of the store contract, or for an ``Act`` a function of the store.
@@ -67,10 +68,11 @@ class Ask:
         self.give_up_at = give_up_at
 
     def received(self, outcome: Outcome | Any) -> None:
-        """Called by whoever serves the lane; may be called again with the same outcome after an interruption."""
+        """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""
         self.settle(outcome)
 
     def failed(self, error: BaseException) -> None:
+        """As ``received``, when there is an error instead of an outcome."""
         self.settle(None, error)
 
     def settle(self, outcome: Any, error: BaseException | None = None) -> None:
@@ -88,7 +90,7 @@ class Ask:
             gate.open()
         listener = self._listener
         if listener is not None:
-            listener()
+            listener(self._letter)
 
     def wait(self, clock: Clock, timeout: float | None) -> bool:
         """Block this thread until settled; False when ``timeout`` seconds went by first."""
@@ -102,11 +104,12 @@ class Ask:
         finally:
             self._gate = None
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once settled, in any thread; at least once, perhaps twice."""
+    def listen(self, listener: Callable[[Any], None], letter: Any) -> None:
+        """Call ``listener(letter)`` once settled, in any thread; at least once, perhaps twice."""
+        self._letter = letter
         self._listener = listener
         if self.settled:
-            listener()
+            listener(letter)
 
 
 class Act(Ask):
@@ -138,7 +141,11 @@ class Lane:
         self._acts = 0  # how many of them are Acts
         self._server: Ask | _LaneThread | None = None
         self._batch: list[Ask] = []
-        self._unread: list[tuple[Ask, Any]] = []
+        #: What the store answered to the batch, and how many of the answers have been given out.
+        self._outcomes: list[Any] | None = None
+        self._given_out = 0
+        #: The batch under way was only the releases of what waited; the next takes everything.
+        self._releases_only = False
         self._store: Store | None = None
         self._reached = False
         self._failures = 0
@@ -169,7 +176,7 @@ class Lane:
                 if self._server is not None:
                     return
                 self._server = ask
-                if not self._batch and not self._unread:
+                if not self._batch:
                     self._batch = self._take()
             if not self._serve(ask):
                 self.start()
@@ -187,7 +194,7 @@ class Lane:
         if self._somebody_serves():
             return
         with self._mutex:
-            if self._somebody_serves() or not (self._queue or self._batch or self._unread):
+            if self._somebody_serves() or not (self._queue or self._batch):
                 return
             self._server = _THREAD
             spawn = self._bell is None
@@ -237,7 +244,7 @@ class Lane:
     def _serve(self, me: Ask | None) -> bool:
         """Serve until ``me`` is answered (None: until nothing is left); False when work is left for others."""
         while True:
-            if self._batch or self._unread:
+            if self._batch:
                 pause = self._perform()
                 if pause > BUSY_PAUSE_S and me is not None:
                     with self._mutex:
@@ -247,7 +254,7 @@ class Lane:
                     self._clock.sleep(pause * (0.5 + self._clock.jitter()))
                     continue
             with self._mutex:
-                if self._batch or self._unread:
+                if self._batch:
                     continue
                 if self._queue and (me is None or me.in_lane):
                     self._batch = self._take()
@@ -261,29 +268,49 @@ class Lane:
                 return not self._queue
 
     def _take(self) -> list[Ask]:
-        """The next batch: requests up to the next Act, or one Act alone. The caller holds the mutex."""
+        """The next batch. The caller holds the mutex.
+
+        An Act goes alone. Where releases wait beside acquires, the releases go first by themselves: they are quick, and
+        whoever is told of one may ask again in time for the call that the acquires then share.
+        """
         queue = self._queue
+        if len(queue) == 1:
+            self._queue = []
+            self._acts = 0
+            return queue
         size = BATCH_MAX
         if self._acts:
             size = next((i for i, ask in enumerate(queue) if type(ask) is Act), size) or 1
             if type(queue[0]) is Act:
                 self._acts -= 1
         batch = queue[:size]
+        if self._releases_only:
+            self._releases_only = False
+        else:
+            releases = [ask for ask in batch if type(ask.request) is Release]
+            if releases and len(releases) < len(batch):
+                self._releases_only = True
+                self._queue[:size] = [ask for ask in batch if type(ask.request) is not Release]
+                return releases
         del queue[:size]
         return batch
 
     def _perform(self) -> float:
         """Carry the batch to the store and its outcomes back; return how long to pause before the next call."""
-        if not self._unread:
+        batch = self._batch
+        if self._outcomes is None:
             now = self._clock.now()
-            batch = self._batch = [ask for ask in self._batch if not ask.dropped]
+            for ask in batch:
+                if ask.dropped:
+                    batch = self._batch = [ask for ask in batch if not ask.dropped]
+                    break
             if not batch:
                 return 0.0
             for ask in batch:
                 if ask.t0 is None:
                     ask.t0 = now
             try:
-                self._unread = self._call(batch, now)
+                self._outcomes = self._call(batch, Deadline(self._clock, now + self._request_timeout_s))
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)
             except StoreUnavailable as error:
@@ -291,22 +318,26 @@ class Lane:
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
                 return self._repeat(batch, error, backoff)
             except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
-                self._unread = [(ask, error) for ask in batch]
-        self._failures = 0
-        unread = self._unread
-        while unread:
-            ask, outcome = unread[-1]
-            ask.in_lane = False
-            if isinstance(outcome, BaseException):
-                ask.failed(outcome)
-            else:
-                ask.received(outcome)
-            unread.pop()
-        self._batch = []
+                self._outcomes = [error] * len(batch)
+            self._failures = 0
+        outcomes = self._outcomes
+        with self._mutex:
+            while self._given_out < len(batch):
+                ask, outcome = batch[self._given_out], outcomes[self._given_out]
+                ask.in_lane = False
+                if isinstance(outcome, BaseException):
+                    ask.failed(outcome)
+                else:
+                    ask.received(outcome)
+                self._given_out += 1
+            self._batch = []
+            self._outcomes = None
+            self._given_out = 0
+        if self._releases_only:
+            self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _call(self, batch: list[Ask], now: float) -> list[tuple[Ask, Any]]:
-        deadline = Deadline(self._clock, now + self._request_timeout_s)
+    def _call(self, batch: list[Ask], deadline: Deadline) -> list[Any]:
         store = self._store
         if store is None:
             store = self._store = self._open_store()
@@ -315,10 +346,7 @@ class Lane:
         else:
             outcomes = store.act([ask.request for ask in batch], deadline)
         self._reached = True
-        # Read from the end, so the first of the batch is answered first.
-        answers = list(zip(batch, outcomes, strict=True))
-        answers.reverse()
-        return answers
+        return outcomes
 
     def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:
         """Give up on whoever waited long enough; leave the rest in the batch to be tried again."""
@@ -327,14 +355,15 @@ class Lane:
         if busy:
             error = StoreUnavailable(f"the store was too busy for {self._request_timeout_s:g} s", maybe_applied=False)
         again: list[Ask] = []
-        for ask in batch:
-            # A store that was never reached is more likely a wrong address than an outage: say so at once.
-            ask.trouble = error
-            if now >= ask.give_up_at or not (self._reached or busy):
-                ask.in_lane = False
-                ask.failed(error)
-            else:
-                again.append(ask)
+        with self._mutex:
+            for ask in batch:
+                ask.trouble = error
+                # A store that was never reached is more likely a wrong address than an outage: say so at once.
+                if now >= ask.give_up_at or not (self._reached or busy):
+                    ask.in_lane = False
+                    ask.failed(error)
+                else:
+                    again.append(ask)
         self._batch = again
         return pause if again or self._queue else 0.0
 

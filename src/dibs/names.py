@@ -5,7 +5,6 @@ Behind this door nobody checks again. It knows nothing of stores except the limi
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any, Union
 
@@ -96,6 +95,8 @@ def check_info(info: object) -> str | None:
         return None
     if not isinstance(info, dict):
         raise InvalidOption(f"info is a dict that JSON can express, not {type(info).__name__}")
+    import json
+
     try:
         text = json.dumps(info, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())

@@ -97,40 +97,35 @@ class Session:
                 self.lane.put(ask)
 
     def granted(self, ask: AcquireAsk, outcome: Granted) -> None:
-        """Turn a grant into a hold, unless it took so long that it can no longer be trusted."""
-        request = ask.request
-        t0 = ask.t0
+        """Turn a grant into a hold, unless it took so long that it can no longer be trusted.
+
+        Called under the mutex by whoever serves the lane, who also serves what is put into it here.
+        """
+        if ask.dropped or ask.settled:
+            return
+        request, terms, t0 = ask.request, ask.terms, ask.t0
         assert t0 is not None
-        with self.mutex:
-            if ask.dropped or ask.settled:
-                return
-            now = self.clock.now()
-            hold: Hold | None = None
-            if self.closed:
-                self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
-                error = StoreUnavailable("this dibs client was closed", maybe_applied=False)
-            elif now < t0 + ask.terms.trust_s:
-                hold = Hold(request.name, request.claim_id, outcome, ask.terms, ask.owner, t0)
-                self.held[request.name] = hold
-                self.renewer.track(hold, t0)
-            else:
-                # Too old to trust: the claim is given back and never used again.
-                error = StoreUnavailable("the store's answer took longer than the ttl of the lease it granted")
-                self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
-                if ask.blocking:
-                    self._claims += 1
-                    ask.request = request._replace(claim_id=f"{self.client_id}-{self._claims}", ticket=None)
-                    ask.t0 = None
-                    ask.give_up_at = now + self.patience_s
-                    self.lane.put(ask)
-                    return
+        now = self.clock.now()
+        if now < t0 + terms.trust_s and not self.closed:
+            hold = Hold(request.name, request.claim_id, outcome, terms, ask.owner, t0)
+            self.held[request.name] = hold
+            self.renewer.track(hold, t0)
             if ask.blocking:
                 self.waiting.leave_line(ask)
-        # What was put into the lane here is served by whoever is carrying this answer.
-        if hold is None:
-            ask.settle(None, error)
-        else:
             ask.settle(hold)
+            return
+        # Too old to trust, or nobody is there any more: the claim is given back and never used again.
+        self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
+        if ask.blocking and not self.closed:
+            self._claims += 1
+            ask.request = request._replace(claim_id=f"{self.client_id}-{self._claims}", ticket=None)
+            ask.t0 = None
+            ask.give_up_at = now + self.patience_s
+            self.lane.put(ask)
+        elif self.closed:
+            ask.failed(StoreUnavailable("this dibs client was closed", maybe_applied=False))
+        else:
+            ask.failed(StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
 
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
@@ -273,12 +268,10 @@ class Session:
         return True
 
     def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once when the hold is released or lost; at once when it is over already."""
+        """Call ``listener`` when the hold is released or lost, or at once when it is over already."""
         with self.mutex:
             if hold.state == HELD:
-                if hold.listeners is None:
-                    hold.listeners = []
-                hold.listeners.append(listener)
+                hold.listeners = [*(hold.listeners or ()), listener]
                 return
         listener()
 

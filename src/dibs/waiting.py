@@ -81,7 +81,8 @@ class AcquireAsk(Ask):
             self._session.granted(self, outcome)  # type: ignore[arg-type]
 
     def failed(self, error: BaseException) -> None:
-        self._session.waiting.leave(self)
+        if self.blocking:
+            self._session.waiting.leave_line(self)
         self.settle(None, error)
 
 
@@ -158,33 +159,24 @@ class Waiting:
         """All who wait (the session refuses them when it closes)."""
         return [ask for line in self._lines.values() for ask in line]
 
-    # -- called by whoever serves the lane ------------------------------------------------------------------------
-
-    def leave(self, ask: AcquireAsk) -> None:
-        with self._mutex:
-            start = self.leave_line(ask)
-        if start:
-            self._lane.start()
-
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
-        with self._mutex:
-            if ask.dropped or ask.settled:
-                return
-            if held.ticket is not None:
-                ask.request = ask.request._replace(ticket=held.ticket)
-            pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
-            ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
-            self._asleep[ask.request.name] = ask
-            self._pushes += 1
-            heappush(self._heap, (ask.wake_at, self._pushes, ask))
-            bell = self._bell
-            if bell is None:
-                if self._closing:
-                    return
+        """The store said Held: sleep until there is a reason to ask again."""
+        if ask.dropped or ask.settled:
+            return
+        if held.ticket is not None:
+            ask.request = ask.request._replace(ticket=held.ticket)
+        pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
+        ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
+        self._asleep[ask.request.name] = ask
+        self._pushes += 1
+        heappush(self._heap, (ask.wake_at, self._pushes, ask))
+        bell = self._bell
+        if bell is None:
+            if not self._closing:
                 bell = self._bell = self._clock.bell()
                 self._clock.spawn("dibs-wait", lambda: self._run(bell))
-            elif ask.wake_at < self._wake_at:
-                bell.ring()
+        elif ask.wake_at < self._wake_at:
+            bell.ring()
 
     # -- the thread -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.programs import simulate
+from tests.simulation.scenario import simulate
 from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
 
 if TYPE_CHECKING:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.hold import HELD, LOST, Hold
-from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed
+from dibs.store import Acquire, Granted, Held, Release, Released, Renewed
 from dibs.waiting import AcquireAsk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dibs.session import Session
     from dibs.store import Outcome, Request
     from tests.simulation.network import Call, Network
-    from tests.simulation.world import Process, World
+    from tests.simulation.process import Process
+    from tests.simulation.programs import SimSession
+    from tests.simulation.world import World
 
 # A waiter's slowest poll, on the slowest clock; written here once more, so that a change of the code is noticed.
 POLL_S = 1.0 / 0.95
@@ -52,7 +53,7 @@ class Tenure:
         "told",
     )
 
-    def __init__(self, process: Process, session: Session, hold: Hold, min_hold: float, told: list[float]) -> None:
+    def __init__(self, process: Process, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> None:
         self.process = process
         self.session = session
         self.hold = hold
@@ -175,7 +176,7 @@ class Checker:
             claim.followed_up = True
             if type(outcome) is Released:
                 self.holders.pop(request.name, None)
-        elif isinstance(request, Renew) and call.task_name == "dibs-renew" and type(outcome) is Renewed:
+        elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             if not claim.given:
                 self.world.broken(f"P9 {request.claim_id} is renewed, but nobody was ever given it")
             tenure = self._tenure(request.claim_id)
@@ -243,9 +244,9 @@ class Checker:
 
     def answered(self, call: Call) -> None:
         """A call's answer is in its client's hands."""
-        if call.error is not None:
+        if call.error is not None or not call.requests:
             return
-        for request, outcome in zip(call.requests, call.answer):
+        for request, outcome in zip(call.requests, call.answer, strict=True):
             if type(request) is Acquire:
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
@@ -273,7 +274,7 @@ class Checker:
         if attempt is not None:
             attempt.ask = ask
 
-    def acquired(self, who: object, session: Session, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
+    def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         """The acquire returned a lease; ``told`` is when its on_lost was called."""
         attempt = self._over(who, session)
         claim = self._claim(hold.claim_id, attempt.process)
@@ -289,7 +290,7 @@ class Checker:
             self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
         return tenure
 
-    def not_acquired(self, who: object, session: Session) -> None:
+    def not_acquired(self, who: object, session: SimSession) -> None:
         """The acquire returned None, or raised."""
         attempt = self._over(who, session)
         ask = attempt.ask
@@ -304,7 +305,7 @@ class Checker:
         if self.calm and not claim.excused:
             self.world.at(self.world.now + self.slack_s, self._given_back, ask)
 
-    def _over(self, who: object, session: Session) -> Attempt:
+    def _over(self, who: object, session: SimSession) -> Attempt:
         world = self.world
         attempt = self.attempts.pop(who)
         process = attempt.process
@@ -366,7 +367,7 @@ class Checker:
                     other = holding.setdefault(tenure.key, tenure)
                     if other is not tenure:
                         self.world.broken(f"P1 {other.claim_id} and {tenure.claim_id} are held at the same moment")
-                elif tenure.hold.state != HELD or not tenure.session.mutex.taken:
+                elif tenure.hold.state != HELD or not tenure.session.in_between():
                     # While the mutex is taken, the shipped code would wait: a renewal may just be getting in.
                     if tenure.over_at is None:
                         tenure.over_at = now

@@ -1,4 +1,4 @@
-"""The store behind a faulty network: every call is a request in transit, applied later or never, and a reply in transit.
+"""The store behind a faulty network: each call is a request on its way, applied later or never, and a reply.
 
 The store itself is the executable specification (``dibs.stores.memory``) on the world's clock. Here are the faults that
 its clients see: requests and replies that are lost, late or cut off, requests that reach the store long after their
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.store import Finding, Outcome, Request, StoredLease
     from tests.simulation.checker import Checker
-    from tests.simulation.world import FakeFile, Process, World
+    from tests.simulation.process import FakeFile, Process
+    from tests.simulation.world import World
 
 # What can go wrong with one call.
 FAULTS = (

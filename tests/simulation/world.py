@@ -19,11 +19,13 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from tests.simulation.process import Process
 
 # A scenario that needs more of either is taken for one that goes round in circles.
 STEPS_MAX = 30_000
@@ -32,8 +34,6 @@ TIME_MAX_S = 200.0
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
-
-
 # After these the interpreter looks for signals.
 _INTERRUPTIBLE = frozenset(
     code
@@ -47,12 +47,13 @@ class BrokenPromise(AssertionError):
 
     def __init__(self, what: str, world: World) -> None:
         super().__init__(what)
-        self._what = what
+        #: The promise and how it was broken.
+        self.what = what
         self._world = world
 
     def told(self, last: int) -> str:
         """What was broken, and the end of the time line."""
-        return f"{self._what}\n\n{self._world.story(last)}"
+        return f"seed {self._world.seed}: {self.what}\n\n{self._world.story(last)}"
 
     def __str__(self) -> str:
         return self.told(TIME_LINE_SHOWN)
@@ -174,7 +175,7 @@ class World:
                 self.broken("liveness: nobody can go on, and programs are not finished")
             self.observe()
         if self._broken is not None:
-            raise BrokenPromise(f"seed {self.seed}: {self._broken}", self)
+            raise BrokenPromise(self._broken, self)
 
     def close(self) -> None:
         """End what is left of every task, so that nothing of it runs later."""
@@ -238,6 +239,10 @@ class World:
         if task.pending is not None and task.interruptible:
             self._raise_pending(task)
         return task.value is True
+
+    def go_on(self, task: Task) -> None:
+        """Let a task that was parked run again."""
+        self._ready.append(task)
 
     def wake(self, task: Task) -> None:
         """End the wait of a blocked task."""
@@ -337,249 +342,6 @@ class World:
             sys.settrace(None)
             self._traced[1].clear()  # frames keep what they see alive, leases too
             self._traced = None
-
-
-class Process:
-    """A process on a machine of its own: it can be paused, sleep with its machine, and crash."""
-
-    def __init__(self, world: World, name: str, rate: float, offset: float) -> None:
-        self.world = world
-        self.name = name
-        self.rate = rate
-        self.offset = offset
-        self.paused = False
-        self.dead = False
-        self.parked: list[Task] = []
-        #: World seconds during which the machine slept: its boot clock counted them, its waits did not.
-        self.slept_s = 0.0
-        self._asleep_since: float | None = None
-        self.troubled_at = 0.0
-        self.clock = SimClock(world, self)
-        world.processes.append(self)
-
-    def pause(self, seconds: float, asleep: bool) -> None:
-        """Freeze every thread, as SIGSTOP does, or with ``asleep`` as a laptop's lid does."""
-        if self.dead or self.paused:
-            return
-        self.world.note(self.name, "%s for %.3f s", "sleeps with its machine" if asleep else "is stopped", seconds)
-        self.paused = True
-        self._asleep_since = self.world.now if asleep else None
-        self.troubled_at = self.world.now + seconds
-        self.world.trouble_until = max(self.world.trouble_until, self.world.now + seconds)
-        self.world.at(self.world.now + seconds, self._resume, seconds if asleep else 0.0)
-
-    def _resume(self, slept_s: float) -> None:
-        if self.dead:
-            return
-        self.world.note(self.name, "goes on")
-        self.paused = False
-        self._asleep_since = None
-        self.slept_s += slept_s
-        for task in self.parked:
-            self.world._ready.append(task)
-        self.parked.clear()
-
-    def awake_s(self) -> float:
-        """World time without the sleep, which CLOCK_MONOTONIC counts on Linux and nobody should trust."""
-        now = self.world.now if self._asleep_since is None else self._asleep_since
-        return now - self.slept_s
-
-    def crash(self) -> None:
-        """End without a word."""
-        if not self.dead:
-            self.world.note(self.name, "crashes")
-            self.dead = True
-            self.parked.clear()
-
-
-class SimClock:
-    """``dibs.clock.Clock`` in a world: time and threads of one process."""
-
-    def __init__(self, world: World, process: Process) -> None:
-        self._world = world
-        self._process = process
-        self._fds = 0
-        self.readable: dict[int, FakeFile] = {}
-
-    def boot(self) -> float:
-        """The boot clock, for whoever only looks on."""
-        return self._process.offset + self._process.rate * self._world.now
-
-    def now(self) -> float:
-        world = self._world
-        if world.current is None:
-            return self.boot()
-        if world.random() < 0.5:
-            world.seam()
-            return self.boot()
-        now = self.boot()
-        world.seam()  # read, but not yet used: others go on in between
-        return now
-
-    def wall(self) -> float:
-        return self._world.now
-
-    def sleep(self, seconds: float) -> None:
-        self._world.block(max(0.0, seconds) / self._process.rate)
-
-    def jitter(self) -> float:
-        return self._world.random()
-
-    def mutex(self) -> Mutex:
-        return Mutex(self._world)
-
-    def gate(self) -> Gate:
-        return Gate(self._world, self._process)
-
-    def bell(self) -> Bell:
-        return Bell(self._world, self._process, self)
-
-    def spawn(self, name: str, run: Callable[[], None]) -> None:
-        if not self._world.closing:
-            self._world.start(self._process, name, run)
-            self._world.seam()
-
-    def open_fd(self) -> tuple[int, FakeFile]:
-        """A file descriptor that a bell can wait for."""
-        self._fds += 1
-        file = self.readable[self._fds] = FakeFile(self._world)
-        return self._fds, file
-
-
-class Mutex:
-    """A lock that strikes at taking it twice in one thread, and is fair to nobody."""
-
-    __slots__ = ("_owner", "_waiters", "_world")
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._owner: Task | None = None
-        self._waiters: list[Task] = []
-
-    @property
-    def taken(self) -> bool:
-        return self._owner is not None
-
-    def __enter__(self) -> None:
-        world = self._world
-        task = world.current
-        if task is None or world.closing:
-            return
-        world.seam()
-        while self._owner is not None:
-            if self._owner is task:
-                world.broken(f"deadlock: {task.name} takes a mutex it has")
-            self._waiters.append(task)
-            try:
-                world.block(None)
-            finally:
-                if task in self._waiters:
-                    self._waiters.remove(task)
-        self._owner = task
-
-    def __exit__(self, *exc: object) -> None:
-        if self._owner is None:
-            return
-        self._owner = None
-        waiters = self._waiters
-        if waiters:
-            for task in waiters:
-                self._world.wake(task)
-            waiters.clear()
-        self._world.seam()
-
-
-class Gate:
-    """As ``dibs.clock.RealGate``: shut, then opened once."""
-
-    __slots__ = ("_open", "_process", "_waiter", "_world")
-
-    def __init__(self, world: World, process: Process) -> None:
-        self._world = world
-        self._process = process
-        self._open = False
-        self._waiter: Task | None = None
-
-    def open(self) -> None:
-        if self._open:
-            raise RuntimeError("release unlocked lock")
-        self._open = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            self._world.wake(waiter)
-        self._world.seam()
-
-    def wait(self, timeout: float | None) -> bool:
-        world = self._world
-        world.seam()
-        if not self._open:
-            self._waiter = world.current
-            try:
-                if not world.block(None if timeout is None else timeout / self._process.rate):
-                    return False
-            finally:
-                self._waiter = None
-        self._open = False
-        return True
-
-
-class Bell:
-    """As ``dibs.clock.RealBell``."""
-
-    __slots__ = ("_clock", "_process", "_rung", "_waiter", "_world")
-
-    def __init__(self, world: World, process: Process, clock: SimClock) -> None:
-        self._world = world
-        self._process = process
-        self._clock = clock
-        self._rung = False
-        self._waiter: Task | None = None
-
-    def ring(self) -> None:
-        if not self._rung:
-            self._rung = True
-            self._rouse()
-        self._world.seam()
-
-    def _rouse(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            self._world.wake(waiter)
-
-    def wait(self, timeout: float | None, fd: int | None = None) -> None:
-        world = self._world
-        world.seam()
-        file = None if fd is None else self._clock.readable[fd]
-        if not self._rung and (file is None or not file.ready):
-            self._waiter = world.current
-            if file is not None:
-                file.rouse = self._rouse
-            try:
-                if not world.block(None if timeout is None else timeout / self._process.rate):
-                    return  # a ring from now on is for the next wait
-            finally:
-                self._waiter = None
-                if file is not None:
-                    file.rouse = _nothing
-        self._rung = False
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class FakeFile:
-    """The end of a connection that becomes readable."""
-
-    __slots__ = ("_world", "ready", "rouse")
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.ready = False
-        self.rouse: Callable[[], None] = _nothing
-
-    def arrive(self) -> None:
-        self.ready = True
-        self.rouse()
 
 
 def _nothing() -> None:

@@ -82,6 +82,7 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('enable_mergejoin', 'off', false),
     set_config('enable_seqscan', 'off', false),
     set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_material', 'off', false),
     set_config('jit', 'off', false),
     set_config('client_min_messages', 'error', false),
     set_config('statement_timeout', $1, false),
@@ -197,26 +198,38 @@ class PostgresStore:
         columns = (*_acquire_columns(requests), _texts([r.wake and "dibs_" + r.wake for r in requests]))
         result = self._run(self._sql["ENTER"], columns, deadline)
         get = result.get_value
+        places = {(row[0], row[2].claim_id): place for place, row in enumerate(rows)}
         again: list[_Row] = []
+        tickets: dict[int, int] = {}
         for r in range(result.ntuples):
-            name, index, request = rows[_int(get(r, 0)) - 1]
-            made, found, place = get(r, 1), get(r, 4), get(r, 8)
-            if made is not None:
-                outcomes[index] = Granted(_int(made), _instant(get(r, 2)))
-            elif found is None:  # somebody else made the row at the same moment
+            kind = get(r, 0)
+            if kind == b"e":
+                tickets[places[_text(get(r, 1)) or "", _text(get(r, 2)) or ""]] = _int(get(r, 3))
+            elif kind == b"m":
+                place = places[_text(get(r, 1)) or "", _text(get(r, 2)) or ""]
+                outcomes[rows[place][1]] = Granted(_int(get(r, 3)), _instant(get(r, 4)))
+        for r in range(result.ntuples):
+            if get(r, 0) != b"s":
+                continue
+            place = _int(get(r, 9)) - 1
+            name, index, request = rows[place]
+            found, ticket = get(r, 3), get(r, 8)
+            if type(outcomes[index]) is Granted:
+                continue
+            if found is None:  # somebody else made the row at the same moment
                 outcomes[index] = Held(None, 0, 0.0, 0.0)
-                again.append((name, index, request))
-            else:
-                ticket = None if place is None else _int(place)
-                free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
-                free_in = float(_FLOAT8(get(r, 7) or b"")[0])
-                if free:
-                    kept_for = free_in + LINE_GRACE_S
-                    free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
-                holder = None if free else _text(get(r, 3))
-                outcomes[index] = Held(holder, _int(found), _instant(get(r, 2)), free_in, ticket, ahead)
-                if (free and not ahead) or (ticket is not None and request.ticket is None):
-                    again.append((name, index, request._replace(ticket=ticket)))
+                again.append(rows[place])
+                continue
+            in_line = tickets.get(place) if ticket is None else _int(ticket)
+            free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
+            free_in = float(_FLOAT8(get(r, 7) or b"")[0])
+            if free:
+                kept_for = free_in + LINE_GRACE_S
+                free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
+            holder = None if free else _text(get(r, 2))
+            outcomes[index] = Held(holder, _int(found), _instant(get(r, 4)), free_in, in_line, ahead)
+            if (free and not ahead) or (in_line is not None and request.ticket is None):
+                again.append((name, index, request._replace(ticket=in_line)))
         return again
 
     def _renew(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
@@ -229,8 +242,10 @@ class PostgresStore:
         )
         result = self._run(self._sql["RENEW"], columns, deadline)
         get = result.get_value
-        for r in range(result.ntuples):
-            outcomes[rows[_int(get(r, 0)) - 1][1]] = Renewed(_instant(get(r, 1)))
+        number = int.from_bytes
+        for r in range(result.ntuples):  # spelled out: ten thousand of them are one round of renewals
+            until = number(get(r, 1), "big", signed=True) / 1e6 + _EPOCH_S  # type: ignore[arg-type]
+            outcomes[rows[number(get(r, 0), "big") - 1][1]] = Renewed(until)  # type: ignore[arg-type]
 
     def _release(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]

@@ -100,7 +100,7 @@ WITH asked AS (
                 WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)
                   AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s') AS ahead
     FROM asked AS a
-    LEFT JOIN {{lease}} AS l ON l.name = a.name AND l.slot = 1
+    LEFT JOIN LATERAL (SELECT * FROM {{lease}} AS x WHERE x.name = a.name AND x.slot = 1 LIMIT 1) AS l ON true
     -- Its own place: by ticket, or by claim when a first request is repeated because no answer came.
     LEFT JOIN LATERAL (
         SELECT w.ticket FROM {{line}} AS w
@@ -125,16 +125,13 @@ WITH asked AS (
     FROM seen AS s WHERE (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at
 )
-SELECT s.i,
-    m.fencing_token,
-    coalesce(m.acquired_at, s.acquired_at),
-    s.held_by,
-    s.fencing_token,
-    s.free,
-    s.ahead,
-    extract(epoch FROM s.expires_at - clock_timestamp())::float8,
-    coalesce(e.ticket, s.ticket)
-FROM seen AS s LEFT JOIN made AS m USING (name, claim_id) LEFT JOIN entered AS e USING (name, claim_id)
+SELECT 's' AS kind, NULL AS name, s.held_by AS text, s.fencing_token AS number, s.acquired_at, s.free, s.ahead,
+    extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS free_in, s.ticket, s.i
+FROM seen AS s
+UNION ALL
+SELECT 'm', m.name, m.claim_id, m.fencing_token, m.acquired_at, NULL, NULL, NULL, NULL, NULL FROM made AS m
+UNION ALL
+SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
 RENEW = """\

@@ -1,0 +1,163 @@
+"""How a seed becomes a whole scenario: which processes, which habits, what goes wrong and when."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import NamedTuple
+
+from tests.simulation.checker import Checker
+from tests.simulation.network import LATE_MAX_S, Network
+from tests.simulation.process import Process
+from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
+from tests.simulation.world import Task, World
+
+# Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
+FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
+
+
+class Result(NamedTuple):
+    """What a run was like."""
+
+    seed: int
+    digest: str
+    steps: int
+    grants: int
+    events: int
+
+
+def simulate(seed: int, *, signals: bool = False) -> Result:
+    """Run one scenario to its end. Raises BrokenPromise.
+
+    signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
+    """
+    world = World(seed)
+    # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
+    gc.disable()
+    with warnings.catch_warnings():
+        # Programs drop leases on purpose; that they are warned is tested elsewhere.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return _simulate(world, signals)
+        finally:
+            world.close()
+            gc.enable()
+
+
+def _simulate(world: World, signals: bool) -> Result:
+    rand = world.random
+    checker = Checker(world)
+    network = Network(world, checker)
+    checker.network = network
+    horizon = 4.0 + 4.0 * rand()  # faults happen until then; programs may be busy for longer
+
+    world.step_max_s = 0.001 * rand() ** 3
+    world.switch_part = (0.02, 0.1, 0.4)[int(rand() * 3)]
+    network.latency_max_s = (0.002, 0.03, 0.2)[int(rand() * 3)]
+    network.hints = ("signal", "look", "none")[int(rand() * 3)]
+    network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
+    request_timeout_s = 0.3 + 3.0 * rand() ** 2
+    timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
+
+    calm = rand() < 0.25
+    faults = not calm and rand() < 0.6
+    pauses = not calm and rand() < 0.4
+    crashes = not calm and rand() < 0.3
+    closes = not calm and rand() < 0.15
+    stalls = not calm and rand() < 0.25
+    operator = not calm and rand() < 0.2
+    interrupts = rand() < 0.3
+    cuts = not calm and rand() < 0.3
+    checker.slack_s += 8 * network.latency_max_s
+    checker.calm = calm
+    checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
+    checker.prompt = not (stalls or pauses or closes)
+    checker.interrupts = interrupts or signals
+    checker.anywhere = signals
+    if faults:
+        network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]
+        network.faults_until = horizon
+        if rand() < 0.4:
+            start = horizon * rand()
+            network.outages.append((start, start + 4.0 * rand()))
+            world.at(start, _outage, world, network.outages[0][1])
+    if pauses and rand() < 0.5:
+        network.freeze_part = 0.2
+        network.faults_until = horizon
+    if stalls:
+        world.stall_part = 0.01
+        world.stall_max_s = 1.5
+        world.at(horizon, _no_more_stalls, world)
+
+    habits = Habits(
+        names=1 if rand() < 0.7 else 2,
+        rounds=3,
+        work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
+        renew=(0.9, 0.9, 0.2)[int(rand() * 3)],
+        patience=(0.4, 0.8)[int(rand() * 2)],
+        interrupt=0.3 if interrupts else 0.0,
+        anywhere=0.3 if signals else 0.0,
+    )
+    programs: list[Task] = []
+    hosts: list[Host] = []
+    for number in range(2 + int(2 * rand())):
+        rate = (0.95, 1.05, 0.95 + 0.1 * rand())[int(rand() * 3)]
+        process = Process(world, f"p{number}", rate, 1000.0 * rand())
+        host = Host(world, network, process, timeouts)
+        hosts.append(host)
+        for thread in range(1 + int(2.5 * rand())):
+            program = Program(host, f"{process.name}.{thread}", habits)
+            program.task = world.start(process, program.name, program)
+            programs.append(program.task)
+        if pauses and rand() < 0.7:
+            for _ in range(2):
+                world.at(horizon * rand(), _pause, world, process)
+        if cuts and rand() < 0.6:
+            start = horizon * rand()
+            network.cuts.append((process, start, start + 5.0 * rand(), rand() < 0.5))
+            world.at(start, _trouble, world, process, network.cuts[-1][2])
+        if crashes and rand() < 0.4:
+            world.at(horizon * rand(), process.crash)
+        if closes and rand() < 0.5:
+            world.at(horizon * rand(), _close, world, host)
+    if operator:
+        process = Process(world, "op", 1.0, 0.0)
+        host = Host(world, network, process, timeouts)
+        hosts.append(host)
+        programs.append(world.start(process, "operator", Operator(host, 3, horizon)))
+
+    world.run(lambda: all(task.over or task.process.dead for task in programs))
+    end = world.now + FREE_AFTER_S
+    world.at(end, _nothing)
+    world.run(lambda: world.now >= end)
+    checker.finish()
+    world.run(lambda: True)
+    digest = f"{world.now:.9f}/{rand():.9f}"
+    return Result(world.seed, digest, world.steps, checker.grants, len(world.time_line))
+
+
+def _pause(world: World, process: Process) -> None:
+    process.pause(0.1 + 4.0 * world.random() ** 2, world.random() < 0.4)
+
+
+def _trouble(world: World, process: Process, until: float) -> None:
+    world.note(process.name, "cannot be reached well until %.3f", until)
+    world.trouble_until = max(world.trouble_until, until)
+
+
+def _outage(world: World, until: float) -> None:
+    world.note("store", "cannot be reached until %.3f", until)
+    world.trouble_until = max(world.trouble_until, until)
+
+
+def _no_more_stalls(world: World) -> None:
+    world.stall_part = 0.0
+
+
+def _close(world: World, host: Host) -> None:
+    if not host.process.dead:
+        world.start(host.process, "closer", host.close)
+
+
+def _nothing() -> None:
+    pass
