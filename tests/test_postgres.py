@@ -186,7 +186,7 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_postgres: PostgresSe
 
 
 def test_a_stopped_server_ends_trust_by_the_clock(own_postgres: PostgresServer) -> None:
-    """While the server hangs, a lease is lost no later than its local deadline, loudly; callers get StoreUnavailable."""
+    """While the server hangs, a lease is lost by its local deadline, loudly; callers get StoreUnavailable."""
     told = threading.Event()
     with dibs.connect(own_postgres.url(), request_timeout=1, patience=1) as client:
         lease = client.lock("x", ttl=2, on_lost=told.set).acquire()

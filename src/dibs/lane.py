@@ -40,6 +40,7 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
 # Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
 BUSY_PAUSE_S = 0.0005
+SERVED = -1.0
 
 
 class Ask:
@@ -136,6 +137,7 @@ class Lane:
         self._mutex = mutex
         self._open_store = open_store
         self._request_timeout_s = request_timeout_s
+        self._deadline = Deadline(clock, 0.0)  # of the call under way
         self._name = name
         self._queue: list[Ask] = []
         self._acts = 0  # how many of them are Acts
@@ -246,6 +248,8 @@ class Lane:
         while True:
             if self._batch:
                 pause = self._perform()
+                if pause == SERVED:
+                    return True
                 if pause > BUSY_PAUSE_S and me is not None:
                     with self._mutex:
                         self._server = None
@@ -296,7 +300,10 @@ class Lane:
         return batch
 
     def _perform(self) -> float:
-        """Carry the batch to the store and its outcomes back; return how long to pause before the next call."""
+        """Carry the batch to the store and its outcomes back; return how long to pause before the next call.
+
+        SERVED means that nothing is left and this thread has stopped to serve.
+        """
         batch = self._batch
         if self._outcomes is None:
             now = self._clock.now()
@@ -310,7 +317,8 @@ class Lane:
                 if ask.t0 is None:
                     ask.t0 = now
             try:
-                self._outcomes = self._call(batch, Deadline(self._clock, now + self._request_timeout_s))
+                self._deadline.at = now + self._request_timeout_s
+                self._outcomes = self._call(batch, self._deadline)
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)
             except StoreUnavailable as error:
@@ -333,6 +341,9 @@ class Lane:
             self._batch = []
             self._outcomes = None
             self._given_out = 0
+            if not self._queue and not self._closing:
+                self._server = None
+                return SERVED
         if self._releases_only:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0

@@ -158,11 +158,18 @@ class LockCore(Generic[L]):
 
     def leave(self, owner: object, body_failed: bool) -> Steps[None]:
         """The end of a ``with`` block: release, and say LeaseLost unless the body has its own error to tell."""
-        grip = self._find(owner)
-        if grip is None or (grip.owner != owner):
-            return
+        grips = self._grips
+        grip = grips[-1] if grips else None
+        if grip is None or grip.owner != owner:
+            grip = self._find(owner)
+            if grip is None or grip.owner != owner:
+                return
         try:
-            yield from self._let_go(grip)
+            if grip.count > 1:
+                grip.count -= 1
+            else:
+                grips.remove(grip)
+                yield from grip.lease._releasing()
         except LeaseLost:
             if not body_failed:
                 raise

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.names import people_call
 
 if TYPE_CHECKING:
     import argparse
@@ -145,7 +146,7 @@ def ls(args: argparse.Namespace) -> int:
             (
                 record.name,
                 record.slot,
-                _who(record.holder),
+                people_call(record.holder),
                 _since(record),
                 _seconds(record.expires_in),
                 record.fencing_token,
@@ -193,7 +194,7 @@ def break_(args: argparse.Namespace) -> int:
         raise CommandError(
             NOT_HELD,
             f"nothing was broken: {args.name!r} is held with token {record.fencing_token}, not {args.token} "
-            f"(by {_who(record.holder)} since {_since(record)})",
+            f"(by {people_call(record.holder)} since {_since(record)})",
         )
     when = "now" if args.now or record is None else f"in {_seconds(record.expires_in)} at the latest"
     print(f"Broke the lease on {args.name!r} with token {args.token}. The name is free {when}.")
@@ -228,20 +229,13 @@ def schema(args: argparse.Namespace) -> int:
 def _print_record(record: LeaseRecord) -> None:
     print(f"name     {record.name}")
     print(f"slot     {record.slot}")
-    print(f"holder   {_who(record.holder)}")
+    print(f"holder   {people_call(record.holder)}")
     print(f"since    {_since(record)}")
     print(f"left     {_seconds(record.expires_in)} unless renewed")
     print(f"token    {record.fencing_token}")
     print(f"waiting  {record.waiting}")
     if record.info is not None:
         print(f"info     {_json_text(record.info)}")
-
-
-def _who(holder: str) -> str:
-    """``host (pid 42)`` from ``host/42/client``."""
-    host, _, rest = holder.partition("/")
-    pid, _, _client = rest.partition("/")
-    return f"{host} (pid {pid})" if pid else holder
 
 
 def _since(record: LeaseRecord) -> str:

@@ -324,14 +324,19 @@ class SQLiteStore:
 
     def _check(self) -> list[Finding]:
         db = self._open()
-        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
+        try:
+            mode = db.execute("PRAGMA journal_mode").fetchone()[0]
+            mode_bits = stat.S_IMODE(os.stat(self._path).st_mode)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        except OSError as error:
+            raise StoreUnavailable(f"SQLite file {self._path!r}: {error.strerror}", maybe_applied=False) from error
         findings = [
             Finding("reachable", True, f"{self._path} (SQLite {sqlite3.sqlite_version})"),
             Finding("survives a crash of any process", mode == "wal", f"journal_mode={mode}"),
             Finding("tokens rise across power cuts", True, f"boot {self._boot} of this file, floor {self._floor}"),
             Finding("one machine only", True, f"the file lies on {_file_system(self._path) or 'a local file system'}"),
         ]
-        mode_bits = stat.S_IMODE(os.stat(self._path).st_mode)
         if self._private:
             findings.append(Finding("private to this user", not mode_bits & 0o077, f"file mode {mode_bits:04o}"))
         return findings
