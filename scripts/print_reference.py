@@ -203,6 +203,7 @@ INSIDE = {
         "IDLE_S": "the claim lane's thread ends after so many seconds without work",
         "BACKOFF_MIN_S": "first pause before a failed batch is repeated; it doubles",
         "BACKOFF_MAX_S": "last pause",
+        "SERVED": "what serving answers instead of a pause when nothing is left",
         "BUSY_PAUSE_S": "pause before a batch is repeated that the store was too busy to take",
     },
     "dibs.renewer": {

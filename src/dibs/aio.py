@@ -190,7 +190,7 @@ class AsyncLease(LeaseFacts):
         return AsyncLost(self)
 
     async def renew(self, ttl: Seconds | None = None) -> None:
-        """Renew now, for ``ttl`` seconds (default: as before). Raises LeaseLost, or StoreUnavailable when unknown."""
+        """Renew now, and from now on, for ``ttl`` seconds (default: as before); see ``dibs.Lease.renew``."""
         await _take(self._renewing(ttl))
 
     def release(self) -> Awaitable[bool]:

@@ -27,8 +27,6 @@ GONE_REASON = "the store no longer knows it: it expired, was broken by an operat
 class Hold:
     """One grant. What is the same for nearly all holds is a default of the class, so that making one stays cheap."""
 
-    #: Rises with every renewal the holder asks for itself.
-    generation = 0
     state = HELD
     #: Why it was lost, and what the last renewal failed with.
     reason = ""

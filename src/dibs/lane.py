@@ -40,6 +40,7 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
 # Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
 BUSY_PAUSE_S = 0.0005
+# What serving answers instead of a pause when nothing is left to serve.
 SERVED = -1.0
 
 

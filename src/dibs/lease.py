@@ -125,12 +125,12 @@ class LeaseFacts:
             limits = session.address.capabilities
             wanted = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=min(limits.ttl_max_s, TTL_MAX_S))
         self.check()
-        ask, generation = session.renew(hold, wanted)
+        ask = session.renew(hold, wanted)
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
         if ask.error is not None:
             raise ask.error
-        if not session.renewed(hold, ask, generation):
+        if not session.renewed(hold, ask):
             raise LeaseLost(self._why())
 
     def _releasing(self) -> Steps[bool]:
@@ -264,7 +264,11 @@ class Lease(LeaseFacts):
         return Lost(self)
 
     def renew(self, ttl: Seconds | None = None) -> None:
-        """Renew now, for ``ttl`` seconds (default: as before). Raises LeaseLost, or StoreUnavailable when unknown."""
+        """Renew now, and from now on, for ``ttl`` seconds (default: as before).
+
+        It lasts at least that long from now; a renewal never shortens what an earlier one gave. Raises LeaseLost, or
+        StoreUnavailable when the answer is unknown.
+        """
         run(self._renewing(ttl))
 
     def release(self) -> bool:

@@ -241,7 +241,6 @@ class Renewer:
         # In the order of names, so that two sessions never lock rows in opposite orders.
         batch.sort(key=lambda hold: hold.key)
         ttls = [self._renewal_ttl(hold, t0) for hold in batch]
-        generations = [hold.generation for hold in batch]
         requests = [
             Renew(hold.key, hold.claim_id, ttl, hold.granted.slot) for hold, ttl in zip(batch, ttls, strict=True)
         ]
@@ -271,8 +270,6 @@ class Renewer:
                     self._push(hold, min(now + retry_s, max(now, hold.trusted_until)))
                 elif type(outcomes[index]) is not Renewed:
                     gone.append(hold)
-                elif hold.generation != generations[index]:
-                    self.track(hold, t0)  # the holder's own renewal overtook this one: its answer says nothing
                 else:
                     self._extend(hold, outcomes[index], t0, ttls[index], now)  # type: ignore[arg-type]
         for hold in gone:

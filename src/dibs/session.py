@@ -156,7 +156,7 @@ class Session:
     def release(self, hold: Hold) -> Ask | None:
         """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
 
-        The ask's outcome is Released, Renewed (min_hold keeps the name for a while) or Gone.
+        The ask's outcome is Released or Gone.
         """
         try:
             with self.mutex:
@@ -188,13 +188,10 @@ class Session:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         if self.held.get(hold.key) is hold:
             del self.held[hold.key]
-        left = hold.t0 + hold.terms.min_hold - now
-        ask = Ask(
-            Renew(hold.key, hold.claim_id, left, hold.granted.slot)
-            if left > 0 and hold.state == RELEASED
-            else Release(hold.key, hold.claim_id, hold.granted.slot),
-            now + self.patience_s,
-        )
+        # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
+        keep = max(0.0, hold.t0 + hold.terms.min_hold - now) if hold.state == RELEASED else 0.0
+        request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep)
+        ask = Ask(request, now + self.patience_s)
         if self.renewer.forget(hold):
             hold.after_renewal = ask  # so that no renewal reaches the store after the release
         else:
@@ -275,22 +272,16 @@ class Session:
                 return
         listener()
 
-    def renew(self, hold: Hold, ttl: float | None) -> tuple[Ask, int]:
-        """Ask for a renewal now; ``renewed`` makes sense of the answer.
-
-        The generation tells answers apart: a renewal under way when this one is sent may reach the store before or
-        after it, so its answer no longer counts. A shorter ttl is believed from now on, whatever the answer will be.
-        """
+    def renew(self, hold: Hold, ttl: float | None) -> Ask:
+        """Ask for a renewal now; ``renewed`` makes sense of the answer."""
         with self.mutex:
             now = self.clock.now()
             wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
             ask = Ask(Renew(hold.key, hold.claim_id, wanted, hold.granted.slot), now + self.patience_s)
-            hold.generation += 1
-            hold.trusted_until = min(hold.trusted_until, local_deadline(now, wanted, self.margin_s))
             self.lane.put(ask)
-            return ask, hold.generation
+            return ask
 
-    def renewed(self, hold: Hold, ask: Ask, generation: int) -> bool:
+    def renewed(self, hold: Hold, ask: Ask) -> bool:
         """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
         outcome = ask.outcome
         if isinstance(outcome, Gone):
@@ -303,12 +294,12 @@ class Session:
             if hold.state != HELD:
                 return False
             if self.clock.now() < hold.trusted_until:
-                if hold.generation == generation:
-                    hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
-                    hold.ttl = ttl
-                    hold.renewed_until = outcome.expires_at
-                    if not self.renewer.forget(hold):
-                        self.renewer.track(hold, ask.t0)
+                # Renewals never shorten a lease, so the longest of those that were answered may be trusted.
+                hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
+                hold.ttl = ttl
+                hold.renewed_until = outcome.expires_at
+                if not self.renewer.forget(hold):
+                    self.renewer.track(hold, ask.t0)
                 return True
         return not self.expire(hold)
 

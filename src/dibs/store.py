@@ -56,7 +56,10 @@ class Acquire(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Let the lease of ``claim_id`` end ``ttl`` seconds from now, if it has not ended before."""
+    """Let the lease of ``claim_id`` last until ``ttl`` seconds from now at least, if it has not ended.
+
+    A renewal never shortens a lease: of two that overtake each other, the longer counts, whichever comes last.
+    """
 
     name: str
     claim_id: str
@@ -65,12 +68,16 @@ class Renew(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake who is next in line."""
+    """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake who is next in line.
+
+    With ``keep``, nobody gets the name for that many seconds yet (min_hold), the releaser included.
+    """
 
     name: str
     claim_id: str
     slot: int = 1
     ticket: int | None = None
+    keep: float = 0.0
 
 
 Request = Union[Acquire, Renew, Release]  # noqa: UP007 - evaluated at run time on Python 3.10

@@ -183,10 +183,10 @@ def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
     if permit is None or permit.claim_id != request.claim_id or permit.expires_at <= now:
         return GONE
     if isinstance(request, Renew):
-        permit.expires_at = now + request.ttl
+        permit.expires_at = max(permit.expires_at, now + request.ttl)
         return Renewed(permit.expires_at + shelf.wall_offset)
-    permit.claim_id = None
-    permit.expires_at = now
+    permit.claim_id = "" if request.keep > 0 else None
+    permit.expires_at = now + request.keep
     return RELEASED
 
 

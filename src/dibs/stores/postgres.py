@@ -254,6 +254,7 @@ class PostgresStore:
             _numbers([r.slot for r in requests]),
             _texts([r.claim_id for r in requests]),
             _numbers([r.ticket for r in requests]),
+            _numbers([r.keep for r in requests]),
         )
         result = self._run(self._sql["RELEASE"], columns, deadline)
         get = result.get_value

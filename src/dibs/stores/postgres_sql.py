@@ -136,7 +136,7 @@ SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL FRO
 
 RENEW = """\
 UPDATE {lease} AS l
-SET expires_at = clock_timestamp() + a.ttl * interval '1 second'
+SET expires_at = greatest(l.expires_at, clock_timestamp() + a.ttl * interval '1 second')
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY AS a (name, slot, claim_id, ttl, i)
 WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
 RETURNING a.i, l.expires_at
@@ -146,16 +146,19 @@ RETURNING a.i, l.expires_at
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
 RELEASE = f"""\
 WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[])
-        WITH ORDINALITY AS r (name, slot, claim_id, ticket, i)
+    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[], $5::float8[])
+        WITH ORDINALITY AS r (name, slot, claim_id, ticket, keep, i)
 ), relaxed AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 ), released AS (
     UPDATE {{lease}} AS l
-    SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
+    SET claim_id = CASE WHEN a.keep > 0 THEN '' END,  -- kept under a claim that nobody has, or free
+        holder = CASE WHEN a.keep > 0 THEN l.holder END,
+        info = CASE WHEN a.keep > 0 THEN l.info END,
+        expires_at = clock_timestamp() + a.keep * interval '1 second'
     FROM asked AS a, relaxed
     WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
-    RETURNING a.i, l.name
+    RETURNING a.i, l.name, a.keep
 ), departed AS (
     DELETE FROM {{line}} AS w USING asked AS a
     WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.claim_id = a.claim_id
@@ -163,7 +166,7 @@ WITH asked AS (
 )
 SELECT r.i, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
 FROM released AS r LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name ORDER BY w.ticket LIMIT 1
+    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name AND r.keep = 0 ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """
 

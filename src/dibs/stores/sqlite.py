@@ -201,8 +201,13 @@ class SQLiteStore:
                 found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
                 if found is not None:
                     db.execute(self._sql["leave"], found)
-            done = db.execute(
-                self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now)
+            done = (
+                db.execute(self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now))
+                if not request.keep
+                else db.execute(
+                    self._sql["release_later"],
+                    (now + request.keep, request.name, request.slot, request.claim_id, self._boot, now),
+                )
             )
             return RELEASED if done.rowcount else GONE
         done = db.execute(
@@ -634,11 +639,16 @@ _STATEMENTS = {
         " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
     ),
     "renew": (
-        "UPDATE {lease} SET expires_boot = ?"
+        "UPDATE {lease} SET expires_boot = max(expires_boot, ?)"
         " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
     ),
     "release": (
         "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = ?"
+        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    # Under a claim that nobody has, so that nothing renews it.
+    "release_later": (
+        "UPDATE {lease} SET claim_id = '', expires_boot = ?"
         " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
     ),
     "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
