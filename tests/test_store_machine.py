@@ -110,7 +110,7 @@ class Safety(RuleBasedStateMachine):
         outcome = self.act(client, Renew(name, claim, ttl))
         if live is not None and live[0] == claim:
             assert isinstance(outcome, Renewed)
-            self.live[name] = (claim, live[1], self.now + ttl)
+            self.live[name] = (claim, live[1], max(live[2], self.now + ttl))
         else:
             assert isinstance(outcome, Gone)
 

@@ -202,10 +202,13 @@ class Renewer:
     def _sort(self, hold: Hold, now: float, batch: list[Hold], lost: list[Hold], unwanted: list[Hold]) -> None:
         if hold.state != HELD:
             return
-        if hold.orphan or not hold.given:
+        if hold.orphan:
             unwanted.append(hold)
         elif now >= hold.trusted_until:
-            lost.append(hold)
+            (lost if hold.given else unwanted).append(hold)
+        elif not hold.given:
+            # Its thread is still on the way from the grant to its Lease, or was interrupted there: look again soon.
+            self._push(hold, min(now + self._retry_s(hold), hold.trusted_until))
         elif (
             hold.terms.renew and local_deadline(now, self._renewal_ttl(hold, now), self._margin_s) > hold.trusted_until
         ):
@@ -213,6 +216,10 @@ class Renewer:
             batch.append(hold)
         else:
             self._push(hold, hold.trusted_until)
+
+    def _retry_s(self, hold: Hold) -> float:
+        retry_s = min(RETRY_MAX_S, hold.ttl / RENEWALS_PER_TTL * RETRY_PART)
+        return retry_s * (0.5 + 0.5 * self._clock.jitter())
 
     def _renewal_ttl(self, hold: Hold, now: float) -> float:
         return min(hold.ttl, hold.ends_at - now)
@@ -265,9 +272,7 @@ class Renewer:
                 elif unknown is not None:
                     if not isinstance(unknown, StoreBusy):
                         hold.last_error = unknown
-                    retry_s = min(RETRY_MAX_S, hold.ttl / RENEWALS_PER_TTL * RETRY_PART)
-                    retry_s *= 0.5 + 0.5 * self._clock.jitter()
-                    self._push(hold, min(now + retry_s, max(now, hold.trusted_until)))
+                    self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
                 elif type(outcomes[index]) is not Renewed:
                     gone.append(hold)
                 else:

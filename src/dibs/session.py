@@ -140,7 +140,7 @@ class Session:
                 # It was sent, so it may be granted or in line yet; this release travels behind it.
                 self.lane.put(self._undo(ask))
         if isinstance(hold, Hold):
-            hold.given = False  # whatever was made of it, nobody has it in hand
+            hold.given = hold.orphan = False  # whatever was made of it, nobody has it in hand
             self.give_back(hold)
         else:
             self.lane.start()
@@ -212,14 +212,14 @@ class Session:
         with self.mutex:
             if hold.state != HELD:
                 return
-            if hold.given:
-                hold.state = LOST
+            hold.state = LOST
+            if hold.orphan:
                 hold.reason = "its Lease object was dropped without release()"
                 self.renewer.forget(hold)
                 if self.held.get(hold.key) is hold:
                     del self.held[hold.key]
                 return
-            hold.state = LOST  # a min_hold is not for a grant that nobody used
+            hold.reason = "it was granted to a caller that was gone"
             if not self.closed:
                 self._end(hold, self.clock.now())
         self.lane.start()

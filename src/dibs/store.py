@@ -115,9 +115,13 @@ class Renewed(NamedTuple):
 class Released(NamedTuple):
     """The lease was this claim's and is over."""
 
+    was_held: bool = True
+
 
 class Gone(NamedTuple):
     """There was no such lease any more; nothing was changed."""
+
+    was_held: bool = False
 
 
 RELEASED = Released()

@@ -226,7 +226,8 @@ class Waiting:
                     self._lane.drive(due[-1])
                 continue
             bell.wait(max(0.0, next_at - now), None if watch is None else watch.fileno())
-            if watch is not None and names:
+            if watch is not None:
+                # Read also when nobody waits any more: a hint left unread would keep the descriptor readable.
                 try:
                     changed = watch.changed(names)
                 except Exception:  # noqa: BLE001 - as above

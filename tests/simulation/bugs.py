@@ -93,7 +93,14 @@ BUGS = (
         "trust counted from the reply",
         _TWO_HOLDERS,
         150,
-        (Edit(Session, "granted", "t0 = ask.t0\n", "t0 = self.clock.now()\n"),),
+        (
+            Edit(
+                Session,
+                "granted",
+                "t0 = ask.request, ask.terms, ask.t0\n",
+                "t0 = ask.request, ask.terms, self.clock.now()\n",
+            ),
+        ),
     ),
     Bug(
         "trust counted from the retry that was answered",
@@ -153,7 +160,7 @@ BUGS = (
         "an expired grant accepted",
         ("P6",),
         60,
-        (Edit(Session, "granted", "if now < t0 + ask.terms.trust_s:", "if True:"),),
+        (Edit(Session, "granted", "now < t0 + terms.trust_s", "True"),),
     ),
     Bug(
         "a lost lease revived by a late renewal",

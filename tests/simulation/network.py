@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
-from dibs.store import Acquire, Capabilities, Release, Released, Renew, Renewed, Store, StoreAddress, StoreBusy
+from dibs.store import Acquire, Capabilities, Release, Released, Renew, Store, StoreAddress, StoreBusy
 from dibs.stores.memory import CAPABILITIES, MemoryStore, Shelf
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Connection:
         late = ", late" if call.over else ""
         network.world.note("store", "does %s of %s%s: %s", shown(request), self._process.name, late, outcome)
         network.checker.applied(call, request, holder, outcome)
-        if type(outcome) is Released or (type(outcome) is Renewed and call.task_name != "dibs-renew"):
+        if type(outcome) is Released:
             network.tell((request.name,))
         return outcome
 
