@@ -78,3 +78,16 @@ class SetupRequired(DibsError):
 
 class Unsupported(DibsError):
     """This store, or this machine, cannot do that; raised when the object is built, not when it is used."""
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """The same error, free of the frames it went through, so that it can be kept.
+
+    A traceback keeps the variables of every caller alive, a dropped Lease among them, which would then be renewed for
+    as long as the error is remembered.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Deadline
-from dibs.errors import StoreUnavailable
+from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import Release, StoreBusy
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class Lane:
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
                 return self._repeat(batch, error, backoff)
             except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
-                self._outcomes = [error] * len(batch)
+                self._outcomes = [without_frames(error)] * len(batch)
             self._failures = 0
         outcomes = self._outcomes
         with self._mutex:
@@ -366,6 +366,7 @@ class Lane:
         busy = isinstance(error, StoreBusy)
         if busy:
             error = StoreUnavailable(f"the store was too busy for {self._request_timeout_s:g} s", maybe_applied=False)
+        without_frames(error)
         again: list[Ask] = []
         with self._mutex:
             for ask in batch:

@@ -85,8 +85,8 @@ class LockCore(Generic[L]):
             settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s and not ask.heard:
                 # A first answer may take one request's time longer than the wait.
-                left_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
-                settled = yield session, ask, max(0.0, left_s)
+                answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
+                settled = yield session, ask, max(0.0, answer_s)
             if not settled and (limit_s == 0 or not ask.heard):
                 waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
                 raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
@@ -97,13 +97,13 @@ class LockCore(Generic[L]):
                 self.refused = (ask.seen, session.clock.now() - ask.started_at)
                 session.withdraw(ask)
                 return None
-            lease = self._make_lease(session, hold, self.name)
             if not session.is_held(hold):
                 # This process slept from the grant until its end. Whoever may wait longer asks again.
                 left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
                 if left_s is not None and left_s <= 0:
                     return None
                 return (yield from self.acquire(owner, True, left_s))
+            lease = self._make_lease(session, hold, self.name)
         except BaseException:
             session.withdraw(ask)
             raise

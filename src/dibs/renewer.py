@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline
+from dibs.errors import without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.lane import Ask
 from dibs.store import Renew, Renewed, StoreBusy
@@ -259,7 +260,7 @@ class Renewer:
             outcomes = list(self._store.act(requests, Deadline(self._clock, until)))
             self.failures = 0
         except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
-            unknown = error
+            unknown = without_frames(error)
             self.failures += 1
         finished: list[Hold] = []
         gone: list[Hold] = []

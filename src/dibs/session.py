@@ -237,7 +237,7 @@ class Session:
         self.lane.start()
         for listener in listeners or ():
             listener()
-        on_lost = hold.terms.on_lost
+        on_lost = hold.terms.on_lost if hold.given else None
         if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.
             self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]

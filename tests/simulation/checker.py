@@ -86,6 +86,7 @@ class Claim:
         "late",
         "process",
         "refused",
+        "renewed",
         "sent_after",
         "token",
         "withdrawn_at",
@@ -101,6 +102,7 @@ class Claim:
         #: After the grant: it was given to a program, or another request about it was sent.
         self.followed_up = False
         self.given = False
+        self.renewed = False
         #: When its process, by its own clock, had the answer to a call that would acquire it.
         self.answered_at = 0.0
         #: That answer was Held, and it had not lined up.
@@ -177,8 +179,9 @@ class Checker:
             if type(outcome) is Released:
                 self.holders.pop(request.name, None)
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
-            if not claim.given:
-                self.world.broken(f"P9 {request.claim_id} is renewed, but nobody was ever given it")
+            claim.renewed = True
+            if claim.withdrawn_at is not None and not claim.excused:
+                self.world.broken(f"P9 {request.claim_id} is renewed, but whoever asked for it has gone")
             tenure = self._tenure(request.claim_id)
             if tenure is not None and tenure.released_at is not None and not call.over:
                 self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
@@ -415,6 +418,8 @@ class Checker:
             if permit.claim_id is not None and permit.expires_at > now:
                 self.world.broken(f"P7 {name} is still held by {permit.claim_id!r}, whom nobody has")
         for claim_id, claim in self.claims.items():
+            if claim.renewed and not (claim.given or claim.excused or claim.process.dead):
+                self.world.broken(f"P9 {claim_id} was renewed, but nobody was ever given it")
             if claim.granted and not claim.followed_up and not (claim.excused or claim.process.dead):
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
         for tenure in self.tenures:
