@@ -33,6 +33,8 @@ class Hold:
     last_error: BaseException | None = None
     #: Called once each when the hold is over.
     listeners: list[Callable[[], None]] | None = None
+    #: Its loss has been told to everybody.
+    told = False
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
     given = False
     #: The Lease object was collected as garbage while it was held.

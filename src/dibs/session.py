@@ -130,8 +130,6 @@ class Session:
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
         with self.mutex:
-            if ask.dropped:
-                return
             ask.dropped = True
             hold = ask.outcome if ask.settled else None
             if ask.blocking:
@@ -226,11 +224,21 @@ class Session:
 
     def lose(self, hold: Hold, reason: str) -> None:
         """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
+        try:
+            with self.mutex:
+                if hold.state != HELD:
+                    return
+                hold.reason = reason
+                hold.state = LOST
+            self._tell_loss(hold)
+        except BaseException:
+            # Ctrl-C in whoever noticed the loss: those who must hear of it hear of it all the same.
+            if hold.state == LOST and not hold.told:
+                self.clock.spawn("dibs-lost", lambda: self._tell_loss(hold))
+            raise
+
+    def _tell_loss(self, hold: Hold) -> None:
         with self.mutex:
-            if hold.state != HELD:
-                return
-            hold.state = LOST
-            hold.reason = reason
             listeners, hold.listeners = hold.listeners, None
             if not self.closed:
                 self._end(hold, self.clock.now())
@@ -241,6 +249,7 @@ class Session:
         if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.
             self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
+        hold.told = True
 
     def found_gone(self, hold: Hold) -> None:
         """A release found that the store no longer knew the lease: it had been lost without a sign."""

@@ -131,21 +131,25 @@ class Waiting:
             self._ask_again(ask)
 
     def leave_line(self, ask: AcquireAsk) -> bool:
-        """Give up the place in line; True when somebody else of this process was sent asking."""
+        """Give up the place in line; True when somebody else of this process was sent asking.
+
+        Called again after a Ctrl-C in the middle of it, it finishes what was begun.
+        """
         key = ask.request.name
         line = self._lines.get(key)
-        if line is None or ask not in line:
-            return False
-        first = line[0] is ask
-        line.remove(ask)
-        if not first:
+        if line is None:
             return False
         if self._asleep.get(key) is ask:
             del self._asleep[key]
+        if ask in line:
+            line.remove(ask)
         if not line:
             del self._lines[key]
             return False
-        self._ask_again(line[0])
+        first = line[0]
+        if first.in_lane or key in self._asleep:
+            return False
+        self._ask_again(first)
         return True
 
     def _ask_again(self, ask: AcquireAsk) -> None:

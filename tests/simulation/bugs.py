@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dibs.stores.memory
 import dibs.trust
 from dibs.lane import Lane
+from dibs.lock import LockCore
 from dibs.renewer import Renewer
 from dibs.session import Session
 from dibs.stores.memory import MemoryStore
@@ -160,7 +161,11 @@ BUGS = (
         "an expired grant accepted",
         ("P6",),
         60,
-        (Edit(Session, "granted", "now < t0 + terms.trust_s", "True"),),
+        (
+            # Twice: acquire looks again before it returns what was granted.
+            Edit(Session, "granted", "now < t0 + terms.trust_s", "True"),
+            Edit(LockCore, "acquire", "if not session.is_held(hold):", "if False:"),
+        ),
     ),
     Bug(
         "a lost lease revived by a late renewal",
@@ -241,10 +246,13 @@ BUGS = (
         (Edit(Session, "withdraw", "if hold is None and", "if False and"),),
     ),
     Bug(
-        "a hold renewed though nobody was given it",
+        "a hold that nobody was given, kept and renewed",
         ("P9", "P7"),
         1200,
-        (Edit(Renewer, "_sort", "not hold.given", "False"),),
+        (
+            Edit(Session, "withdraw", "self.give_back(hold)", "pass"),
+            Edit(Renewer, "_sort", "not hold.given", "False"),
+        ),
     ),
     Bug(
         "a release that does not wait for the renewal under way",

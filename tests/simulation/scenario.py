@@ -67,7 +67,7 @@ def _simulate(world: World, signals: bool) -> Result:
     stalls = not calm and rand() < 0.25
     operator = not calm and rand() < 0.2
     interrupts = rand() < 0.3
-    cuts = not calm and rand() < 0.3
+    cuts = not calm and rand() < 0.5
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
     checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
