@@ -163,8 +163,9 @@ class Lane:
         """Queue an ask. The caller holds the mutex and calls ``drive`` or ``start`` afterwards."""
         if type(ask) is Act:
             self._acts += 1
-        ask.in_lane = True
+        # In this order: a Ctrl-C in between may lead to its being asked twice, but not to its being forgotten.
         self._queue.append(ask)
+        ask.in_lane = True
 
     def full(self) -> bool:
         """No more acquires should be put: QUEUE_MAX are waiting. Releases are always taken."""
@@ -179,8 +180,8 @@ class Lane:
                 if self._server is not None:
                     return
                 self._server = ask
-                if not self._batch:
-                    self._batch = self._take()
+                if self._queue and not self._batch:
+                    self._take()
             if not self._serve(ask):
                 self.start()
         except BaseException:
@@ -196,17 +197,23 @@ class Lane:
         # before this, so a server that is still there will see it; no mutex is needed to look for one.
         if self._somebody_serves():
             return
+        try:
+            self._summon()
+        except BaseException:  # Ctrl-C in the middle of it
+            self._summon()
+            raise
+
+    def _summon(self) -> None:
+        """Wake the lane's thread, which then looks for work by itself; begin it if there is none."""
         with self._mutex:
             if self._somebody_serves() or not (self._queue or self._batch):
                 return
-            self._server = _THREAD
-            spawn = self._bell is None
-            bell = self._bell or self._clock.bell()
-            self._bell = bell
-        if spawn:
-            self._clock.spawn(self._name, lambda: self._run(bell))
-        else:
-            bell.ring()
+            if self._bell is None:
+                bell = self._clock.bell()
+                self._clock.spawn(self._name, lambda: self._run(bell))
+                self._bell = bell
+            else:
+                self._bell.ring()
 
     def _somebody_serves(self) -> bool:
         return self._server is not None
@@ -229,18 +236,22 @@ class Lane:
     # -- serving ------------------------------------------------------------------------------------------------
 
     def _run(self, bell: Bell) -> None:
-        """The lane's thread: serves when it was made the server, ends after a while without work."""
+        """The lane's thread: serves while there is work and nobody else does, ends after a while without."""
         idle_since = self._clock.now()
         while True:
+            with self._mutex:
+                if self._server is None and (self._queue or self._batch):
+                    self._server = _THREAD
+                elif self._bell is not bell and self._bell is not None:
+                    break  # another was begun in the place of this one
+                elif self._closing or self._clock.now() - idle_since >= IDLE_S:
+                    self._bell = None
+                    break
             if self._server is _THREAD:
                 while not self._serve(None):
                     pass
                 idle_since = self._clock.now()
-            with self._mutex:
-                if self._server is not _THREAD and (self._closing or self._clock.now() - idle_since >= IDLE_S):
-                    self._bell = None
-                    break
-            if self._server is not _THREAD:
+            else:
                 bell.wait(IDLE_S)
         bell.close()
 
@@ -262,7 +273,7 @@ class Lane:
                 if self._batch:
                     continue
                 if self._queue and (me is None or me.in_lane):
-                    self._batch = self._take()
+                    self._take()
                     continue
                 if not self._closing or self._queue:
                     self._server = None
@@ -272,33 +283,33 @@ class Lane:
                 self._server = None
                 return not self._queue
 
-    def _take(self) -> list[Ask]:
-        """The next batch. The caller holds the mutex.
+    def _take(self) -> None:
+        """Make the next batch. The caller holds the mutex.
 
         An Act goes alone. Where releases wait beside acquires, the releases go first by themselves: they are quick, and
-        whoever is told of one may ask again in time for the call that the acquires then share.
+        whoever is told of one may ask again in time for the call that the acquires then share. What is taken is in the
+        batch before it leaves the queue, so that a Ctrl-C in between loses nothing.
         """
         queue = self._queue
         if len(queue) == 1:
+            self._batch = queue
             self._queue = []
             self._acts = 0
-            return queue
+            return
         size = BATCH_MAX
         if self._acts:
             size = next((i for i, ask in enumerate(queue) if type(ask) is Act), size) or 1
-            if type(queue[0]) is Act:
-                self._acts -= 1
         batch = queue[:size]
+        releases = [] if self._releases_only else [ask for ask in batch if type(ask.request) is Release]
+        self._releases_only = bool(releases) and len(releases) < len(batch)
         if self._releases_only:
-            self._releases_only = False
+            self._batch = releases
+            queue[:size] = [ask for ask in batch if type(ask.request) is not Release]
         else:
-            releases = [ask for ask in batch if type(ask.request) is Release]
-            if releases and len(releases) < len(batch):
-                self._releases_only = True
-                self._queue[:size] = [ask for ask in batch if type(ask.request) is not Release]
-                return releases
-        del queue[:size]
-        return batch
+            self._batch = batch
+            del queue[:size]
+            if type(batch[0]) is Act:
+                self._acts -= 1
 
     def _perform(self) -> float:
         """Carry the batch to the store and its outcomes back; return how long to pause before the next call.

@@ -130,7 +130,7 @@ BUGS = (
         "a renewal that timed out taken for a success",
         _TWO_HOLDERS,
         1800,
-        (Edit(Renewer, "_renew", "unknown = error\n", "outcomes = [Renewed(0.0)] * len(batch)\n"),),
+        (Edit(Renewer, "_renew", "unknown = without_frames(error)\n", "outcomes = [Renewed(0.0)] * len(batch)\n"),),
     ),
     Bug(
         "clock rates ignored: trust lasts the whole ttl",

@@ -226,8 +226,8 @@ class Program:
     def _meet_renewal(self, lease: Lease) -> None:
         """Now and then, wait for the moment at which the renewer is busy with this very lease."""
         wait_s = lease._hold.due - self.process.clock.boot()
-        if self.world.random() < 0.3 and 0.0 < wait_s < 2.0:
-            self.process.clock.sleep(wait_s + 0.01 * self.world.random())
+        if self.world.random() < 0.5 and 0.0 < wait_s < 2.0:
+            self.process.clock.sleep(wait_s + 0.005 * self.world.random() ** 2)
 
     def _maybe_interrupt(self) -> None:
         task, world, habits = self.task, self.world, self.habits
