@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidOption, StoreUnavailable
+from dibs.errors import InvalidOption, StoreUnavailable, once_more
 from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.terms import make_terms
@@ -177,7 +177,7 @@ class Desk:
             ask.dropped = True
             raise StoreUnavailable("the store did not answer")
         if ask.error is not None:
-            raise ask.error
+            raise once_more(ask.error)
         return ask.outcome  # type: ignore[no-any-return]
 
     # -- see and mend ---------------------------------------------------------------------------------------------

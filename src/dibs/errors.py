@@ -91,3 +91,12 @@ def without_frames(error: BaseException) -> BaseException:
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error
+
+
+def once_more(error: BaseException) -> BaseException:
+    """A copy of a kept error, to be raised to one caller: raising adds that caller's frames to what is raised."""
+    import copy
+
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again

@@ -240,14 +240,15 @@ class Lane:
         idle_since = self._clock.now()
         while True:
             with self._mutex:
-                if self._server is None and (self._queue or self._batch):
+                serving = self._server is None and bool(self._queue or self._batch)
+                if serving:
                     self._server = _THREAD
                 elif self._bell is not bell and self._bell is not None:
                     break  # another was begun in the place of this one
                 elif self._closing or self._clock.now() - idle_since >= IDLE_S:
                     self._bell = None
                     break
-            if self._server is _THREAD:
+            if serving:
                 while not self._serve(None):
                     pass
                 idle_since = self._clock.now()

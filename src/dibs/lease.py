@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import LeaseLost, StoreUnavailable
+from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.names import TTL_MAX_S, check_seconds
 from dibs.steps import run
@@ -129,7 +129,7 @@ class LeaseFacts:
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
         if ask.error is not None:
-            raise ask.error
+            raise once_more(ask.error)
         if not session.renewed(hold, ask):
             raise LeaseLost(self._why())
 

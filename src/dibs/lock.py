@@ -11,7 +11,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock, once_more
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
 from dibs.names import check_name, check_seconds, people_call
@@ -92,7 +92,7 @@ class LockCore(Generic[L]):
                 raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
             hold = ask.outcome if ask.settled else None
             if ask.error is not None:
-                raise ask.error
+                raise once_more(ask.error)
             if type(hold) is not Hold:
                 self.refused = (ask.seen, session.clock.now() - ask.started_at)
                 session.withdraw(ask)

@@ -107,7 +107,10 @@ class Session:
         assert t0 is not None
         now = self.clock.now()
         if now < t0 + terms.trust_s and not self.closed:
-            hold = Hold(request.name, request.claim_id, outcome, terms, ask.owner, t0)
+            # Kept on the ask, so that an answer given out twice (after a Ctrl-C) makes one hold.
+            hold = ask.hold
+            if hold is None:
+                hold = ask.hold = Hold(request.name, request.claim_id, outcome, terms, ask.owner, t0)
             self.held[request.name] = hold
             self.renewer.track(hold, t0)
             if ask.blocking:
@@ -129,9 +132,16 @@ class Session:
 
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
+        try:
+            self._withdraw(ask)
+        except BaseException:  # a Ctrl-C on the way out must not leave it half withdrawn
+            self._withdraw(ask)
+            raise
+
+    def _withdraw(self, ask: AcquireAsk) -> None:
         with self.mutex:
             ask.dropped = True
-            hold = ask.outcome if ask.settled else None
+            hold = ask.hold
             if ask.blocking:
                 self.waiting.leave_line(ask)
             if hold is None and not self.closed and (ask.t0 is not None or ask.request.ticket is not None):
@@ -246,10 +256,10 @@ class Session:
         for listener in listeners or ():
             listener()
         on_lost = hold.terms.on_lost if hold.given else None
+        hold.told = True
         if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.
             self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
-        hold.told = True
 
     def found_gone(self, hold: Hold) -> None:
         """A release found that the store no longer knew the lease: it had been lost without a sign."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock
+    from dibs.hold import Hold
     from dibs.lane import Lane
     from dibs.session import Session
     from dibs.store import Store, Watch
@@ -55,6 +56,8 @@ class AcquireAsk(Ask):
     wake_at = 0.0
     #: The latest Held it was told.
     seen: Held | None = None
+    #: What its grant became.
+    hold: Hold | None = None
     #: The store has answered at least once.
     heard = False
 
@@ -126,9 +129,10 @@ class Waiting:
 
     def nudge(self, key: str) -> None:
         """The name was released in this process: let its first waiter ask in the same call."""
-        ask = self._asleep.pop(key, None)
+        ask = self._asleep.get(key)
         if ask is not None:
-            self._ask_again(ask)
+            self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
+            self._asleep.pop(key, None)
 
     def leave_line(self, ask: AcquireAsk) -> bool:
         """Give up the place in line; True when somebody else of this process was sent asking.
