@@ -88,7 +88,8 @@ class Safety(RuleBasedStateMachine):
                 assert token > self.highest.get(name, 0), "a token did not rise"
             self.highest[name] = max(token, self.highest.get(name, 0))
             self.token_of[claim] = token
-            self.live[name] = (claim, token, self.now + ttl)
+            until = self.now + ttl if live is None else max(live[2], self.now + ttl)  # a repetition never shortens
+            self.live[name] = (claim, token, until)
             self.tickets.pop(claim, None)
         else:
             assert isinstance(outcome, Held)

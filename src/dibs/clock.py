@@ -80,6 +80,10 @@ class Deadline:
         self._clock = clock
         self.at = at
 
+    def within(self, seconds: float) -> Deadline:
+        """This deadline, or one ``seconds`` from now, whichever is sooner."""
+        return Deadline(self._clock, min(self.at, self._clock.now() + seconds))
+
     def remaining(self) -> float:
         """Seconds left, never less than 0."""
         return max(0.0, self.at - self._clock.now())

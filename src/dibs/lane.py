@@ -231,6 +231,7 @@ class Lane:
                 self._server = None
                 if self._bell is not None:
                     self._bell.ring()
+            self.start()  # for what was put meanwhile
         return self._ended
 
     # -- serving ------------------------------------------------------------------------------------------------

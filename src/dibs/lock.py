@@ -74,7 +74,7 @@ class LockCore(Generic[L]):
         session = self._desk.session()
         if limit_s is None:
             mine = session.held.get(self._key)
-            if mine is not None and mine.owner == owner and session.is_held(mine):
+            if mine is not None and mine.owner == owner and not mine.orphan and session.is_held(mine):
                 raise WouldDeadlock(
                     f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
                     "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"

@@ -120,8 +120,9 @@ class Renewer:
 
     def _start(self) -> None:
         if self._bell is None and not self._closing:
-            bell = self._bell = self._clock.bell()
+            bell = self._clock.bell()
             self._clock.spawn("dibs-renew", lambda: self._run(bell))
+            self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
 
     def _wake(self) -> None:
         if self._bell is None:
@@ -156,6 +157,9 @@ class Renewer:
                 earliest = self._earliest_deadline(batch)
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
+                if self._bell is not bell and self._bell is not None:
+                    store = None
+                    break  # another was begun in the place of this one
                 if batch or lost or unwanted or wake_at != FOREVER:
                     busy_at = now
                 elif self._closing or now - busy_at >= IDLE_S:

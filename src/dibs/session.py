@@ -11,6 +11,7 @@ dictionary operations, never during a call to the store or to a user's function.
 from __future__ import annotations
 
 import os
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import RealClock
@@ -67,7 +68,7 @@ class Session:
         self.waiting = Waiting(
             self.clock, self.mutex, self.lane, address.open, self.client_id, request_timeout_s, patience_s
         )
-        self._claims = 0
+        self._claims = count(1)
         #: Who in this process holds a name, as far as this process knows.
         self.held: dict[str, Hold] = {}
         self.closed = False
@@ -77,7 +78,7 @@ class Session:
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         """Make the ask for a name; nothing happens before ``submit``."""
         now = self.clock.now()
-        self._claims = claims = self._claims + 1
+        claims = next(self._claims)  # in one step, whichever thread asks
         client_id = self.client_id
         request = Acquire(
             key, f"{client_id}-{claims}", terms.ttl, self.holder, terms.info, client_id if blocking else None
@@ -120,8 +121,7 @@ class Session:
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
         self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
         if ask.blocking and not self.closed:
-            self._claims += 1
-            ask.request = request._replace(claim_id=f"{self.client_id}-{self._claims}", ticket=None)
+            ask.request = request._replace(claim_id=f"{self.client_id}-{next(self._claims)}", ticket=None)
             ask.t0 = None
             ask.give_up_at = now + self.patience_s
             self.lane.put(ask)
@@ -328,7 +328,10 @@ class Session:
         """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out."""
         until = None if timeout is None else self.clock.now() + timeout
         if ask.in_lane:
-            self.lane.drive(ask)
+            if ask.trouble is None:
+                self.lane.drive(ask)
+            else:  # an attempt has failed: repeating it is the lane's thread's business, and takes its time
+                self.lane.start()
         if ask.settled:
             return True
         return ask.wait(self.clock, None if until is None else until - self.clock.now())

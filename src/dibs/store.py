@@ -42,6 +42,8 @@ ANY_TICKET = 0
 class Acquire(NamedTuple):
     """Make ``claim_id`` the holder of ``name`` for ``ttl`` seconds if it is free, expired, or already this claim's.
 
+    Repeated for a claim that holds, it lasts ``ttl`` seconds from the repetition at least, and never less than before.
+
     ``holder`` and ``info`` are for people. ``wake`` asks for a place in line and says where a signal reaches the
     waiter (see Watch); ``ticket`` is the place an earlier answer gave.
     """

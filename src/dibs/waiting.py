@@ -181,8 +181,9 @@ class Waiting:
         bell = self._bell
         if bell is None:
             if not self._closing:
-                bell = self._bell = self._clock.bell()
+                bell = self._clock.bell()
                 self._clock.spawn("dibs-wait", lambda: self._run(bell))
+                self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
         elif ask.wake_at < self._wake_at:
             bell.ring()
 

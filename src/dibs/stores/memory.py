@@ -209,7 +209,8 @@ def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
         permit.claim_id = request.claim_id
         permit.holder = request.holder
         permit.info = request.info
-        permit.expires_at = now + request.ttl
+        # A repetition, however late, never shortens what a renewal has given since.
+        permit.expires_at = max(permit.expires_at, now + request.ttl) if mine else now + request.ttl
         shelf.permits[name] = permit
         if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
             _leave_line(shelf, name, ticket, and_before=True)

@@ -68,6 +68,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
 )
 SERVER_MIN = 120000
+# How long an interrupted caller waits for the answer to what it sent.
+FINISH_S = 0.5
 _FLOAT8 = Struct("!d").unpack
 # PostgreSQL counts microseconds from 2000-01-01.
 _EPOCH_S = 946684800.0
@@ -381,10 +383,24 @@ class PostgresStore:
         except psycopg.Error as error:
             self.close()
             raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+        except StoreUnavailable:
+            self.close()
+            raise
+        except BaseException:
+            # Ctrl-C. The server is at work on the statement; were it to finish after the release that follows on
+            # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            self._let_finish(pg, deadline)
+            raise
+        return self._check(result)
+
+    def _let_finish(self, pg: PGconn, deadline: Deadline) -> None:
+        try:
+            self._result(pg, deadline.within(FINISH_S))
+        except (psycopg.Error, StoreUnavailable):
+            self.close()
         except BaseException:
             self.close()
             raise
-        return self._check(result)
 
     def _simple(self, sql: bytes, deadline: Deadline) -> None:
         """Several statements in one message; errors end them all."""

@@ -44,7 +44,8 @@ SET claim_id = a.claim_id,
     info = a.info,
     fencing_token = CASE WHEN l.claim_id = a.claim_id THEN l.fencing_token ELSE l.fencing_token + 1 END,
     acquired_at = CASE WHEN l.claim_id = a.claim_id THEN l.acquired_at ELSE clock_timestamp() END,
-    expires_at = clock_timestamp() + a.ttl * interval '1 second'
+    expires_at = greatest(  -- a repetition, however late, never shortens what a renewal gave
+        CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
 FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[])
     WITH ORDINALITY AS a (name, claim_id, ttl, holder, info, i)
 WHERE l.name = a.name AND l.slot = 1
@@ -67,7 +68,8 @@ WITH asked AS (
         info = a.info,
         fencing_token = CASE WHEN l.claim_id = a.claim_id THEN l.fencing_token ELSE l.fencing_token + 1 END,
         acquired_at = CASE WHEN l.claim_id = a.claim_id THEN l.acquired_at ELSE clock_timestamp() END,
-        expires_at = clock_timestamp() + a.ttl * interval '1 second'
+        expires_at = greatest(
+            CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
     FROM asked AS a
     WHERE l.name = a.name AND l.slot = 1
       AND (l.claim_id = a.claim_id

@@ -190,7 +190,7 @@ class SQLiteStore:
             granted = db.execute(
                 self._sql["grant_at_once"],
                 (
-                    *(claim_id, holder, info, boot, now + ttl, now),
+                    *(claim_id, holder, info, boot, claim_id, now + ttl, now + ttl, now),
                     *(claim_id, wall_now(), claim_id, self._floor),
                     *(name, claim_id, boot, boot, now, name),
                 ),
@@ -232,12 +232,15 @@ class SQLiteStore:
         free = held_by is None or free_at <= now
         ticket = LAST_TICKET if request.ticket is None else request.ticket
         if mine or (free and not self._ahead(db, request, ticket, free_at, now)):
-            if not mine:
+            until = now + request.ttl
+            if mine:
+                until = max(until, free_at)  # a repetition, however late, never shortens what a renewal gave
+            else:
                 token = max(token, self._floor) + 1
                 granted_wall = wall_now()
             db.execute(
                 self._sql["grant"],
-                (name, claim_id, request.holder, token, self._boot, granted_wall, now, now + request.ttl, request.info),
+                (name, claim_id, request.holder, token, self._boot, granted_wall, now, until, request.info),
             )
             if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
                 db.execute(self._sql["leave_until"], (name, ticket))
@@ -320,6 +323,9 @@ class SQLiteStore:
             db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._translated(error) from error
+        except BaseException:  # interrupted: not half done, and not left open
+            self._roll_back()
+            raise
         self._floor = self._meta(db, "token_floor")
         return purged
 
@@ -626,7 +632,8 @@ _STATEMENTS = {
     ),
     # A name with a row, that is free or this claim's already, and for which nobody waits.
     "grant_at_once": (
-        "UPDATE {lease} SET claim_id = ?, holder = ?, info = ?, boot = ?, expires_boot = ?, granted_boot = ?,"
+        "UPDATE {lease} SET claim_id = ?, holder = ?, info = ?, boot = ?,"
+        " expires_boot = CASE WHEN claim_id = ? THEN max(expires_boot, ?) ELSE ? END, granted_boot = ?,"
         " granted_wall = CASE WHEN claim_id = ? THEN granted_wall ELSE ? END,"
         " fencing_token = CASE WHEN claim_id = ? THEN fencing_token ELSE max(fencing_token, ?) + 1 END"
         " WHERE name = ? AND slot = 1 AND (claim_id = ? AND boot = ?"
