@@ -71,6 +71,8 @@ SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
 _FLOAT8 = Struct("!d").unpack
+_ELEMENTS = Struct("!iq").iter_unpack
+_ARRAY_HEAD_BYTES = 20
 # PostgreSQL counts microseconds from 2000-01-01.
 _EPOCH_S = 946684800.0
 _TRUE = b"\x01"
@@ -244,10 +246,11 @@ class PostgresStore:
         )
         result = self._run(self._sql["RENEW"], columns, deadline)
         get = result.get_value
-        number = int.from_bytes
-        for r in range(result.ntuples):  # spelled out: ten thousand of them are one round of renewals
-            until = number(get(r, 1), "big", signed=True) / 1e6 + _EPOCH_S  # type: ignore[arg-type]
-            outcomes[rows[number(get(r, 0), "big") - 1][1]] = Renewed(until)  # type: ignore[arg-type]
+        now = _instant(get(0, 1))
+        # An array on the wire: its head, then for each element a length and the number.
+        for _, place in _ELEMENTS((get(0, 0) or b"")[_ARRAY_HEAD_BYTES:]):
+            _, index, request = rows[place - 1]
+            outcomes[index] = Renewed(now + request.ttl)
 
     def _release(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]

@@ -136,12 +136,16 @@ UNION ALL
 SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
+# One row comes back for all: ten thousand rows would take as long to read as their leases to renew.
 RENEW = """\
-UPDATE {lease} AS l
-SET expires_at = greatest(l.expires_at, clock_timestamp() + a.ttl * interval '1 second')
-FROM unnest($1::text[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY AS a (name, slot, claim_id, ttl, i)
-WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
-RETURNING a.i, l.expires_at
+WITH renewed AS (
+    UPDATE {lease} AS l
+    SET expires_at = greatest(l.expires_at, clock_timestamp() + a.ttl * interval '1 second')
+    FROM unnest($1::text[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY AS a (name, slot, claim_id, ttl, i)
+    WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
+    RETURNING a.i
+)
+SELECT array_agg(i), clock_timestamp() FROM renewed
 """
 
 # A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
