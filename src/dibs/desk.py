@@ -257,7 +257,9 @@ def _close_at_exit(reference: weakref.ref[Session]) -> None:
             session.wait(ask, session.request_timeout_s)
         for ask in session.shut():
             session.wait(ask, session.request_timeout_s)
-    except KeyboardInterrupt:  # somebody is in a hurry; what was not given back ends by its ttl
+    except (KeyboardInterrupt, RuntimeError):
+        # Somebody is in a hurry, or a thread was needed when none can be started any more (the store is away): what was
+        # not given back ends by its ttl.
         pass
 
 

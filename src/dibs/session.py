@@ -366,7 +366,7 @@ class Session:
                     releases.append(undo)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
-        self.lane.start()
+        # Whoever waits for the releases serves the lane: at the interpreter's end no thread can be started any more.
         return releases
 
     def shut(self) -> list[Ask]:
