@@ -1,5 +1,6 @@
 """Fixtures for every test: stores that are real and private. A server that cannot be had is a failure that says why."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from tests.servers import PostgresServer
 # Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
 hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("dibs")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_as_shipped() -> None:
+    """What the tests start must not ignore signals only because nohup or a job runner made the tests ignore them."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture
