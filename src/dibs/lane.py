@@ -222,7 +222,7 @@ class Lane:
         """End the lane once what is queued has been served. Settled when its connection is closed."""
         with self._mutex:
             self._closing = True
-            idle = self._server is None
+            idle = self._server is None and not self._queue and not self._batch
             if idle:
                 self._server = _THREAD
         if idle:
@@ -231,7 +231,7 @@ class Lane:
                 self._server = None
                 if self._bell is not None:
                     self._bell.ring()
-            self.start()  # for what was put meanwhile
+        self.start()  # for what is still to be served, or was put meanwhile; whoever serves it last closes the store
         return self._ended
 
     # -- serving ------------------------------------------------------------------------------------------------
