@@ -42,12 +42,12 @@ setup-demo:
 	@scripts/setup_venv.sh "$(PYTHON)" demo
 
 setup-test:
-	@scripts/setup_venv.sh "$(PYTHON)" test,lint,postgres
-	@scripts/setup_postgres.sh
+	@scripts/setup_venv.sh "$(PYTHON)" test,lint,all
+	@scripts/setup_servers.sh
 
 setup-bench:
-	@scripts/setup_venv.sh "$(PYTHON)" bench,postgres
-	@scripts/setup_postgres.sh
+	@scripts/setup_venv.sh "$(PYTHON)" bench,all
+	@scripts/setup_servers.sh
 
 setup-docs:
-	@scripts/setup_venv.sh "$(PYTHON)" postgres
+	@scripts/setup_venv.sh "$(PYTHON)" all

@@ -24,7 +24,7 @@ from benchmarks.start import run_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.servers import PostgresServer
+    from tests.servers.postgres import PostgresServer
 
 WORKS: dict[str, Callable[[Bench], None]] = {
     "sqlite-lone": sqlite_lone,

@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tests.servers import PostgresServer
+    from tests.servers.postgres import PostgresServer
 
 ROUNDS_MIN = 5
 ROUNDS_DEFAULT = 9
@@ -116,7 +116,7 @@ class Bench:
     def server(self) -> PostgresServer:
         """The private PostgreSQL, durable as shipped; started when the first work needs it."""
         if self._server is None:
-            from tests.servers import PostgresServer
+            from tests.servers.postgres import PostgresServer
 
             self.progress("starting a private PostgreSQL")
             self._server = PostgresServer()

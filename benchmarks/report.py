@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness import Race, Target, Unit, p99, spread
 
 if TYPE_CHECKING:
-    from tests.servers import PostgresServer
+    from tests.servers.postgres import PostgresServer
 
 PACKAGES = (
     "asyncpg",

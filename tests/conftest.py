@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.servers import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 # Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
 hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)

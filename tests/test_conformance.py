@@ -11,18 +11,18 @@ from dibs.stores import memory
 from dibs.testing import check_store
 from dibs.testing.conformance import Run, runs
 
-STORES = ["memory", "sqlite", "postgresql"]
+# Stores other than memory, by the fixture that gives the URL of a new, empty place.
+STORES = ["memory", "sqlite_url", "postgres_url"]
 _numbers = count()
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=STORES, ids=[store.partition("_")[0] for store in STORES])
 def address(request: pytest.FixtureRequest) -> Iterator[StoreAddress]:
     """A new, empty place where leases are kept."""
     if request.param == "memory":
         yield memory.address(f"conformance-{next(_numbers)}")
     else:
-        fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-        yield locate(request.getfixturevalue(fixture))[0]
+        yield locate(request.getfixturevalue(request.param))[0]
 
 
 @pytest.mark.parametrize("run", [pytest.param(run, id=f"{run.face}-{run.case.name}") for run in runs()])

@@ -13,7 +13,7 @@ import pytest
 
 import dibs
 from dibs.connecting import locate
-from tests.servers import PgBouncer, PostgresServer
+from tests.servers.postgres import PgBouncer, PostgresServer
 
 
 def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:

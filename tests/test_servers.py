@@ -14,8 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests import servers
-from tests.servers import PostgresServer, ServerProcess, ServerUnavailable, find_postgres, free_port, wait_until
+from tests.servers import postgres as postgres_module
+from tests.servers import process
+from tests.servers.postgres import PostgresServer, find_postgres
+from tests.servers.process import ServerProcess, ServerUnavailable, free_port, wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,7 +126,7 @@ def test_close_leaves_nothing_and_may_be_called_twice() -> None:
 
 OWNER = """
 import os, sys, time
-from tests.servers import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 server = PostgresServer()
 if "paused" in sys.argv:
@@ -167,7 +169,7 @@ def test_ctrl_c_reaches_the_tests_alone(own_postgres: PostgresServer) -> None:
 
 def test_missing_programs_are_a_failure_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without PostgreSQL gets one sentence that says what is missing, and no skip."""
-    monkeypatch.setattr(servers, "DEBIAN_PROGRAMS", tmp_path)
+    monkeypatch.setattr(postgres_module, "DEBIAN_PROGRAMS", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerUnavailable, match=r"initdb, postgres.*not on this machine.*make test"):
         find_postgres()
@@ -204,7 +206,7 @@ def test_a_taken_port_is_waited_for_and_named(own_postgres: PostgresServer, monk
     """`start` keeps the port, as URLs name it: it waits for a passing user of it, and gives up with its number."""
     own_postgres.stop()
     with socket.create_server(("127.0.0.1", own_postgres.port)):
-        monkeypatch.setattr(servers, "PORT_PATIENCE_S", 0.5)
+        monkeypatch.setattr(process, "PORT_PATIENCE_S", 0.5)
         with pytest.raises(ServerUnavailable, match=f"port {own_postgres.port} was taken"):
             own_postgres.start()
     monkeypatch.undo()

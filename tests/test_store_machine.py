@@ -27,7 +27,7 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.store import LINE_GRACE_S, Acquire, Gone, Granted, Held, Release, Released, Renew, Renewed, StoreBusy
 from dibs.stores.memory import MemoryStore, Shelf
-from tests.servers import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 CLOCK = RealClock()
 NAMES = ["a", "b", "c"]

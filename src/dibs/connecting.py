@@ -25,6 +25,16 @@ _SCHEMES = {
     "memory": "dibs.stores.memory",
     "postgresql": "dibs.stores.postgres",
     "postgres": "dibs.stores.postgres",
+    "mysql": "dibs.stores.mysql",
+    "mariadb": "dibs.stores.mysql",
+    "redis": "dibs.stores.redis",
+    "rediss": "dibs.stores.redis",
+    "valkey": "dibs.stores.redis",
+    "valkeys": "dibs.stores.redis",
+    "memcached": "dibs.stores.memcached",
+    "etcd": "dibs.stores.etcd",
+    "etcds": "dibs.stores.etcd",
+    "zookeeper": "dibs.stores.zookeeper",
 }
 ENTRY_POINT_GROUP = "dibs.stores"
 # Options any URL may carry for the client itself; an argument of connect() wins over them.

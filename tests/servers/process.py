@@ -1,6 +1,6 @@
 """Private real servers for tests: on a free port, in a folder of their own, and gone afterwards whatever happens.
 
-`free_port` and `ServerProcess` are for any server; `PostgresServer` is made of them, and other stores' servers will be.
+`free_port` and `ServerProcess` are for any server; the modules beside this one make the servers of the stores of them.
 
 **Nothing outlives its owner.** Between the process that wants a server (the *owner*: pytest) and the server stands a
 *guard*, this same file run as a program. It starts the server on the owner's word and adopts every process of it that
@@ -22,7 +22,6 @@ import json
 import os
 import pwd
 import random
-import secrets
 import select
 import shutil
 import signal
@@ -31,10 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
@@ -242,236 +240,6 @@ class ServerProcess:
     def resume(self) -> None:
         """Let a paused server go on; nothing happens to one that runs."""
         send(signal.SIGCONT, self.processes())
-
-
-# --- PostgreSQL ---
-
-DEBIAN_PROGRAMS = Path("/usr/lib/postgresql")  # …/15/bin
-STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-
-
-def find_postgres() -> Path:
-    """The folder with initdb and postgres: from PATH, from Debian's places (newest first), or as pg_config says."""
-    candidates = []
-    on_path = shutil.which("initdb")
-    if on_path is not None:
-        candidates.append(Path(on_path).resolve().parent)
-
-    def version(folder: Path) -> tuple[int, ...]:
-        return tuple(int(part) for part in folder.parent.name.split(".") if part.isdigit())
-
-    candidates += sorted(DEBIAN_PROGRAMS.glob("*/bin"), key=version, reverse=True)
-    if shutil.which("pg_config") is not None:
-        said = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True)
-        candidates.append(Path(said.stdout.strip()))
-    for folder in candidates:
-        if os.access(folder / "initdb", os.X_OK) and os.access(folder / "postgres", os.X_OK):
-            return folder
-    raise ServerUnavailable(
-        "PostgreSQL's server programs (initdb, postgres) are not on this machine; "
-        "`make test` installs them on Debian as root or with sudo"
-    )
-
-
-class PostgresServer:
-    """A PostgreSQL of the tests' own, durable as shipped, where everybody needs a password.
-
-    It listens on 127.0.0.1 and on a socket in `socket_folder`, and keeps its port and data through `stop`, `kill` and
-    `start`. `settings` go on the server's command line. `close()` ends it for good.
-    """
-
-    SUPERUSER = "postgres"
-
-    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
-        self._programs = find_postgres()
-        self._settings = {"max_connections": 200, "log_line_prefix": "%m [%p] %q%u@%d ", **(settings or {})}
-        self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
-        self._databases = 0
-        self.process = ServerProcess("PostgreSQL", polite_signal=STOP_SIGNALS["immediate"])
-        self.socket_folder = self.process.folder
-        self.data_folder = self.process.folder / "data"
-        self.port = 0
-        try:
-            self._make_data_folder()
-            self._start_on_a_free_port()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> PostgresServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Where it is
-
-    def url(self, database: str = "postgres", *, user: str = SUPERUSER, password: str | None = None) -> str:
-        """A URL over TCP; the password is the user's own unless another one, say a wrong one, is given."""
-        secret = self._passwords[user] if password is None else password
-        return f"postgresql://{quote(user, '')}:{quote(secret, '')}@127.0.0.1:{self.port}/{quote(database, '')}"
-
-    def psql(self, sql: str, parameters: Sequence[object] | None = None, *, database: str = "postgres") -> list[Any]:
-        """Run SQL as the superuser, each statement by itself, on a connection made for it; the rows of the last one."""
-        # The guard runs this file without site-packages, so what comes from there is imported where it is used.
-        import psycopg
-
-        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=10) as connection:
-            # Without parameters the simple protocol is used, which takes several statements in one text.
-            cursor = connection.execute(sql, parameters)
-            while cursor.nextset():
-                pass
-            return cursor.fetchall() if cursor.description else []
-
-    def create_database(self) -> str:
-        """A new empty database; its URL as the superuser."""
-        self._databases += 1
-        name = f"test_{self._databases}"
-        self.psql(f'CREATE DATABASE "{name}"')
-        return self.url(name)
-
-    def drop_database(self, url: str) -> None:
-        """Drop a database made by `create_database`, whoever is still connected to it."""
-        self.psql(f'DROP DATABASE IF EXISTS "{url.rpartition("/")[2]}" WITH (FORCE)')
-
-    def create_user(self, name: str) -> None:
-        """A role that may log in, with a random password that `url(user=…)` knows, and with no other right."""
-        self._passwords[name] = secrets.token_urlsafe(16)
-        quoted = name.replace('"', '""')
-        self.psql(f"CREATE ROLE \"{quoted}\" LOGIN PASSWORD '{self._passwords[name]}'")
-
-    # What can happen to it
-
-    def start(self) -> None:
-        """Start it again on its port, after `stop` or `kill`, and wait until it answers."""
-        # Another program may have the port for a moment. URLs in use name it, so it cannot change.
-        if not wait_until(self._try_to_start, PORT_PATIENCE_S):
-            raise ServerUnavailable(f"port {self.port} was taken by another program")
-
-    def stop(self, mode: str = "fast") -> None:
-        """Stop it: "smart" (after the last client), "fast" (clients are cut off) or "immediate" (as in a crash)."""
-        self.process.end(STOP_SIGNALS[mode])
-
-    def restart(self, mode: str = "fast") -> None:
-        self.stop(mode)
-        self.start()
-
-    def kill(self) -> None:
-        """SIGKILL to the server and all its processes; `start` brings it back with what was durable."""
-        self.process.kill()
-
-    def pause(self) -> None:
-        """Freeze it, connections and all, until `resume`."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        self.process.resume()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Frozen inside the `with` block."""
-        self.pause()
-        try:
-            yield
-        finally:
-            self.resume()
-
-    def close(self) -> None:
-        """End it and remove all its data. Twice is fine."""
-        self.process.close()
-
-    # How it starts
-
-    def _make_data_folder(self) -> None:
-        password_file = self.process.folder / "password"
-        password_file.write_text(self._passwords[self.SUPERUSER])
-        password_file.chmod(0o644)  # For the server's user; nobody else can enter the folder.
-        # --no-sync: a power cut during the tests need not find this folder. The server itself syncs as shipped.
-        options = ["--no-sync", "--no-instructions", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
-        options += [f"--pgdata={self.data_folder}", f"--username={self.SUPERUSER}", f"--pwfile={password_file}"]
-        self.process.run_tool([self._programs / "initdb", *options])
-        password_file.unlink()
-
-    def _start_on_a_free_port(self) -> None:
-        for _ in range(PORT_TRIES):
-            self.port = free_port()
-            if self._try_to_start():
-                return
-        raise ServerUnavailable(f"{PORT_TRIES} ports in turn were taken by other programs before PostgreSQL had them")
-
-    def _try_to_start(self) -> bool:
-        """True when it answers, False when the port was taken; anything else is an error."""
-        # After a kill the ids in these files may by now be another server's, which would stop this one; we know better.
-        if not self.process.processes():
-            (self.data_folder / "postmaster.pid").unlink(missing_ok=True)
-            (self.socket_folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
-        settings: dict[str, object] = {
-            "listen_addresses": "127.0.0.1",
-            "port": self.port,
-            "unix_socket_directories": self.socket_folder,
-            **self._settings,
-        }
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        log_start = self.process.log_path.stat().st_size if self.process.log_path.exists() else 0
-        self.process.spawn([self._programs / "postgres", "-D", self.data_folder, *options])
-        answered = wait_until(lambda: self._answers() or not self.process.running, START_LIMIT_S)
-        if self.process.running:
-            if answered:
-                return True
-            self.kill()
-            raise ServerUnavailable(f"PostgreSQL did not answer in {START_LIMIT_S:g} s\n{self.process.log_tail()}")
-        if b"could not bind" in self.process.log_path.read_bytes()[log_start:]:
-            return False
-        raise ServerUnavailable(f"PostgreSQL ended while it was starting\n{self.process.log_tail()}")
-
-    def _answers(self) -> bool:
-        import psycopg
-
-        # The status line spares the log some refused connections: it reads "ready" when connections are accepted.
-        try:
-            if not (self.data_folder / "postmaster.pid").read_text().rstrip().endswith("ready"):
-                return False
-            return self.psql("SELECT 1") == [(1,)]
-        except (FileNotFoundError, psycopg.OperationalError):
-            return False
-
-
-class PgBouncer:
-    """A connection pooler in transaction mode in front of a PostgresServer, as found in production."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self._server = server
-        program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
-        if not os.path.exists(program):
-            raise ServerUnavailable("pgbouncer is missing: scripts/setup_postgres.sh installs it")
-        self.process = ServerProcess("PgBouncer")
-        self.port = free_port()
-        superuser, password = server.SUPERUSER, server._passwords[server.SUPERUSER]
-        users = self.process.folder / "users.txt"
-        users.write_text(f'"{superuser}" "{password}"\n')
-        users.chmod(0o644)
-        settings = self.process.folder / "pgbouncer.ini"
-        settings.write_text(
-            f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-            f"listen_port = {self.port}\nauth_type = scram-sha-256\nauth_file = {users}\npool_mode = transaction\n"
-            "unix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
-        )
-        settings.chmod(0o644)
-        self.process.spawn([program, settings])
-
-    def url(self, database: str) -> str:
-        """The URL of a database of the server, through the pooler."""
-        return self._server.url(database).replace(f":{self._server.port}/", f":{self.port}/")
-
-    def close(self) -> None:
-        """End it."""
-        self.process.close()
-
-    def __enter__(self) -> PgBouncer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # --- The guard ---
