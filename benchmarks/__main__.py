@@ -24,7 +24,7 @@ from benchmarks.start import run_start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.servers.postgres import PostgresServer
+    from tests.servers.server import Server
 
 WORKS: dict[str, Callable[[Bench], None]] = {
     "sqlite-lone": sqlite_lone,
@@ -67,10 +67,11 @@ def main() -> int:
         facts = report.machine(Path(folder))
     report.print_facts(facts)
 
-    def server_made(server: PostgresServer) -> None:
+    def server_made(server: Server) -> None:
         bench.clear_progress()
-        settings = report.server_facts(server)
-        report.print_facts(settings)
+        settings = server.facts()
+        if settings:
+            report.print_facts(settings)
         facts.update(settings)
 
     rounds = arguments.runs or (ROUNDS_MIN if arguments.quick else ROUNDS_DEFAULT)

@@ -19,13 +19,16 @@ from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
+    from tests.servers.server import Server
 
 ROUNDS_MIN = 5
 ROUNDS_DEFAULT = 9
+
+S = TypeVar("S", bound="Server")
 
 # One round of one contestant: its samples, in the unit of the race.
 Round = Callable[[], Sequence[float]]
@@ -90,14 +93,14 @@ def p99(samples: Sequence[float]) -> float | None:
 class Bench:
     """What a work is given: how thorough to be, private servers and folders, and ``race``."""
 
-    def __init__(self, *, quick: bool, rounds: int, server_made: Callable[[PostgresServer], None]) -> None:
+    def __init__(self, *, quick: bool, rounds: int, server_made: Callable[[Server], None]) -> None:
         self.quick = quick
         self.rounds = rounds
         #: How long a contestant is timed in one round, where a round is a stretch of time.
         self.round_s = 0.2 if quick else 0.6
         self.races: list[Race] = []
         self.work = ""
-        self._server: PostgresServer | None = None
+        self._servers: dict[type[Server], Server] = {}
         self._server_made = server_made
         self._line_width = 0
 
@@ -112,16 +115,22 @@ class Bench:
         finally:
             shutil.rmtree(path)
 
+    def started(self, kind: type[S]) -> S:
+        """The private server of this kind that all works share, started when the first work needs it."""
+        server = self._servers.get(kind)
+        if server is None:
+            self.progress(f"starting a private {kind.NAME}")
+            server = self._servers[kind] = kind()
+            self._server_made(server)
+        assert isinstance(server, kind)
+        return server
+
     @property
     def server(self) -> PostgresServer:
-        """The private PostgreSQL, durable as shipped; started when the first work needs it."""
-        if self._server is None:
-            from tests.servers.postgres import PostgresServer
+        """The private PostgreSQL, durable as shipped."""
+        from tests.servers.postgres import PostgresServer
 
-            self.progress("starting a private PostgreSQL")
-            self._server = PostgresServer()
-            self._server_made(self._server)
-        return self._server
+        return self.started(PostgresServer)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -136,8 +145,8 @@ class Bench:
 
     def close(self) -> None:
         """Stop the servers."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers.values():
+            server.close()
 
     # Racing
 

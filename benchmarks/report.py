@@ -12,12 +12,9 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.harness import Race, Target, Unit, p99, spread
-
-if TYPE_CHECKING:
-    from tests.servers.postgres import PostgresServer
 
 PACKAGES = (
     "asyncpg",
@@ -31,8 +28,6 @@ PACKAGES = (
     "psycopg-pool",
     "SQLAlchemy",
 )
-# What decides how much a commit of PostgreSQL is worth and costs.
-SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers", "max_wal_size")
 SYNCS = 50
 
 
@@ -50,15 +45,6 @@ def machine(folder: Path) -> dict[str, str]:
     }
     facts["packages"] = ", ".join(f"{package} {_version(package)}" for package in PACKAGES)
     return facts
-
-
-def server_facts(server: PostgresServer) -> dict[str, str]:
-    """The private PostgreSQL's version and the settings that matter."""
-    rows = server.psql(
-        "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY(%s) ORDER BY name", (list(SETTINGS),)
-    )
-    ((number,),) = server.psql("SHOW server_version")
-    return {"PostgreSQL": number, "its settings": ", ".join(f"{name}={value}" for name, value in rows)}
 
 
 def _version(package: str) -> str:

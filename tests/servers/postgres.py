@@ -103,6 +103,15 @@ class PostgresServer(Server):
         quoted = name.replace('"', '""')
         self.psql(f"CREATE ROLE \"{quoted}\" LOGIN PASSWORD '{self._passwords[name]}'")
 
+    def facts(self) -> dict[str, str]:
+        """Its version, and what decides how much a commit is worth and costs."""
+        rows = self.psql(
+            "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY(%s) ORDER BY name",
+            (["fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers", "max_wal_size"],),
+        )
+        ((number,),) = self.psql("SHOW server_version")
+        return {"PostgreSQL": number, "its settings": ", ".join(f"{name}={value}" for name, value in rows)}
+
     # What can happen to it
 
     def stop(self, mode: str = "fast") -> None:

@@ -45,6 +45,10 @@ class Server(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def facts(self) -> dict[str, str]:
+        """Its version and the settings that figures measured on it depend on, for `benchmarks`."""
+        return {}
+
     # What a kind of server is
 
     def _prepare(self) -> None:  # noqa: B027 - most need nothing
