@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections import deque
 from functools import wraps
+from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import LeaseLost
@@ -20,6 +21,7 @@ from dibs.lock import LockCore, check_decorated
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:
+    import contextvars
     from collections.abc import Awaitable, Callable, Generator
 
     from dibs.desk import Desk, LeaseRecord
@@ -34,6 +36,51 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
+class _Letter:
+    """What a task sleeps on until it is opened: a future as tasks understand one, without a queue of callbacks.
+
+    A task's future calls the task by way of the loop's queue. A letter is opened inside the loop already and goes on
+    with its task at once, which saves a quarter of a task's time on a pair (``benchmarks``, sqlite-async).
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "opened", "_wake_task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._asyncio_future_blocking = False  # this attribute is what makes it a future (asyncio.isfuture)
+        self._loop = loop
+        self.opened = False
+        self._cancelled = False
+        self._wake_task: Callable[[_Letter], object] | None = None
+
+    def open(self) -> None:
+        """Let the task go on; nothing when it does already. Called inside the loop."""
+        if not self.opened:
+            self.opened = True
+            wake_task = self._wake_task
+            if wake_task is not None:
+                self._context.run(wake_task, self)
+
+    # What a task asks of a future.
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, wake_task: Callable[[_Letter], object], *, context: contextvars.Context) -> None:
+        self._wake_task = wake_task
+        self._context = context
+
+    def cancel(self, msg: object = None) -> bool:
+        if self.opened or self._cancelled:
+            return False
+        self._cancelled = True
+        self._loop.call_soon(self.open)
+        return True
+
+    def result(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+
 class _Mailbox:
     """Answers on their way from other threads to the tasks of one event loop: many answers, one wake-up."""
 
@@ -41,10 +88,10 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._letters: deque[asyncio.Future[None]] = deque()
+        self._letters: deque[_Letter] = deque()
         self._called = False
 
-    def put(self, letter: asyncio.Future[None]) -> None:
+    def put(self, letter: _Letter) -> None:
         self._letters.append(letter)
         if not self._called:
             self._called = True
@@ -57,10 +104,12 @@ class _Mailbox:
         # Marked before emptied: a letter that comes in between calls once more, for nothing at worst.
         self._called = False
         letters = self._letters
-        while letters:
-            letter = letters.popleft()
-            if not letter.done():
-                letter.set_result(None)
+        try:
+            while letters:
+                letters.popleft().open()
+        finally:
+            if letters:  # a task has ended the loop, by Ctrl-C or SystemExit: the others go on if the loop does
+                self.loop.call_soon(self._deliver)
 
 
 # One mailbox a loop, found by the loop's id; state of the module because loops are, too.
@@ -77,30 +126,27 @@ def _mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
     return mailbox
 
 
-def _time_out(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _take(steps: Steps[T]) -> T:
-    """Take the steps in this task."""
+@coroutine
+def _take(steps: Steps[T]) -> Generator[_Letter, None, T]:
+    """Take the steps in this task. Awaited, it yields the letters that the task sleeps on."""
     try:
         session, ask, timeout = next(steps)
         while True:
             try:
                 if not ask.settled:
                     loop = asyncio.get_running_loop()
-                    future = loop.create_future()
-                    ask.listen(_mailbox(loop).put, future)
+                    letter = _Letter(loop)
+                    ask.listen(_mailbox(loop).put, letter)
                     if ask.in_lane:
                         session.lane.start()
-                    if timeout is None:
-                        await future
-                    else:
-                        timer = loop.call_later(timeout, _time_out, future)
-                        try:
-                            await future
-                        finally:
+                    timer = None if timeout is None else loop.call_later(timeout, letter.open)
+                    try:
+                        if not letter.opened:
+                            letter._asyncio_future_blocking = True
+                            yield letter
+                        letter.result()
+                    finally:
+                        if timer is not None:
                             timer.cancel()
             except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
                 session, ask, timeout = steps.throw(error)
@@ -167,15 +213,24 @@ class AsyncLost:
         session, hold = self._lease._session, self._lease._hold
         until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
         loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        mailbox = _mailbox(loop)
-        session.when_over(hold, lambda: mailbox.put(over))
-        while self._lease.held and not over.done():
+        over = asyncio.Event()
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(over.set)
+            except RuntimeError:  # the loop is closed, and whoever waited has gone with it
+                pass
+
+        session.when_over(hold, tell)
+        while self._lease.held and not over.is_set():
             now = session.clock.now()
             if until is not None and now >= until:
                 break
             slice_s = hold.trusted_until - now
-            await asyncio.wait({over}, timeout=slice_s if until is None else min(slice_s, until - now))
+            try:
+                await asyncio.wait_for(over.wait(), slice_s if until is None else min(slice_s, until - now))
+            except asyncio.TimeoutError:
+                pass
         return self.is_set()
 
 
@@ -206,7 +261,7 @@ class AsyncLease(LeaseFacts):
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await self.release()
+            await _take(self._releasing())
         except LeaseLost:
             if exc_type is None:
                 raise
@@ -309,7 +364,13 @@ class AsyncLock:
         if block.cancelled and sys.version_info >= (3, 11) and task is not None:
             # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
             by_loss = task.uncancel() == 0 and by_loss
-        await _take(self._core.leave(task, exc_type is not None and not by_loss))
+        lease = self._core.leave(task)
+        if lease is not None:
+            try:
+                await _take(lease._releasing())
+            except LeaseLost:
+                if exc_type is None or by_loss:
+                    raise
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""

@@ -65,7 +65,9 @@ class Lock:
         return lease
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        run(self._core.leave(get_ident(), exc_type is not None))
+        lease = self._core.leave(get_ident())
+        if lease is not None:
+            lease.__exit__(exc_type)
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""

@@ -69,14 +69,6 @@ class Ask:
         #: When the lane stops repeating a failed attempt.
         self.give_up_at = give_up_at
 
-    def received(self, outcome: Outcome | Any) -> None:
-        """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""
-        self.settle(outcome)
-
-    def failed(self, error: BaseException) -> None:
-        """As ``received``, when there is an error instead of an outcome."""
-        self.settle(None, error)
-
     def settle(self, outcome: Any, error: BaseException | None = None) -> None:
         """Make the answer final and wake whoever waits for it."""
         if self.settled:
@@ -93,6 +85,13 @@ class Ask:
         listener = self._listener
         if listener is not None:
             listener(self._letter)
+
+    #: Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C.
+    received = settle
+
+    def failed(self, error: BaseException) -> None:
+        """As ``received``, when there is an error instead of an outcome."""
+        self.settle(None, error)
 
     def wait(self, clock: Clock, timeout: float | None) -> bool:
         """Block this thread until settled; False when ``timeout`` seconds went by first."""
@@ -214,6 +213,7 @@ class Lane:
                 self._bell = bell
             else:
                 self._bell.ring()
+                self._server = _THREAD  # from now on it need not be called again; last, so that a Ctrl-C loses no ring
 
     def _somebody_serves(self) -> bool:
         return self._server is not None
@@ -241,7 +241,7 @@ class Lane:
         idle_since = self._clock.now()
         while True:
             with self._mutex:
-                serving = self._server is None and bool(self._queue or self._batch)
+                serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
                 if serving:
                     self._server = _THREAD
                 elif self._bell is not bell and self._bell is not None:

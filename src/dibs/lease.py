@@ -284,7 +284,7 @@ class Lease(LeaseFacts):
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            self.release()
+            run(self._releasing())
         except LeaseLost:
             if exc_type is None:
                 raise

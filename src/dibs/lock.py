@@ -11,7 +11,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock, once_more
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
 from dibs.names import check_name, check_seconds, people_call
@@ -97,7 +97,7 @@ class LockCore(Generic[L]):
                 self.refused = (ask.seen, session.clock.now() - ask.started_at)
                 session.withdraw(ask)
                 return None
-            if not session.is_held(hold):
+            if hold.state != HELD or session.clock.now() >= hold.trusted_until:
                 # This process slept from the grant until its end. Whoever may wait longer asks again.
                 left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
                 if left_s is not None and left_s <= 0:
@@ -162,25 +162,18 @@ class LockCore(Generic[L]):
             if self.terms.reentrant and self._grips:
                 raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can release it")
             raise NotHeld(f"release of {self.name!r}, which is not held through this lock")
-        return (yield from self._let_go(grip))
+        lease = self._let_go(grip)
+        return True if lease is None else (yield from lease._releasing())
 
-    def leave(self, owner: object, body_failed: bool) -> Steps[None]:
-        """The end of a ``with`` block: release, and say LeaseLost unless the body has its own error to tell."""
+    def leave(self, owner: object) -> L | None:
+        """The end of a ``with`` block: the lease to be released; None when an outer block goes on, or nothing is held."""
         grips = self._grips
         grip = grips[-1] if grips else None
         if grip is None or grip.owner != owner:
             grip = self._find(owner)
             if grip is None or grip.owner != owner:
-                return
-        try:
-            if grip.count > 1:
-                grip.count -= 1
-            else:
-                grips.remove(grip)
-                yield from grip.lease._releasing()
-        except LeaseLost:
-            if not body_failed:
-                raise
+                return None
+        return self._let_go(grip)
 
     def _find(self, owner: object) -> Grip[L] | None:
         grips = self._grips
@@ -192,15 +185,16 @@ class LockCore(Generic[L]):
         # A plain lock may be released by anybody: the grip that is held, if there is one.
         return next((grip for grip in reversed(grips) if grip.lease._hold.state == HELD), None)
 
-    def _let_go(self, grip: Grip[L]) -> Steps[bool]:
+    def _let_go(self, grip: Grip[L]) -> L | None:
+        """Loosen a grip; the lease to be released when that was the last of it."""
         if grip.count > 1:
             grip.count -= 1
-            return True
+            return None
         try:
             self._grips.remove(grip)
         except ValueError:
             raise NotHeld(f"{self.name!r} was released by another thread at the same moment") from None
-        return (yield from grip.lease._releasing())
+        return grip.lease
 
     def locked(self) -> bool:
         """Whether this client holds the name, as far as this process knows. ``client.holder(name)`` asks the store."""

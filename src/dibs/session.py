@@ -197,7 +197,9 @@ class Session:
         if self.held.get(hold.key) is hold:
             del self.held[hold.key]
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
-        keep = max(0.0, hold.t0 + hold.terms.min_hold - now) if hold.state == RELEASED else 0.0
+        keep = 0.0
+        if hold.terms.min_hold and hold.state == RELEASED:
+            keep = max(0.0, hold.t0 + hold.terms.min_hold - now)
         request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep)
         ask = Ask(request, now + self.patience_s)
         if self.renewer.forget(hold):

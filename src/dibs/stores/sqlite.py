@@ -146,6 +146,7 @@ class SQLiteStore:
         self._schema = _SCHEMA.format(**names)
         names["old"] = _OLD.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
+        self._grant_at_once = self._sql["grant_at_once"]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -186,14 +187,9 @@ class SQLiteStore:
             name, claim_id, ttl, holder, info, _, ticket = request
             if ticket is not None:
                 return None
-            boot = self._boot
             granted = db.execute(
-                self._sql["grant_at_once"],
-                (
-                    *(claim_id, holder, info, boot, claim_id, now + ttl, now + ttl, now),
-                    *(claim_id, wall_now(), claim_id, self._floor),
-                    *(name, claim_id, boot, boot, now, name),
-                ),
+                self._grant_at_once,
+                (name, claim_id, holder, info, self._boot, now, now + ttl, wall_now(), self._floor),
             ).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
@@ -632,13 +628,14 @@ _STATEMENTS = {
     ),
     # A name with a row, that is free or this claim's already, and for which nobody waits.
     "grant_at_once": (
-        "UPDATE {lease} SET claim_id = ?, holder = ?, info = ?, boot = ?,"
-        " expires_boot = CASE WHEN claim_id = ? THEN max(expires_boot, ?) ELSE ? END, granted_boot = ?,"
-        " granted_wall = CASE WHEN claim_id = ? THEN granted_wall ELSE ? END,"
-        " fencing_token = CASE WHEN claim_id = ? THEN fencing_token ELSE max(fencing_token, ?) + 1 END"
-        " WHERE name = ? AND slot = 1 AND (claim_id = ? AND boot = ?"
-        " OR (claim_id IS NULL OR boot <> ? OR expires_boot <= ?)"
-        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?))"
+        # 1 name, 2 claim, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 Unix time, 9 floor
+        "UPDATE {lease} SET claim_id = ?2, holder = ?3, info = ?4, boot = ?5,"
+        " expires_boot = CASE WHEN claim_id = ?2 THEN max(expires_boot, ?7) ELSE ?7 END, granted_boot = ?6,"
+        " granted_wall = CASE WHEN claim_id = ?2 THEN granted_wall ELSE ?8 END,"
+        " fencing_token = CASE WHEN claim_id = ?2 THEN fencing_token ELSE max(fencing_token, ?9) + 1 END"
+        " WHERE name = ?1 AND slot = 1 AND (claim_id = ?2 AND boot = ?5"
+        " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?6)"
+        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?1))"
         " RETURNING fencing_token, granted_wall"
     ),
     "grant": (
