@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
 ARGS ?=
+# Tests mostly wait for leases to end, so more of them run at once than there are processors.
+JOBS ?= 4
 
 venv := .venv/bin/python
 # What mypy checks, as far as it is there.
@@ -21,7 +23,7 @@ demo: setup-demo ## See it work: workers share a feed checker, one is killed, th
 	@$(venv) examples/demo.py $(ARGS)
 
 test: lint ## Check everything: linters, then all tests, with private servers of their own
-	@$(venv) -m pytest $(ARGS)
+	@$(venv) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: setup-bench ## Measure dibs beside the raw driver and its peers (ARGS="--help" shows the choices)
 	@$(venv) -m benchmarks $(ARGS)
