@@ -86,8 +86,9 @@ class Ask:
         if listener is not None:
             listener(self._letter)
 
-    #: Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C.
-    received = settle
+    def received(self, outcome: Any) -> None:
+        """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""
+        self.settle(outcome)
 
     def failed(self, error: BaseException) -> None:
         """As ``received``, when there is an error instead of an outcome."""
