@@ -1,0 +1,187 @@
+"""What dibs keeps in etcd, in the gateway's words: the keys, their values, and the transactions on them as JSON.
+
+Keys are a prefix, ``lease/`` or ``line/``, the name, and behind a NUL and a slash what belongs to it. No name contains
+a NUL, so each name has ranges of its own, and keys sort as names do, by code point. On a terminal the NUL is not seen::
+
+    dibs/lease/default:digest/42␀/1/5f0c2a77e1d4-7    {"holder":"web1/4711/5f0c2a77e1d4","since":…,"ttl":30,"info":null}
+    dibs/line/default:digest/42␀/00000000000004d2/9b1fe0c3a655-2    {"holder":"web2/815/9b1fe0c3a655"}
+
+The ``1`` is the permit's slot. A key that ends after ``/1/`` is no claim's: the name is kept, by min_hold or because a
+lease was broken; its value tells the token of the lease it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import a2b_base64, b2a_base64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dibs.store import Acquire
+
+
+def b64(text: str) -> str:
+    """As the gateway takes bytes."""
+    return b2a_base64(text.encode(), newline=False).decode()
+
+
+def unb64(text: str) -> str:
+    return a2b_base64(text).decode("utf-8", "replace")
+
+
+class Span(NamedTuple):
+    """A range of keys, in base64: from the first (included) to the last (excluded)."""
+
+    first: str
+    last: str
+
+
+class Kept(NamedTuple):
+    """A key as etcd shows it."""
+
+    key: str  # in base64, as it came
+    created: int
+    modified: int
+    lease: str
+    value: str
+
+    def place(self) -> tuple[int, str]:
+        """Of a key in line: its ticket and claim."""
+        ticket, _, claim_id = unb64(self.key).rpartition("\0/")[2].partition("/")
+        return int(ticket, 16), claim_id
+
+    def name(self, start: int) -> str:
+        """The name in a key whose prefix has ``start`` bytes."""
+        return a2b_base64(self.key)[start:].decode("utf-8", "replace").partition("\0")[0]
+
+    def shown(self) -> Shown:
+        """What the value of a lease's key tells. Values that dibs did not write tell nothing."""
+        text = unb64(self.value)
+        head, _, info = text.partition(',"info":')  # in a string the quotes would have backslashes
+        try:
+            record = json.loads(head + "}")
+            token, holder, since = record.get("token", self.created), record["holder"], record["since"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return Shown("?", self.created, 0.0, None)
+        return Shown(str(holder), int(token), float(since), None if info[:-1] in ("", "null") else info[:-1])
+
+
+class Shown(NamedTuple):
+    holder: str
+    fencing_token: int
+    since: float
+    info: str | None
+
+
+def kept(answer: dict[str, Any]) -> list[Kept]:
+    """The keys in the answer to a range; what is zero or empty is left out there."""
+    return [
+        Kept(
+            found["key"],
+            int(found["create_revision"]),
+            int(found["mod_revision"]),
+            found.get("lease", "0"),
+            found.get("value", ""),
+        )
+        for found in answer["response_range"].get("kvs", ())
+    ]
+
+
+class Layout:
+    """Where things are, under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.leases = f"{prefix}lease/"
+        self.lines = f"{prefix}line/"
+
+    def permit(self, name: str) -> Span:
+        """Whoever holds the name, or nobody."""
+        start = f"{self.leases}{name}\0/1"
+        return Span(b64(start + "/"), b64(start + "0"))
+
+    def claim(self, name: str, claim_id: str) -> str:
+        return b64(f"{self.leases}{name}\0/1/{claim_id}")
+
+    def line(self, name: str) -> Span:
+        """All who wait for the name."""
+        start = f"{self.lines}{name}\0"
+        return Span(b64(start + "/"), b64(start + "0"))
+
+    def place(self, name: str, ticket: int, claim_id: str) -> str:
+        return b64(f"{self.lines}{name}\0/{ticket:016x}/{claim_id}")
+
+    def between(self, first: str, before: str) -> tuple[Span, Span]:
+        """The leases and the lines of all names from ``first`` to ``before`` (excluded)."""
+        return (
+            Span(b64(self.leases + first), b64(self.leases + before)),
+            Span(b64(self.lines + first), b64(self.lines + before)),
+        )
+
+
+# -- operations and transactions --------------------------------------------------------------------------------------
+
+
+def get(key: str) -> str:
+    """Read one key, but for its value."""
+    return f'{{"request_range":{{"key":"{key}","keys_only":true}}}}'
+
+
+def get_all(span: Span, how: str = "") -> str:
+    """Read a range; ``how`` is more of a RangeRequest."""
+    return f'{{"request_range":{{"key":"{span.first}","range_end":"{span.last}"{how}}}}}'
+
+
+KEYS_ONLY = ',"keys_only":true'
+FIRST = ',"limit":"1"'
+LAST = ',"keys_only":true,"limit":"1","sort_order":"DESCEND","sort_target":"KEY"'
+
+
+def delete(key: str) -> str:
+    return f'{{"request_delete_range":{{"key":"{key}"}}}}'
+
+
+def delete_all(span: Span) -> str:
+    return f'{{"request_delete_range":{{"key":"{span.first}","range_end":"{span.last}"}}}}'
+
+
+def put(key: str, value: str, lease: str) -> str:
+    return f'{{"request_put":{{"key":"{key}","value":"{b64(value)}","lease":"{lease}"}}}}'
+
+
+def move(key: str, lease: str) -> str:
+    """Hang a key on another etcd lease; its value stays."""
+    return f'{{"request_put":{{"key":"{key}","ignore_value":true,"lease":"{lease}"}}}}'
+
+
+def by_itself(operation: str) -> tuple[str, str, str]:
+    """A read or deletion as a request of its own: path and body, and what its answer is called in a transaction."""
+    kind, _, body = operation[2:-1].partition('":')
+    return ("kv/range" if kind == "request_range" else "kv/deleterange"), body, kind.replace("request", "response")
+
+
+def nothing_in(span: Span) -> str:
+    """The comparison that is true when there is no key in a range."""
+    return f'{{"key":"{span.first}","range_end":"{span.last}","target":"CREATE","create_revision":"0"}}'
+
+
+def unchanged(found: Kept) -> str:
+    """The comparison that is true while a key is the one that was seen, whatever etcd lease it hangs on."""
+    return f'{{"key":"{found.key}","target":"CREATE","create_revision":"{found.created}"}}'
+
+
+def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] = ()) -> str:
+    return f'{{"compare":[{",".join(compare)}],"success":[{",".join(success)}],"failure":[{",".join(failure)}]}}'
+
+
+def value_of(request: Acquire, since: float) -> str:
+    """What is written for people. The info comes last, letter for letter."""
+    holder = json.dumps(request.holder, ensure_ascii=False)
+    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g},"info":{request.info or "null"}}}'
+
+
+def marker_of(found: Kept) -> str:
+    """The value of the key that keeps a name in the place of a holder's, so that the old token can still be named."""
+    return f'{{"token":{found.shown().fencing_token},{unb64(found.value)[1:]}'

@@ -1,0 +1,174 @@
+"""Hints from etcd: a waiter watches the one key it stands behind, and is told when that is deleted.
+
+Whoever is first in line watches the holder's key, everybody else the place of the waiter before it, so an end wakes one
+waiter and no herd. Which key that is only the claim lane's store learns, from the answer that refused the waiter; it
+says so with ``follow``. The waiting thread opens a stream for what was said meanwhile, and reads. A key is watched from
+the revision at which it was seen, so nothing is missed in between.
+
+The gateway's streams take no more keys once they have begun: each is opened for some keys and closed when all of these
+are gone. Beyond ``STREAMS_MAX`` they are replaced by one for all. An epoll makes them one descriptor; where the system
+has none, waiters poll.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dibs.clock import Deadline, RealClock
+from dibs.errors import SetupRequired
+from dibs.stores.etcd_gateway import lines_of
+from dibs.stores.etcd_wire import unchunked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from dibs.stores.etcd_gateway import Gateway
+    from dibs.stores.etcd_wire import Wire
+
+STREAMS_MAX = 16
+# Opening a stream may keep the waiting thread from its other waiters for this long.
+OPEN_S = 0.5
+# Keys that were said and not looked at yet; beyond these, waiters poll.
+SAID_MAX = 10_000
+
+available = hasattr(select, "epoll")
+
+
+class EtcdWatch:
+    """The streams of a client. The claim lane calls ``follow`` and ``has_told``, the waiting thread everything else."""
+
+    interval_s: float | None = None
+
+    def __init__(self, address: str, gateway: Gateway, watches: dict[str, EtcdWatch]) -> None:
+        self._address = address
+        self._gateway = gateway
+        self._watches = watches
+        self._names: dict[str, str] = {}  # what is followed: the key, in base64, and the name it stands for
+        self._said: deque[tuple[str, int]] = deque()
+        self._told: set[str] = set()
+        self._streams: dict[int, _Stream] = {}
+        self._bell, self._knock = socket.socketpair()
+        self._bell.setblocking(False)
+        self._knock.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell.fileno(), select.EPOLLIN)
+        watches[address] = self
+
+    def follow(self, name: str, key: str, revision: int) -> None:
+        """Tell of ``name`` when ``key`` (in base64), which was there at ``revision``, is deleted."""
+        if key in self._names or len(self._said) >= SAID_MAX:
+            return
+        self._names[key] = name
+        self._said.append((key, revision + 1))
+        try:
+            self._knock.send(b"!")
+        except OSError:  # full means already knocked; closed means nobody listens any more
+            pass
+
+    def has_told(self, name: str) -> bool:
+        """Whether the name was told of since this was last asked."""
+        if name not in self._told:
+            return False
+        self._told.discard(name)
+        return True
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        told: set[str] = set()
+        for fd, _ in self._epoll.poll(0):
+            stream = self._streams.get(fd)
+            if stream is not None:
+                self._read(stream, told)
+        self._told |= told
+        try:
+            self._bell.recv(4096)
+        except BlockingIOError:
+            return told
+        self._open([self._said.popleft() for _ in range(len(self._said))])
+        return told
+
+    def _read(self, stream: _Stream, told: set[str]) -> None:
+        """Note whose keys are gone; end the stream when all are, or when it has ended itself."""
+        over = False
+        try:
+            for key in stream.deleted():
+                told.add(self._names.pop(key, ""))
+        except (OSError, ValueError, KeyError):
+            over = True  # whoever it was for asks within a poll, and follows again
+        if over or not stream.keys:
+            for key in stream.keys:
+                self._names.pop(key, None)
+            self._end(stream)
+
+    def _open(self, keys: list[tuple[str, int]]) -> None:
+        if not keys:
+            return
+        if len(self._streams) >= STREAMS_MAX:
+            for stream in list(self._streams.values()):
+                keys += stream.keys.items()
+                self._end(stream)
+        asked = "\n".join(
+            f'{{"create_request":{{"key":"{key}","start_revision":"{revision}","filters":["NOPUT"]}}}}'
+            for key, revision in keys
+        )
+        wire = self._gateway.stream("watch", asked, Deadline(RealClock(), RealClock.now() + OPEN_S))
+        self._streams[wire.sock.fileno()] = _Stream(wire, dict(keys))
+        self._epoll.register(wire.sock.fileno(), select.EPOLLIN)
+
+    def _end(self, stream: _Stream) -> None:
+        fd = stream.wire.sock.fileno()
+        self._epoll.unregister(fd)
+        del self._streams[fd]
+        stream.wire.close()
+
+    def close(self) -> None:
+        if self._watches.get(self._address) is self:
+            del self._watches[self._address]
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        self._epoll.close()
+        self._bell.close()
+        self._knock.close()
+        self._gateway.close()
+
+
+class _Stream:
+    """One request to watch some keys, and its answer, which ends when the connection does."""
+
+    def __init__(self, wire: Wire, keys: dict[str, int]) -> None:
+        self.wire = wire
+        self.keys = keys  # those still there, and the revision from which each is watched
+        self._begun = False
+        self._line = b""
+
+    def deleted(self) -> Iterator[str]:
+        """The keys of which it turned out that they are gone. An error when the stream is over."""
+        wire = self.wire
+        while wire.take():
+            pass
+        if not self._begun:
+            head = wire.head()
+            if head is None:
+                return
+            status, length, at = head
+            if status != 200 or length is not None:
+                raise SetupRequired(f"etcd answered {status} to a watch")  # and whoever opened it opens another later
+            self._begun = True
+            wire.arrived = wire.arrived[at:]
+        text, at, over = unchunked(wire.arrived, 0)
+        wire.arrived = wire.arrived[at:]
+        whole, _, self._line = (self._line + text).rpartition(b"\n")
+        for message in lines_of(whole):
+            result = message["result"]
+            for event in result.get("events", ()):
+                key = event["kv"]["key"]
+                if self.keys.pop(key, None) is not None:
+                    yield key
+            over = over or result.get("canceled", False)
+        if over:
+            raise ValueError("the stream is over")

@@ -1,0 +1,682 @@
+"""What is particular to etcd: etcd leases that are shared and used again, logins, TLS, outages, clusters."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import socketserver
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dibs
+from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
+from dibs.store import GONE, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
+from dibs.stores import etcd as etcd_module
+from dibs.stores.etcd import EtcdStore
+from dibs.stores.etcd_check import _answers_early
+from dibs.stores.etcd_gateway import Access, Gateway
+from dibs.stores.etcd_wire import unchunked
+from tests.servers.etcd import EtcdServer, make_certificates
+from tests.servers.process import free_port
+from tests.test_store_machine import compare
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def soon(seconds: float = 10.0) -> Deadline:
+    return Deadline(RealClock(), RealClock.now() + seconds)
+
+
+@pytest.fixture
+def client(etcd_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(etcd_url) as client:
+        yield client
+
+
+@pytest.fixture
+def store(etcd_url: str) -> Iterator[EtcdStore]:
+    store = locate(etcd_url)[0].open()
+    assert isinstance(store, EtcdStore)
+    yield store
+    store.close()
+
+
+def left_of(server: EtcdServer) -> set[str]:
+    """The ids of all etcd leases."""
+    return {lease["ID"] for lease in server.ask("lease/leases", {}).get("leases", [])}
+
+
+# -- what is in etcd --------------------------------------------------------------------------------------------------
+
+
+def test_it_answers_as_memory_does(etcd_url: str) -> None:
+    """The etcd store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
+    compare(locate(etcd_url)[0].open, 40)
+
+
+def test_keys_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
+    """A lease is one key under the prefix, its value JSON that tells of the holder; a release leaves nothing."""
+    prefix = etcd_url.partition("prefix=")[2]
+    with dibs.connect(etcd_url) as client:
+        with client.lock("digest/42", info={"why": "ü"}) as lease:
+            ((key, value),) = etcd.keys(prefix).items()
+            assert key.startswith(f"{prefix}lease/default:digest/42\0/1/")
+            told = json.loads(value)
+            assert (told["holder"], told["ttl"], told["info"]) == (lease.holder, 30, {"why": "ü"})
+        assert etcd.keys(prefix) == {}
+
+
+def test_etcd_leases_are_used_again(own_etcd: EtcdServer) -> None:
+    """A hundred grants one after the other need one etcd lease, not a hundred that each live for a ttl."""
+    with dibs.connect(own_etcd.url()) as client:
+        for number in range(100):
+            with client.lock(f"job/{number % 7}"):
+                pass
+    assert len(left_of(own_etcd)) == 1
+
+
+def test_an_idle_etcd_lease_that_ended_is_replaced(own_etcd: EtcdServer) -> None:
+    """When the etcd lease that was put by is gone, the grant gets a new one and nobody notices."""
+    with dibs.connect(own_etcd.url()) as client:
+        first = client.lock("x").acquire()
+        assert first is not None
+        first.release()
+        for lease in left_of(own_etcd):
+            own_etcd.ask("lease/revoke", {"ID": lease})
+        second = client.lock("x").acquire(timeout=0)
+        assert second is not None
+        assert second.fencing_token > first.fencing_token
+        assert second.release() is True
+
+
+def test_a_lease_used_again_lasts_its_whole_ttl(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An etcd lease that was put by for longer than it has to spare is kept alive before it is used."""
+    flights: list[list[str]] = []
+    flight = Gateway.flight
+
+    def noted(self: Gateway, asked: Any, deadline: Deadline) -> list[Any]:
+        flights.append([path for path, _ in asked])
+        return flight(self, asked, deadline)
+
+    monkeypatch.setattr(Gateway, "flight", noted)
+
+    def pair(claim: str) -> None:
+        outcomes = store.act([Acquire("n", claim, 3, "h"), Release("n", claim)], soon())
+        assert [type(outcome).__name__ for outcome in outcomes] == ["Granted", "Released"]
+
+    pair("a-1")
+    pair("a-2")
+    assert [path for one in flights for path in one] == ["lease/grant", *["kv/txn", "kv/deleterange"] * 2]
+    time.sleep(1.1)
+    flights.clear()
+    pair("a-3")
+    assert flights == [["lease/keepalive", "kv/txn"], ["kv/deleterange"]]
+
+
+def test_a_shared_etcd_lease_is_kept_alive_only_for_all(store: EtcdStore) -> None:
+    """Of two grants of one call, the one that is not renewed ends, however long the other is renewed."""
+    granted = store.act([Acquire("kept", "a-1", 1, "h"), Acquire("left", "a-2", 1, "h")], soon())
+    assert {type(outcome) for outcome in granted} == {Granted}
+
+    def others_turn() -> bool:
+        assert isinstance(store.act([Renew("kept", "a-1", 1)], soon())[0], Renewed)
+        return isinstance(store.act([Acquire("left", "b-1", 1, "h")], soon())[0], Granted)
+
+    eventually(others_turn)
+    assert isinstance(store.act([Acquire("kept", "b-2", 1, "h")], soon())[0], Held)
+
+
+def test_a_thousand_leases_are_renewed_in_few_requests(store: EtcdStore) -> None:
+    """Leases granted together are renewed together: one keepalive for a thousand."""
+    names = [f"n{i}" for i in range(1000)]
+    granted = store.act([Acquire(name, f"a-{name}", 60, "h") for name in names], soon(30))
+    assert {type(outcome) for outcome in granted} == {Granted}
+    renewed = store.act([Renew(name, f"a-{name}", 60) for name in names], soon(30))
+    assert {type(outcome) for outcome in renewed} == {Renewed}
+    # Half of them move to an etcd lease of their own, and all still can be released.
+    renewed = store.act([Renew(name, f"a-{name}", 90) for name in names[::2]], soon(30))
+    assert {type(outcome) for outcome in renewed} == {Renewed}
+    assert store.act([Release(name, f"a-{name}") for name in names], soon(30)) == [RELEASED] * 1000
+
+
+def test_a_keepalive_is_not_believed(store: EtcdStore, etcd: EtcdServer, etcd_url: str) -> None:
+    """A renewal is Gone when the key is, although its etcd lease lives and can be kept alive."""
+    assert isinstance(store.act([Acquire("n", "a-1", 30, "h")], soon())[0], Granted)
+    layout = store._layout
+    etcd.ask("kv/deleterange", {"key": layout.claim("n", "a-1")})
+    assert store.act([Renew("n", "a-1", 30)], soon()) == [GONE]
+
+
+def test_a_change_of_leader_during_a_renewal_is_unknown(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept alive by a leader that may have been deposed is not believed."""
+    assert isinstance(store.act([Acquire("n", "a-1", 30, "h")], soon())[0], Granted)
+    flight = Gateway.flight
+
+    def deposed(self: Gateway, asked: Any, deadline: Deadline) -> list[Any]:
+        answers = flight(self, asked, deadline)
+        if asked[0][0] == "lease/keepalive":
+            answers[0][0]["header"]["raft_term"] = "1"
+        return answers
+
+    monkeypatch.setattr(Gateway, "flight", deposed)
+    with pytest.raises(dibs.StoreUnavailable, match="leader"):
+        store.act([Renew("n", "a-1", 30)], soon())
+
+
+def test_the_line_outlives_its_etcd_lease(store: EtcdStore, etcd: EtcdServer) -> None:
+    """A waiter whose place vanished with its etcd lease comes back to its place when it asks again."""
+    store.act([Acquire("n", "a-1", 30, "h")], soon())
+    (first,) = store.act([Acquire("n", "b-1", 30, "h", None, "b")], soon())
+    assert isinstance(first, Held)
+    etcd.ask("lease/revoke", {"ID": store._line_lease})
+    (second,) = store.act([Acquire("n", "c-1", 30, "h", None, "c")], soon())
+    assert isinstance(second, Held)
+    (again,) = store.act([Acquire("n", "b-1", 30, "h", None, "b", first.ticket)], soon())
+    assert isinstance(again, Held)
+    assert (again.ticket, again.ahead) == (first.ticket, False)
+    (behind,) = store.act([Acquire("n", "c-1", 30, "h", None, "c", second.ticket)], soon())
+    assert isinstance(behind, Held)
+    assert behind.ahead
+
+
+def test_answers_in_pieces_are_put_together() -> None:
+    """Chunks are taken whole, with what follows the last one; what is not all there is left alone."""
+    whole = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nGrpc-Trailer: 1\r\n\r\nnext"
+    assert unchunked(whole, 0) == (b"abcde", len(whole) - 4, True)
+    for length in range(len(whole) - 4):
+        text, at, over = unchunked(whole[:length], 0)
+        assert not over
+        assert (text, at) == ((b"", 0) if length < 8 else (b"abc", 8) if length < 19 else (b"abcde", 19))
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def waiting_for(client: dibs.Client, name: str, got: list[Any]) -> threading.Thread:
+    """A thread that waits for the lock and leaves the lease, with the time, in ``got``."""
+
+    def wait() -> None:
+        lease = client.lock(name).acquire(timeout=30)
+        got.append((time.monotonic(), lease))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_the_release_wakes_the_waiter(client: dibs.Client, etcd_url: str) -> None:
+    """A waiter is granted the name well before its next poll would have been, time after time."""
+    delays = []
+    with dibs.connect(etcd_url) as other:
+        for _ in range(5):
+            lease = client.lock("x").acquire()
+            assert lease is not None
+            got: list[Any] = []
+            waiter = waiting_for(other, "x", got)
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            time.sleep(0.1)
+            released = time.monotonic()
+            lease.release()
+            waiter.join()
+            delays.append(got[0][0] - released)
+            got[0][1].release()
+    assert sorted(delays)[2] < 0.35, delays
+
+
+def test_losing_every_hint_costs_one_poll(client: dibs.Client, etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: with all hints lost a waiter still acquires within one poll of the name being free."""
+    from dibs.stores.etcd_watch import EtcdWatch
+
+    monkeypatch.setattr(EtcdWatch, "follow", lambda *_: None)
+    with dibs.connect(etcd_url) as other:
+        lease = client.lock("x").acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiter = waiting_for(other, "x", got)
+        eventually(lambda: any(row.waiting for row in client.leases("x")))
+        lease.release()
+        waiter.join()
+        got[0][1].release()
+
+
+def test_one_client_waits_for_many_names(client: dibs.Client, etcd_url: str) -> None:
+    """Waiters for more names than there are streams are all woken."""
+    names = [f"n{i}" for i in range(40)]
+    leases = [client.lock(name).acquire() for name in names]
+    with dibs.connect(etcd_url) as other:
+        got: list[Any] = []
+        waiters = [waiting_for(other, name, got) for name in names]
+        eventually(lambda: sum(row.waiting for row in client.leases()) == len(names))
+        time.sleep(1.2)
+        for lease in leases:
+            assert lease is not None
+            lease.release()
+        for waiter in waiters:
+            waiter.join()
+        assert len(got) == len(names)
+        for _, lease in got:
+            lease.release()
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_server_is_unavailable_at_once() -> None:
+    """Nobody listens: StoreUnavailable, told without patience when the store was never reached."""
+    with dibs.connect(f"etcd://127.0.0.1:{free_port()}") as client:
+        before = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable, match="cannot be reached"):
+            client.lock("x").acquire(timeout=0)
+        assert time.monotonic() - before < 3
+
+
+def test_no_route_is_unavailable_by_the_deadline() -> None:
+    """Nobody answers: StoreUnavailable no later than one request time-out, which two hosts share."""
+    with dibs.connect("etcd://192.0.2.1,192.0.2.2", request_timeout=1) as client:
+        before = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable):
+            client.lock("x").acquire(timeout=0)
+        assert time.monotonic() - before < 3
+
+
+def test_another_endpoint_takes_over(own_etcd: EtcdServer) -> None:
+    """Of several endpoints the first that answers is used."""
+    url = own_etcd.url().replace("127.0.0.1", f"127.0.0.1:{free_port()},127.0.0.1")
+    with dibs.connect(url) as client, client.lock("x", timeout=0) as lease:
+        assert lease.held
+
+
+def test_a_server_killed_with_9_keeps_grants_and_tokens(own_etcd: EtcdServer) -> None:
+    """kill -9 of the server while a lease is held and somebody waits: it goes on, then the waiter has its turn."""
+    with dibs.connect(own_etcd.url(), patience=30) as client, dibs.connect(own_etcd.url(), patience=30) as other:
+        lease = client.lock("x", ttl=12).acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiter = waiting_for(other, "x", got)
+        eventually(lambda: [row.waiting for row in client.leases()] == [1])
+        own_etcd.kill()
+        own_etcd.start()
+        assert lease.held
+        seen = client.holder("x")
+        assert seen is not None
+        assert seen.fencing_token == lease.fencing_token
+        before = lease.trusted_until
+        eventually(lambda: lease.trusted_until > before)  # a renewal has reached the restarted server
+        assert not got
+        lease.release()
+        waiter.join()
+        assert got[0][1].fencing_token > lease.fencing_token
+        got[0][1].release()
+
+
+def test_a_paused_server_ends_trust_by_the_clock(own_etcd: EtcdServer) -> None:
+    """While the server hangs for longer than a ttl, a lease is lost by its deadline; callers get StoreUnavailable."""
+    told = threading.Event()
+    with dibs.connect(own_etcd.url(), request_timeout=1, patience=1) as client:
+        lease = client.lock("x", ttl=2, on_lost=told.set).acquire()
+        assert lease is not None
+        deadline = lease.trusted_until
+        with own_etcd.paused():
+            assert told.wait(10)
+            assert not lease.held
+            assert lease._session.clock.now() >= deadline
+            with pytest.raises(dibs.StoreUnavailable):
+                client.lock("y").acquire(timeout=0)
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+        eventually(lambda: client.holder("x") is None)
+        with client.lock("x", timeout=10) as again:
+            assert again.fencing_token > lease.fencing_token
+
+
+def test_a_wiped_store_is_noticed(own_etcd: EtcdServer) -> None:
+    """All keys deleted under a live holder: it hears of it at its next renewal, and tokens go on rising."""
+    with dibs.connect(own_etcd.url()) as client, dibs.connect(own_etcd.url()) as other:
+        lease = client.lock("x", ttl=3).acquire()
+        assert lease is not None
+        own_etcd.delete_everything()
+        taken = other.lock("x").acquire(timeout=0)
+        assert taken is not None
+        assert taken.fencing_token > lease.fencing_token
+        assert lease.lost.wait(5)
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+        assert taken.held
+        assert other.holder("x") is not None
+        taken.release()
+
+
+def test_a_cluster_survives_the_loss_of_its_leader() -> None:
+    """Three members: when the leader is killed, a held lease goes on, and tokens go on rising."""
+    peers = {name: free_port() for name in ("m1", "m2", "m3")}
+    made: dict[str, EtcdServer] = {}
+
+    def make(name: str) -> None:
+        made[name] = EtcdServer(name=name, peers=peers)
+
+    makers = [threading.Thread(target=make, args=(name,)) for name in peers]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    try:
+        url = "etcd://" + ",".join(f"127.0.0.1:{made[name].port}" for name in peers)
+        with dibs.connect(url, patience=20) as client, dibs.connect(url, patience=20) as other:
+            lease = client.lock("x", ttl=10).acquire()
+            assert lease is not None
+            leader = next(
+                member
+                for member in made.values()
+                if (status := member.ask("maintenance/status", {}))["leader"] == status["header"]["member_id"]
+            )
+            leader.kill()
+            before = lease.trusted_until
+            eventually(lambda: lease.trusted_until > before)
+            assert lease.held
+            assert other.lock("x").acquire(timeout=0) is None
+            lease.release()
+            with other.lock("x", timeout=10) as again:
+                assert again.fencing_token > lease.fencing_token
+            kept, detail = findings(url)["the loss of a member is survived"]
+            assert kept
+            assert "3 members, 3 of them" in detail
+    finally:
+        for server in made.values():
+            server.close()
+
+
+def test_a_forked_child_works_anew(client: dibs.Client) -> None:
+    """In a forked child the lease is not held, its client works on connections of its own, the parent's go on."""
+    lease = client.lock("x").acquire()
+    assert lease is not None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            mine = client.lock("y").acquire(timeout=5)
+            fine = not lease.held and client.lock("x").acquire(timeout=0) is None and mine is not None
+            mine.release()  # type: ignore[union-attr]
+            os._exit(0 if fine else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert lease.held
+    assert lease.release() is True
+    with client.lock("y", timeout=0):
+        pass
+
+
+# -- logins and TLS ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(own_etcd: EtcdServer) -> EtcdServer:
+    """An etcd with authentication: root may everything, app only what is under dibs/."""
+    own_etcd.let_in("root", "hunter1")
+    own_etcd.let_in("app", "hunter2", "dibs/")
+    own_etcd.ask("auth/enable", {})
+    return own_etcd
+
+
+def test_a_login_with_rights_on_the_prefix_is_enough(guarded: EtcdServer) -> None:
+    """A user that may read and write the prefix, and nothing else, can do everything; elsewhere: SetupRequired."""
+    with dibs.connect(guarded.url(user="app", password="hunter2")) as client:
+        client.setup()
+        lease = client.lock("x", ttl=2, min_hold=1).acquire(timeout=0)
+        assert lease is not None
+        lease.renew(4)
+        assert [row.name for row in client.leases()] == ["x"]
+        lease.release()
+        assert client.capabilities.durable
+    with (
+        dibs.connect(guarded.url(user="app", password="hunter2", options="prefix=other/")) as client,
+        pytest.raises(dibs.SetupRequired, match="rights on the prefix"),
+    ):
+        client.lock("x").acquire(timeout=0)
+    found = findings(guarded.url(user="app", password="hunter2"))
+    assert [promise for promise, (kept, _) in found.items() if not kept] == []
+
+
+@pytest.mark.parametrize("user", ["app", "nobody", ""])
+def test_a_wrong_login_is_a_misconfiguration_and_is_not_shown(guarded: EtcdServer, user: str) -> None:
+    """Wrong password, unknown user, no login at all: SetupRequired, and no password in any text."""
+    with dibs.connect(guarded.url(user=user, password="hunter3-wrong" if user else "")) as client:
+        with pytest.raises(dibs.SetupRequired) as caught:
+            client.lock("x").acquire(timeout=0)
+        assert "hunter" not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
+
+
+def test_a_login_that_ended_is_made_again(guarded: EtcdServer) -> None:
+    """etcd forgets logins when it restarts, and voids them when users change: a lease goes on all the same."""
+    with dibs.connect(guarded.url(user="app", password="hunter2")) as client:
+        lease = client.lock("x", ttl=30).acquire()
+        assert lease is not None
+        token = guarded.ask("auth/authenticate", {"name": "root", "password": "hunter1"})["token"]
+        guarded.ask("auth/user/add", {"name": "another", "password": "x"}, token)
+        lease.renew()
+        guarded.process.end(guarded.POLITE_SIGNAL)
+        guarded.process.spawn(guarded._command())
+        eventually(lambda: _renewed(lease))
+        lease.release()
+
+
+def _renewed(lease: Any) -> bool:
+    try:
+        lease.renew()
+    except dibs.StoreUnavailable:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    for parent in folder.parents[:2]:
+        parent.chmod(0o755)
+    make_certificates(folder)
+    return folder
+
+
+def copied(certificates: Path) -> Path:
+    """Where the server's user may read them: pytest keeps its folders closed."""
+    folder = Path(tempfile.mkdtemp(prefix="dibs-certificates-", dir="/tmp"))
+    for file in certificates.iterdir():
+        shutil.copy(file, folder)
+        (folder / file.name).chmod(0o644)
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def tls_etcd(certificates: Path) -> Iterator[EtcdServer]:
+    folder = copied(certificates)
+    settings = ["--client-cert-auth", "--trusted-ca-file", str(folder / "ca.pem")]
+    try:
+        with EtcdServer(settings, folder) as server:
+            yield server
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_tls_with_certificates_on_both_sides(tls_etcd: EtcdServer, certificates: Path) -> None:
+    """etcds:// with ca, cert and key works, watch and all; without one of them, or without TLS: SetupRequired."""
+    ca, cert, key = (f"{name}={certificates / file}" for name, file in _FILES.items())
+    with dibs.connect(tls_etcd.url(options=f"{ca}&{cert}&{key}")) as client:
+        lease = client.lock("x").acquire(timeout=0)
+        assert lease is not None
+        with dibs.connect(tls_etcd.url(options=f"{ca}&{cert}&{key}")) as other:
+            got: list[Any] = []
+            waiter = waiting_for(other, "x", got)
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            lease.release()
+            waiter.join()
+            got[0][1].release()
+    plain = tls_etcd.url().replace("etcds", "etcd")
+    for url in (tls_etcd.url(options=ca), tls_etcd.url(options=f"{cert}&{key}"), plain):
+        with dibs.connect(url) as client, pytest.raises(dibs.SetupRequired, match="TLS"):
+            client.lock("x").acquire(timeout=0)
+
+
+_FILES = {"ca": "ca.pem", "cert": "client.pem", "key": "client.key"}
+
+
+def test_tls_where_there_is_none_is_a_misconfiguration(etcd: EtcdServer) -> None:
+    """etcds:// to a port that speaks no TLS: SetupRequired."""
+    with (
+        dibs.connect(etcd.url().replace("etcd:", "etcds:")) as client,
+        pytest.raises(dibs.SetupRequired, match="speaks TLS"),
+    ):
+        client.ping()
+
+
+# -- the URL, and what is said of settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://",
+        "etcd:///",
+        "etcd://host/path",
+        "etcd://host:0",
+        "etcd://host:99999",
+        "etcd://host:port",
+        "etcd://host,",
+        "etcd://:secret@host",
+        "etcd://host?prefix=a%0Ab",
+        "etcd://host?perfix=a",
+        "etcd://host?ca=/tmp",
+        "etcds://host?ca=/no/such/file",
+        "etcds://host?key=/no/such/file",
+        "etcds://host?cert=/no/such/file",
+    ],
+)
+def test_a_wrong_url_is_refused_before_any_io(url: str) -> None:
+    """Typos and what does not go together are InvalidOption, without a connection and without the password."""
+    with pytest.raises(dibs.InvalidOption) as caught:
+        dibs.connect(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_address_is_shown_without_the_login() -> None:
+    """What is printed names endpoints and prefix."""
+    address, _ = locate("etcds://app:secret@a,b:1234,[::1]:99/?prefix=ops/")
+    assert address.shown == "etcds://a:2379,b:1234,[::1]:99/?prefix=ops/"
+
+
+def findings(url: str) -> dict[str, tuple[bool, str]]:
+    store = locate(url)[0].open()
+    try:
+        return {finding.promise: (finding.kept, finding.detail) for finding in store.check(soon())}
+    finally:
+        store.close()
+
+
+def test_doctor_is_content_with_an_etcd_as_shipped(client: dibs.Client, etcd_url: str) -> None:
+    """All promises are kept; that there is a single member is said."""
+    assert client.capabilities == etcd_module.CAPABILITIES
+    found = findings(etcd_url)
+    assert [promise for promise, (kept, _) in found.items() if not kept] == []
+    assert "single member" in found["the loss of a member is survived"][1]
+
+
+@pytest.mark.parametrize(
+    "version, early",
+    [("3.4.20", True), ("3.4.21", False), ("3.4.23", False), ("3.5.4", True), ("3.5.5", False), ("3.6.0-rc.1", False)],
+)
+def test_versions_that_answer_before_they_have_synced(version: str, early: bool) -> None:
+    """etcd's issue 14370 is fixed in 3.4.21 and 3.5.5; before, a single member may lose what it acknowledged."""
+    assert _answers_early(version) is early
+
+
+def test_doctor_sees_what_breaks_promises() -> None:
+    """No syncs to disk and an election time-out that makes leases longer are named, with what to change."""
+    settings = ["--unsafe-no-fsync", "--election-timeout=5000", "--heartbeat-interval=500"]
+    with EtcdServer(settings) as server, dibs.connect(server.url()) as client:
+        with client.lock("x"):
+            pass
+        assert not client.capabilities.durable
+        found = findings(server.url())
+        assert found["grants survive a crash of the server"][0] is False
+        assert "--unsafe-no-fsync" in found["grants survive a crash of the server"][1]
+        assert found["leases end with their ttl"][0] is False
+        assert "--election-timeout" in found["leases end with their ttl"][1]
+
+
+def test_without_space_nothing_is_granted_and_everything_else_works() -> None:
+    """Beyond its quota etcd refuses grants cleanly; what is held is renewed and released; doctor names the alarm."""
+    with EtcdServer(["--quota-backend-bytes=300000"]) as server, dibs.connect(server.url(), patience=0.5) as client:
+        lease = client.lock("held").acquire(timeout=0)
+        assert lease is not None
+        for _ in range(200):
+            if "error" in server.ask("kv/put", {"key": "eA==", "value": "eHh4" * 4000}):
+                break
+        eventually(lambda: server.ask("maintenance/alarm", {}).get("alarms"))
+        with pytest.raises(dibs.StoreUnavailable, match="space"):
+            client.lock("other").acquire(timeout=0)
+        lease.renew()
+        assert lease.held
+        assert lease.release() is True
+        kept, detail = findings(server.url())["there is room to grant"]
+        assert not kept
+        assert "alarm disarm" in detail
+
+
+def test_something_else_on_the_port_is_a_misconfiguration() -> None:
+    """A web server that is no etcd, or an etcd without its JSON gateway: SetupRequired that says what to look at."""
+
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Quiet) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        try:
+            with (
+                dibs.connect(f"etcd://127.0.0.1:{web.server_address[1]}") as client,
+                pytest.raises(dibs.SetupRequired, match="JSON gateway"),
+            ):
+                client.lock("x").acquire(timeout=0)
+        finally:
+            web.shutdown()
+            thread.join()
+
+
+def test_an_answer_that_trickles_ends_at_the_deadline() -> None:
+    """A server that sends a byte now and then keeps nobody longer than the deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        over = threading.Event()
+
+        def trickle() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                for byte in b"HTTP/1.1 200 OK\r\n" * 100:
+                    if over.wait(0.05):
+                        return
+                    connection.send(bytes([byte]))
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        gateway = Gateway(Access((listening.getsockname(),), None, "", "", []))
+        before = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable, match="in time"):
+            gateway.one("kv/range", "{}", soon(0.5))
+        assert time.monotonic() - before < 2
+        over.set()
+        thread.join()
