@@ -13,14 +13,14 @@ from dibs.errors import InvalidOption
 
 
 def url_of(source: Any) -> str:
-    """A dibs URL for a SQLAlchemy engine or URL, a psycopg pool or connection, or a Django connection."""
-    for known in (_sqlalchemy, _django, _psycopg_pool, _psycopg_connection):
+    """A dibs URL for a SQLAlchemy engine or URL, a psycopg pool or connection, a Django connection, or redis-py's."""
+    for known in (_sqlalchemy, _django, _psycopg_pool, _psycopg_connection, _redis):
         url = known(source)
         if url is not None:
             return url
     raise InvalidOption(
-        f"connect() takes a URL, a SQLAlchemy engine, a psycopg pool or connection, or a Django connection, not "
-        f"{type(source).__module__}.{type(source).__qualname__}"
+        "connect() takes a URL, a SQLAlchemy engine, a psycopg pool or connection, a Django connection, or a client or "
+        f"pool of redis-py, not {type(source).__module__}.{type(source).__qualname__}"
     )
 
 
@@ -33,6 +33,10 @@ def _sqlalchemy(source: Any) -> str | None:
     kind = backend()
     if kind == "sqlite":
         return _sqlite(url.database)
+    if kind in ("mysql", "mariadb"):
+        # Of the drivers' parameters those count that say where and how to connect; the driver is dibs's own choice.
+        query = {key: value for key, value in url.query.items() if isinstance(value, str) and key in _MYSQL_OPTIONS}
+        return _mysql(url.host, url.port, url.username, url.password, url.database, query)
     if kind != "postgresql":
         raise InvalidOption(f"dibs has no store for SQLAlchemy's {kind!r} databases yet")
     # SQLAlchemy's query holds the driver's parameters, of which psycopg2, psycopg and libpq share the names.
@@ -47,6 +51,8 @@ def _django(source: Any) -> str | None:
         return None
     if vendor == "sqlite":
         return _sqlite(settings["NAME"])
+    if vendor == "mysql":
+        return _django_mysql(settings)
     if vendor != "postgresql":
         raise InvalidOption(f"dibs has no store for Django's {vendor!r} databases yet")
     options = {k: v for k, v in settings.get("OPTIONS", {}).items() if isinstance(v, str) and k != "assume_role"}
@@ -100,8 +106,91 @@ def _postgresql(
     return f"postgresql://{login}/{quote(database or '', safe='')}{tail}"
 
 
+_MYSQL_OPTIONS = (
+    "unix_socket",
+    "ssl",
+    "ssl_mode",
+    "ssl_ca",
+    "ssl_cert",
+    "ssl_key",
+    "ssl_disabled",
+    "ssl_verify_cert",
+    "ssl_verify_identity",
+    "ssl_check_hostname",
+)
+
+
+def _django_mysql(settings: dict[str, Any]) -> str:
+    options = dict(settings.get("OPTIONS") or {})
+    if "read_default_file" in options and not settings.get("USER"):
+        raise InvalidOption("that Django connection takes its login from read_default_file; give dibs a URL instead")
+    files = options.pop("ssl", None)
+    query = {key: str(value) for key, value in options.items() if key in _MYSQL_OPTIONS}
+    if isinstance(files, dict):
+        query |= {f"ssl_{key}": str(value) for key, value in files.items() if key in ("ca", "cert", "key")}
+    elif files:
+        query["ssl"] = "true"
+    host = settings.get("HOST") or None
+    if host and host.startswith("/"):
+        query["unix_socket"], host = host, None
+    return _mysql(host, settings.get("PORT"), settings.get("USER"), settings.get("PASSWORD"), settings["NAME"], query)
+
+
+def _mysql(
+    host: str | None, port: Any, user: str | None, password: str | None, database: str | None, query: dict[str, str]
+) -> str:
+    login = f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@" if user or password else ""
+    at = (f"[{host}]" if ":" in host else quote(host)) if host else ""
+    tail = f"?{urlencode(query)}" if query else ""
+    return f"mysql://{login}{at}{f':{port}' if port else ''}/{quote(database or '', safe='')}{tail}"
+
+
 def _sqlite(path: Any) -> str:
     text = str(path or "")
     if not text or ":memory:" in text or "mode=memory" in text or text.startswith("file:"):
         raise InvalidOption("that SQLite database is in memory or opened by a file: URI; dibs needs the path of a file")
     return f"sqlite:///{quote(text)}"
+
+
+def _redis(source: Any) -> str | None:
+    """A client or pool of redis-py, for threads or asyncio, of one server, of sentinels or of a cluster."""
+    nodes = getattr(source, "nodes_manager", None)
+    pool = getattr(source, "connection_pool", source)
+    if nodes is not None:
+        settings = dict(nodes.connection_kwargs)
+        places = [(node.host, node.port) for node in nodes.startup_nodes.values()]
+        query = {"cluster": "true"}
+        settings.pop("db", None)
+        kind = "SSL" if settings.get("ssl") else getattr(settings.get("connection_class"), "__name__", "")
+    elif isinstance(getattr(pool, "connection_kwargs", None), dict):
+        settings = dict(pool.connection_kwargs)
+        kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
+        places, query = [(settings.get("host", "localhost"), settings.get("port", 6379))], {}
+        sentinels = getattr(getattr(pool, "sentinel_manager", None), "sentinels", None)
+        if sentinels:
+            known = [sentinel.connection_pool.connection_kwargs for sentinel in sentinels]
+            places = [(one["host"], one["port"]) for one in known]
+            query = {"sentinel": pool.service_name}
+            logins = {f"sentinel_{key}": known[0].get(key) for key in ("username", "password")}
+            query.update({key: value for key, value in logins.items() if value})
+    else:
+        return None
+    if settings.get("credential_provider") is not None:
+        raise InvalidOption("that redis client asks a credential provider for its login; give dibs a URL with a login")
+    user, password = settings.get("username") or "", settings.get("password") or ""
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
+    query["db"] = str(settings.get("db") or 0)
+    if settings.get("path"):
+        return f"redis+unix://{login}{quote(settings['path'])}?{urlencode(query)}"
+    tls = "SSL" in kind
+    if tls:
+        query.update({k: str(v) for k, v in settings.items() if k in _REDIS_TLS and v is not None})
+        if isinstance(settings.get("ssl_cert_reqs"), int):  # ssl.CERT_NONE and so on
+            query["ssl_cert_reqs"] = ("none", "optional", "required")[settings["ssl_cert_reqs"]]
+    hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in places)
+    return f"redis{'s' * tls}://{login}{hosts}?{urlencode(query)}"
+
+
+_REDIS_TLS = frozenset(
+    "ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_password ssl_cert_reqs ssl_check_hostname".split()
+)

@@ -1,0 +1,674 @@
+"""Redis and Valkey: leases as hashes, changed by Lua scripts, which the server runs one at a time.
+
+A permit is a hash ``dibs:lease:{namespace:name}`` with the fields claim_id, holder, fencing_token, acquired_at,
+expires_at and info, there only while somebody holds it, is kept out of it, or waits for it (and after a crash of its
+holder, until the next one comes or a purge). A script reads it, decides, and writes it with nothing in between: that
+is the conditional write. Time is the server's ``TIME``, read in the script; whether a lease is over is decided by its
+``expires_at``, never by Redis's own expiry of keys, so an eviction among keys with a time to live takes none.
+
+A fencing token is ``max(the last one + 1, the server's time in microseconds)``, counted for all names together (in a
+cluster for all names of a hash slot) under ``dibs:token``. So a released name can be deleted without a trace, and
+tokens go on rising when data was lost, by a failover, a crash or FLUSHALL, unless the server's clock was set back too.
+
+The line is a sorted set of claims by ticket beside a hash that says when each was seen free to ask and where it is
+told; both are forgotten after an hour in which nobody asked. Whoever releases publishes to the first in line alone.
+
+What is in braces is the hash tag: all keys of a name are in one slot. ``%`` and ``}`` in a name are written as %25 and
+%7D there, so two names never share a key. A later permit of a name would be ``dibs:lease:{namespace:name}2`` and so on.
+
+Not promised: what a failover forgets, unless ``min_replicas`` makes each grant and renewal wait for replicas; what a
+crash forgets, unless ``appendfsync`` is ``always``; anything where ``maxmemory-policy`` evicts keys without a time to
+live. ``capabilities`` and ``check`` say which of these hold.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+from dibs.store import (
+    GONE,
+    LINE_GRACE_S,
+    RELEASED,
+    Acquire,
+    Capabilities,
+    Finding,
+    Granted,
+    Held,
+    Outcome,
+    Release,
+    Renew,
+    Renewed,
+    StoreAddress,
+    StoredLease,
+)
+from dibs.stores.redis_links import SLOTS, ClusterLink, Link, Request, slot_of
+from dibs.stores.redis_wire import Place, Refusal, Wire, packed, raised, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from urllib.parse import SplitResult
+
+    from dibs.clock import Deadline
+    from dibs.store import Request as StoreRequest
+
+CAPABILITIES = Capabilities(
+    store="Redis",
+    survives_restart="as its persistence does",
+    fencing_token="strict while data lives, then by the server's clock",
+    clock="server TIME",
+    waiting_line="FIFO",
+    signal="pub/sub",
+    queue=False,
+    durable=False,
+    ttl_min_s=0.05,
+    ttl_max_s=30 * 24 * 3600.0,
+    resolution_s=0.001,
+    margin_s=0.010,
+)
+# Requests that one run of a script serves. Redis serves nobody else meanwhile: this many take about a millisecond.
+CHUNK_MAX = 100
+# How long a line in which nobody asks is kept, and longer the free row of its name: where there is a line, there is a
+# row, so that a name without one is granted without a look at the line.
+LINE_KEEP_MS = 3600 * 1000
+ROW_KEEP_MS = 2 * LINE_KEEP_MS
+# Keys that one step of a SCAN looks at.
+SCAN_COUNT = 1000
+# The part of the time that is left which replicas get to acknowledge; the rest is for giving back what they did not.
+WAIT_PART = 0.5
+PREFIX_BYTES_MAX = 100
+# What a login must be allowed to do, and what it should be, so that capabilities and doctor can tell what is promised.
+RIGHTS = (
+    "+evalsha +eval +time +hget +hmget +hset +hdel +hvals +get +set +incr +del +persist +pexpire +pttl +zadd +zcard "
+    "+zrange +zrevrange +zrank +zscore +zrangebyscore +zremrangebyscore +zrem +publish +subscribe +scan +ping +wait "
+    "+select +info +config|get +client|setname"
+)
+
+
+class _Script:
+    """A Lua script by its name, and the digest under which the server remembers it."""
+
+    def __init__(self, name: str) -> None:
+        self.body = (files("dibs.stores") / "redis_lua" / f"{name}.lua").read_text("utf-8")
+        self.digest = sha1(self.body.encode(), usedforsecurity=False).hexdigest()
+
+    def calling(self, keys: Sequence[str], arguments: Sequence[str], slot: int) -> _Call:
+        return _Call(self, [str(len(keys)), *keys, *arguments], slot)
+
+
+class _Call:
+    """One run of a script, on its way."""
+
+    __slots__ = ("_script", "_words", "slot")
+
+    def __init__(self, script: _Script, words: list[str], slot: int) -> None:
+        self._script = script
+        self._words = words
+        self.slot = slot
+
+    def by_digest(self) -> Request:
+        return Request(packed("EVALSHA", self._script.digest, *self._words), self.slot)
+
+    def by_text(self) -> Request:
+        """For a server that does not know the script (yet, or any more after SCRIPT FLUSH): run and remember it."""
+        return Request(packed("EVAL", self._script.body, *self._words), self.slot)
+
+
+class RedisStore:
+    def __init__(self, place: Place, prefix: str, min_replicas: int) -> None:
+        self._place = place
+        self._link = ClusterLink(place) if place.cluster else Link(place)
+        self._prefix = prefix
+        self._min_replicas = min_replicas
+        self._scripts: dict[str, _Script] = {}
+        self._counters: list[str] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the weakest of the servers offers that are connected."""
+        facts = self._link.facts()
+        if not facts:
+            return CAPABILITIES
+        durable, survives = min(map(_kept, facts))
+        return CAPABILITIES._replace(
+            survives_restart=survives,
+            durable=durable,
+            fencing_token="strict" if durable and self._over_a_failover(facts)[0] else CAPABILITIES.fencing_token,
+            signal="pub/sub" if all(map(_publishes, facts)) else "poll (this login may not publish)",
+        )
+
+    # -- the vector -----------------------------------------------------------------------------------------------
+
+    def act(self, requests: Sequence[StoreRequest], deadline: Deadline) -> list[Outcome]:
+        if not requests:
+            self._fly([Request(packed("PING"), node=node) for node, _ in self._link.servers(deadline)], deadline)
+            return []
+        outcomes: list[Any] = [GONE] * len(requests)
+        chunks = list(self._chunks(requests))
+        calls = (self._call(kind, [requests[index] for index in indexes], slot) for kind, slot, indexes in chunks)
+        # Requests for one name are tried in their order also by a server that knows some of the scripts only.
+        in_order = len(chunks) > 1 and len({request.name for request in requests}) < len(requests)
+        for (kind, _, indexes), texts in zip(chunks, self._run(calls, deadline, by_text=in_order), strict=True):
+            read = _READERS[kind]
+            for index, text in zip(indexes, texts, strict=True):
+                outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)
+        if self._min_replicas and any(kind is not Release for kind, _, _ in chunks):
+            self._wait_for_replicas(requests, outcomes, deadline)
+        if not self._place.worked:
+            self._place.worked.append(True)
+        return outcomes
+
+    def _chunks(self, requests: Sequence[StoreRequest]) -> Iterator[tuple[type, int, Sequence[int]]]:
+        """The requests by verb and slot, in their order, as one run of a script takes them."""
+        for kind, run in groupby(range(len(requests)), key=lambda index: type(requests[index])):
+            if self._place.cluster:
+                slots = {index: slot_of(_tag(requests[index].name).encode()) for index in run}
+                groups = groupby(sorted(slots, key=slots.__getitem__), key=slots.__getitem__)
+            else:
+                groups = iter([(0, run)])  # type: ignore[assignment]
+            for slot, indexes in groups:
+                these = list(indexes)
+                for start in range(0, len(these), CHUNK_MAX):
+                    yield kind, slot, these[start : start + CHUNK_MAX]
+
+    def _call(self, kind: type, requests: Sequence[Any], slot: int) -> _Call:
+        keys: list[str] = []
+        words: list[str] = []
+        ttl, ttl_word = 0.0, "0.0"  # most requests have the ttl of the one before
+        if kind is Acquire:
+            words += (repr(LINE_GRACE_S), str(LINE_KEEP_MS))
+            for name, claim_id, seconds, holder, info, wake, ticket in requests:
+                if seconds != ttl:
+                    ttl, ttl_word = seconds, repr(seconds)
+                keys += self._keys(name)
+                channel = "" if wake is None else self._channel(wake)
+                words += (claim_id, ttl_word, holder, info or "", channel, "" if ticket is None else str(ticket))
+            keys.append(self._counter(slot))
+            return self._script("acquire").calling(keys, words, slot)
+        if kind is Renew:
+            for name, claim_id, seconds, permit in requests:
+                if seconds != ttl:
+                    ttl, ttl_word = seconds, repr(seconds)
+                keys.append(self._keys(name, permit)[0])
+                words += (claim_id, ttl_word)
+            return self._script("renew").calling(keys, words, slot)
+        words.append(str(ROW_KEEP_MS))
+        for name, claim_id, permit, ticket, keep in requests:
+            keys += self._keys(name, permit)
+            words += (claim_id, "" if ticket is None else "1", repr(keep) if keep else "0")
+        return self._script("release").calling(keys, words, slot)
+
+    def _refused(self, request: StoreRequest, text: bytes) -> Any:
+        """What became of a request that failed by itself: an error for an acquire, and no lease for the others."""
+        error = refusal(text[2:])
+        if error.code == "OOM":
+            if type(request) is Acquire:
+                return StoreUnavailable(
+                    f"Redis is out of memory and takes no new lease: {error.text}", maybe_applied=False
+                )
+        elif error.code == "WRONGTYPE":
+            if type(request) is not Acquire:
+                return GONE
+            return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {error.text}")
+        elif error.code in ("ERR", ""):
+            # Of the commands in our scripts that is a right that is missing (before Redis 7.2), or a value not ours.
+            raise SetupRequired(f"Redis: {error.text}. Has this login the rights that `dibs schema` prints?")
+        raise self._failure(error, maybe_applied=True)
+
+    def _wait_for_replicas(self, requests: Sequence[StoreRequest], outcomes: Sequence[Any], deadline: Deadline) -> None:
+        """Go on when enough replicas have what was just written; else give the grants back, and nothing is known.
+
+        A renewal that too few replicas have heard of may be forgotten by a failover, so nobody may trust it.
+        """
+        wait_ms = str(int(deadline.remaining() * WAIT_PART * 1000) + 1)
+        wait = packed("WAIT", str(self._min_replicas), wait_ms)
+        reached = self._fly([Request(wait, node=node) for node in self._link.flown], deadline)
+        if min(reached) >= self._min_replicas:
+            return
+        grants = [
+            Release(request.name, request.claim_id)
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if type(outcome) is Granted
+        ]
+        chunks = self._chunks(grants)
+        self._run((self._call(kind, [grants[i] for i in these], slot) for kind, slot, these in chunks), deadline)
+        raise StoreUnavailable(
+            f"{min(reached)} replicas acknowledged in {int(wait_ms) / 1000:.1f} s where min_replicas="
+            f"{self._min_replicas} are wanted; what was granted was given back"
+        )
+
+    # -- see and mend ---------------------------------------------------------------------------------------------
+
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        # Nothing lies between a name and the same with a control character: that is asked for by who wants this one.
+        if before == first + "\x01":
+            names = [first]
+        else:
+            names = sorted(n for n in self._scan(_beginning(first, before), deadline) if first <= n < before)
+        calls, asked = [], []
+        for slot, some in self._by_slot(names):
+            keys = [key for name in some for key in self._keys(name)[:2]]
+            calls.append(self._script("show").calling(keys, (), slot))
+            asked.append(some)
+        found = []
+        for some, rows in zip(asked, self._run(calls, deadline), strict=True):
+            for name, row in zip(some, rows, strict=True):
+                if row:
+                    holder, token, since, until, left, info, waiting = row
+                    found.append(
+                        StoredLease(
+                            name,
+                            1,
+                            holder.decode(),
+                            int(token),
+                            float(since),
+                            float(until),
+                            float(left),
+                            None if info is None else info.decode(),
+                            waiting,
+                        )
+                    )
+        found.sort(key=lambda lease: lease.name)
+        return found
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        arguments = (str(fencing_token), "1" if now else "", str(ROW_KEEP_MS))
+        call = self._script("break").calling(self._keys(name), arguments, self._slot(name))
+        return bool(self._run([call], deadline)[0])
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        names = self._scan("", deadline)
+        script, arguments = self._script("purge"), (repr(older_than), repr(LINE_GRACE_S))
+        calls = [
+            script.calling([key for name in some for key in self._keys(name)], arguments, slot)
+            for slot, some in self._by_slot(names)
+        ]
+        return sum(self._run(calls, deadline))
+
+    def _scan(self, prefix: str, deadline: Deadline) -> set[str]:
+        """The names with this prefix that have a row. All keys of the database are looked at on the way."""
+        start = self._keys(prefix)[0][:-1]
+        pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in start) + "*"
+        names: set[str] = set()
+        for node, _ in self._link.servers(deadline):
+            cursor = "0"
+            while True:
+                command = packed("SCAN", cursor, "MATCH", pattern, "COUNT", str(SCAN_COUNT))
+                ((after, keys),) = self._fly([Request(command, node=node)], deadline)
+                cursor = after.decode()
+                names.update(filter(None, map(self.name_in, keys)))
+                if cursor == "0":
+                    break
+        return names
+
+    def check(self, deadline: Deadline) -> list[Finding]:
+        self._link.close()  # the settings as they are now
+        everywhere = [wire.facts for _, wire in self._link.servers(deadline)]
+        facts = min(everywhere, key=_kept)  # of the weakest
+        durable, survives = _kept(facts)
+        offered = self.capabilities
+        append, fsync = facts.get("appendonly", "unknown"), facts.get("appendfsync", "unknown")
+        policy, limit = facts.get("maxmemory_policy", "unknown"), facts.get("maxmemory", "unknown")
+        return [
+            Finding("reachable", True, f"{_program(facts)}{self._kind(len(everywhere))}"),
+            Finding(
+                "grants survive a crash of the server",
+                durable,
+                f"appendonly={append}, appendfsync={fsync}; survives a restart: {survives}"
+                + ("" if durable else ". Set appendonly yes and appendfsync always, or a crash may forget grants"),
+            ),
+            Finding(
+                "leases are not evicted",
+                policy != "unknown" and not _evicts(facts),
+                f"maxmemory={limit}, maxmemory-policy={policy}"
+                + (". Set it to noeviction or to one of volatile-*, or a name may be free too early" * _evicts(facts)),
+            ),
+            Finding("grants survive a failover", *self._over_a_failover(everywhere)),
+            Finding(
+                "fencing tokens rise",
+                offered.fencing_token == "strict",
+                "counted, and never below the server's time in microseconds"
+                + (
+                    ""
+                    if offered.fencing_token == "strict"
+                    else ": when data is lost, as above, only its clock keeps that"
+                ),
+            ),
+            Finding(
+                "waiters are woken by the release",
+                all(map(_publishes, everywhere)),
+                "pub/sub"
+                if all(map(_publishes, everywhere))
+                else f"they ask once a second: this login may not use the channels {self._channel('*')}",
+            ),
+        ]
+
+    def _kind(self, servers: int) -> str:
+        if self._place.cluster:
+            return f", a cluster with {servers} masters"
+        return "" if self._place.sentinel is None else f", the master that sentinels call {self._place.sentinel}"
+
+    def _over_a_failover(self, everywhere: Sequence[dict[str, str]]) -> tuple[bool, str]:
+        """Whether a replica that takes over has heard of every grant, and why."""
+        wanted = self._min_replicas
+        replicas = min(int(facts.get("connected_slaves", "0")) for facts in everywhere)
+        if wanted:
+            told = f"min_replicas={wanted}, and the fewest connected to a master are {replicas}"
+            return replicas >= wanted, told + ("" if replicas >= wanted else ": nothing can be granted")
+        if not replicas and self._place.sentinel is None:
+            return True, "there is no replica that could take over"
+        return False, f"{replicas} replicas, which are told later: add ?min_replicas=1, or a failover forgets grants"
+
+    def setup(self, deadline: Deadline) -> None:
+        self._link.open(deadline)
+
+    def schema(self) -> str:
+        prefix = self._prefix
+        return (
+            f"# Nothing to make. Of a name, dibs keeps {prefix}:lease:{{name}}, {prefix}:line:{{name}} and\n"
+            f"# {prefix}:waiters:{{name}}; of all names {prefix}:token. A login needs these rights and no more:\n"
+            f"ACL SETUSER dibs on >password resetkeys ~{prefix}:* resetchannels &{self._channel('*')} -@all {RIGHTS}"
+            + (" +cluster|slots +asking\n" if self._place.cluster else "\n")
+        )
+
+    def watch(self, address: str, deadline: Deadline) -> RedisWatch | None:
+        wire = self._link.open(deadline)
+        (answer,) = wire.exchange(packed("SUBSCRIBE", self._channel(address)), 1, deadline)
+        return None if isinstance(answer, Refusal) else RedisWatch(self, wire)
+
+    def name_in(self, key: bytes) -> str | None:
+        """The name that the key of a lease is about; None for any other key."""
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            return None
+        start = f"{self._prefix}:lease:{{"
+        if not text.startswith(start) or not text.endswith("}"):
+            return None
+        return text[len(start) : -1].replace("%7D", "}").replace("%25", "%")
+
+    def close(self) -> None:
+        self._link.close()
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def _keys(self, name: str, slot: int = 1) -> tuple[str, str, str]:
+        tag, prefix = f"{{{_tag(name)}}}", self._prefix
+        lease = f"{prefix}:lease:{tag}" if slot == 1 else f"{prefix}:lease:{tag}{slot}"
+        return lease, f"{prefix}:line:{tag}", f"{prefix}:waiters:{tag}"
+
+    def _channel(self, address: str) -> str:
+        return self._place.channels + address
+
+    def _counter(self, slot: int) -> str:
+        """The key that counts tokens: in a cluster one in each slot, since a script may use no other."""
+        if not self._place.cluster:
+            return f"{self._prefix}:token"
+        if not self._counters:
+            self._counters = [""] * SLOTS
+            left, number = SLOTS, 0
+            while left:
+                of = slot_of(b"%d" % number)
+                if not self._counters[of]:
+                    self._counters[of] = f"{self._prefix}:token:{{{number}}}"
+                    left -= 1
+                number += 1
+        return self._counters[slot]
+
+    def _slot(self, name: str) -> int:
+        return slot_of(_tag(name).encode()) if self._place.cluster else 0
+
+    def _by_slot(self, names: Collection[str]) -> Iterator[tuple[int, list[str]]]:
+        """Names as one run of a script takes them."""
+        for slot, group in groupby(sorted(names, key=self._slot), key=self._slot):
+            some = list(group)
+            for start in range(0, len(some), CHUNK_MAX):
+                yield slot, some[start : start + CHUNK_MAX]
+
+    # -- one flight -----------------------------------------------------------------------------------------------
+
+    def _script(self, name: str) -> _Script:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = _Script(name)
+        return script
+
+    def _run(self, calls: Iterable[_Call], deadline: Deadline, *, by_text: bool = False) -> list[Any]:
+        """Run scripts, all in one flight; in two when they are named by digests that the server does not know."""
+        made: list[_Call] = []
+
+        def flying() -> Iterator[Request]:
+            for call in calls:
+                made.append(call)
+                yield call.by_text() if by_text else call.by_digest()
+
+        self._link.flown.clear()
+        answers = self._link.fly(flying(), deadline)
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, Refusal) and answer.code == "NOSCRIPT"]
+        if unknown:
+            again = self._link.fly([made[index].by_text() for index in unknown], deadline)
+            for index, answer in zip(unknown, again, strict=True):
+                answers[index] = answer
+        return self._accepted(answers)
+
+    def _fly(self, requests: Sequence[Request], deadline: Deadline) -> list[Any]:
+        return self._accepted(self._link.fly(requests, deadline))
+
+    def _accepted(self, answers: list[Any]) -> list[Any]:
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise self._failure(answer, maybe_applied=len(answers) > 1)
+        return answers
+
+    def _failure(self, answer: Refusal, *, maybe_applied: bool) -> Exception:
+        if answer.code in ("READONLY", "MASTERDOWN", "NOAUTH"):
+            self._link.close()  # the master may be another by now
+        return raised(answer, "Redis", bool(self._place.worked), maybe_applied=maybe_applied)
+
+
+class RedisWatch:
+    """What releases publish to this client; each message names what became free."""
+
+    interval_s: float | None = None
+
+    def __init__(self, store: RedisStore, wire: Wire) -> None:
+        self._store = store
+        self._wire = wire
+
+    def fileno(self) -> int:
+        return self._wire.fileno()
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        told = []
+        for message in self._wire.arrived():
+            if isinstance(message, list) and message[0] == b"message":
+                name = self._store.name_in(message[2])
+                if name is not None:
+                    told.append(name)
+        return told
+
+    def close(self) -> None:
+        self._store.close()
+
+
+# -- words on the wire ------------------------------------------------------------------------------------------------
+
+
+def _tag(name: str) -> str:
+    """The name as it stands in braces, where the first } ends it."""
+    if "%" in name or "}" in name:
+        return name.replace("%", "%25").replace("}", "%7D")
+    return name
+
+
+def _beginning(first: str, before: str) -> str:
+    """What all names from the one to the other begin with."""
+    length = 0
+    while first[:length] == before[:length] and length < min(len(first), len(before)):
+        length += 1
+    return first[: length - (first[:length] != before[:length])]
+
+
+def _read_acquire(text: bytes) -> Granted | Held:
+    if text[:1] == b"G":
+        _, token, since = text.split(b" ")
+        return Granted(int(token), float(since))
+    _, token, since, free_in, ticket, ahead, holder = text.split(b" ", 6)
+    place = None if ticket == b"-" else int(ticket)
+    return Held(holder.decode() or None, int(token), float(since), float(free_in), place, ahead == b"1")
+
+
+def _read_renew(text: bytes) -> Outcome:
+    return Renewed(float(text)) if text else GONE
+
+
+def _read_release(text: bytes) -> Outcome:
+    return RELEASED if text == b"1" else GONE
+
+
+_READERS: dict[type, Callable[[bytes], Outcome]] = {
+    Acquire: _read_acquire,
+    Renew: _read_renew,
+    Release: _read_release,
+}
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _publishes(facts: dict[str, str]) -> bool:
+    return facts["publishes"] == "yes"
+
+
+def _evicts(facts: dict[str, str]) -> bool:
+    """Whether keys without a time to live may be evicted, as leases are."""
+    return facts.get("maxmemory_policy", "").startswith("allkeys-") and facts.get("maxmemory") != "0"
+
+
+def _kept(facts: dict[str, str]) -> tuple[bool, str]:
+    """Whether an acknowledged write outlives a crash, and what does."""
+    if "redis_version" not in facts and "appendonly" not in facts:
+        return False, "unknown (this login may ask neither INFO nor CONFIG GET)"
+    if _evicts(facts):
+        return False, f"no: {facts['maxmemory_policy']} may evict leases at any time"
+    fsync = facts.get("appendfsync", "unknown")
+    if facts.get("appendonly", facts.get("aof_enabled")) in ("yes", "1"):
+        if facts.get("aof_last_write_status", "ok") != "ok":
+            return False, "no: the last write to the append-only file failed"
+        if fsync == "always":
+            return True, "yes"
+        return False, {
+            "everysec": "yes, but for the last second or two",
+            "no": "yes, but for what the system had not written yet",
+        }.get(fsync, "yes, but for the last moments (appendfsync is unknown)")
+    if "save" not in facts:
+        return False, "as of its last snapshot, if it makes any (unknown)"
+    return False, "as of its last snapshot" if facts["save"] else "no"
+
+
+def _program(facts: dict[str, str]) -> str:
+    if "valkey_version" in facts:
+        return f"Valkey {facts['valkey_version']}"
+    return f"Redis {facts.get('redis_version', 'of unknown version')}"
+
+
+# -- the address ------------------------------------------------------------------------------------------------------
+
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs")
+OPTIONS = (
+    *("prefix", "min_replicas", "sentinel", "cluster", "unix_socket", "db", "sentinel_username", "sentinel_password"),
+    *("ssl_check_hostname", *_TLS_OPTIONS),
+)
+
+
+def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
+    """Where ``redis://user:password@host:port/0?…`` points; ``rediss`` for TLS, ``valkey`` and ``valkeys`` likewise.
+
+    Several hosts are sentinels (``?sentinel=name-of-the-master``) or nodes of a cluster (``?cluster=true``). A Unix
+    socket is ``redis+unix:///path`` or ``?unix_socket=/path``. The query may also carry ``prefix``, ``min_replicas``,
+    ``db``, ``sentinel_username``, ``sentinel_password``, and redis-py's ``ssl_…`` options.
+    """
+    scheme, _, kind = url.scheme.partition("+")
+    if kind not in ("", "unix"):
+        raise InvalidOption(f"{scheme}+{kind}:// is no kind of Redis URL; a Unix socket is {scheme}+unix:///path")
+    tls = scheme in ("rediss", "valkeys")
+    path = options.pop("unix_socket", None)
+    if kind == "unix":
+        path = unquote(url.path)
+    sentinel = options.pop("sentinel", None)
+    cluster = _flag("cluster", options.pop("cluster", "false"))
+    if (path is not None) + (sentinel is not None) + cluster > 1:
+        raise InvalidOption("a Unix socket, ?sentinel= and ?cluster= exclude each other")
+    if path == "" or sentinel == "":
+        raise InvalidOption("an empty path or name in the Redis URL")
+    listed = url.netloc.rpartition("@")[2]
+    hosts = tuple(_host_and_port(part, 26379 if sentinel else 6379) for part in listed.split(","))
+    if len(hosts) > 1 and sentinel is None and not cluster:
+        raise InvalidOption("several hosts are sentinels (?sentinel=name-of-the-master) or a cluster (?cluster=true)")
+    if path is not None and listed:
+        raise InvalidOption("a Redis URL has a host or a Unix socket, not both")
+    database = options.pop("db", "0" if kind == "unix" else url.path.strip("/") or "0")
+    if not (database.isascii() and database.isdigit()) or (cluster and database != "0"):
+        raise InvalidOption(f"{database!r} is not the number of a Redis database" + " (a cluster has only 0)" * cluster)
+    prefix = options.pop("prefix", "dibs")
+    if not prefix or not prefix.isprintable() or set(prefix) & set("{} ") or len(prefix.encode()) > PREFIX_BYTES_MAX:
+        raise InvalidOption(
+            f"prefix={prefix!r} is not 1 to {PREFIX_BYTES_MAX} printable bytes without braces and spaces"
+        )
+    min_replicas = _count("min_replicas", options.pop("min_replicas", "0"))
+    secured = _tls_options(options, tls)
+    login: dict[str, Any] = {**secured, "db": int(database)}
+    sentinel_login: dict[str, Any] = dict(secured)
+    login["username"] = unquote(url.username) if url.username else None
+    login["password"] = unquote(url.password) if url.password else None
+    for key in ("username", "password"):
+        given = options.pop(f"sentinel_{key}", None)
+        if given is not None and sentinel is None:
+            raise InvalidOption(f"sentinel_{key} is for sentinels: name the master with ?sentinel=")
+        sentinel_login[key] = given
+    place = Place(hosts, path, tls, login, sentinel, sentinel_login, cluster, f"{prefix}:wake:", [])
+    where = f"{scheme}+unix://{path}" if path is not None else f"{scheme}://{listed or 'localhost'}/{database}"
+    shown = where + (f"?sentinel={sentinel}" if sentinel else "?cluster=true" if cluster else "")
+    return StoreAddress(shown, CAPABILITIES, lambda: RedisStore(place, prefix, min_replicas))
+
+
+def _tls_options(options: dict[str, str], tls: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {key: options.pop(key) for key in _TLS_OPTIONS if key in options}
+    check_name = options.pop("ssl_check_hostname", None)
+    if not tls:
+        if found or check_name is not None:
+            raise InvalidOption("ssl_… options are for TLS: write rediss:// (or valkeys://)")
+        return {}
+    required = found.setdefault("ssl_cert_reqs", "required")
+    if required not in ("required", "optional", "none"):
+        raise InvalidOption(f"ssl_cert_reqs={required!r} is none of required, optional, none")
+    by_default = "true" if required == "required" else "false"
+    found["ssl_check_hostname"] = _flag("ssl_check_hostname", check_name or by_default)
+    return found
+
+
+def _flag(key: str, text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+        raise InvalidOption(f"the URL option {key}={text!r} is neither true nor false")
+    return text.lower() in ("true", "1", "yes")
+
+
+def _count(key: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 100):
+        raise InvalidOption(f"the URL option {key}={text!r} is not a number from 0 to 99")
+    return int(text)
+
+
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.lstrip(":")
+    else:
+        host, _, port = text.partition(":")
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise InvalidOption(f"{port!r} is no port")
+    return unquote(host) or "localhost", int(port or default)

@@ -1,0 +1,247 @@
+"""Where requests to Redis go: one server, the master that sentinels name, or the nodes of a cluster.
+
+A link sends a vector of requests in one flight (in a cluster one to each node, all under way at once) and brings their
+answers. When an answer is missing, or the caller was interrupted, it closes its connections.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.stores.redis_wire import Refusal, connect, greet, packed, raised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dibs.clock import Deadline
+    from dibs.stores.redis_wire import Place, Wire
+
+SLOTS = 16384
+# How often one request follows a cluster that says its keys have moved.
+REDIRECTS_MAX = 5
+# The part of the time that is left which one sentinel or node may take to answer, so that others can be asked.
+ONE_OF_SEVERAL = 0.4
+
+
+class Request(NamedTuple):
+    """A command as bytes. In a cluster it goes to the node of the slot, or to the node named."""
+
+    data: bytes
+    slot: int = 0
+    node: str | None = None
+    #: The node is taking the slot over, and answers only who says that it was sent there.
+    asking: bool = False
+
+
+def slot_of(tag: bytes) -> int:
+    """The hash slot of a key whose part in braces this is."""
+    return crc_hqx(tag, 0) % SLOTS
+
+
+class Link:
+    """One server: the one that the URL names, or the master that sentinels name."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._wire: Wire | None = None
+        #: The nodes to which requests went since this was cleared.
+        self.flown: set[str | None] = set()
+
+    def fly(self, requests: Iterable[Request], deadline: Deadline) -> list[Any]:
+        """Send all of these in one flight, and bring their answers."""
+        wire = self._wire or self.open(deadline)
+        self.flown.add(None)
+        try:
+            for request in requests:  # the server is at work on one while the next is put together
+                wire.send(request.data, 1, deadline)
+            return wire.receive(deadline)
+        except StoreUnavailable:
+            self.close()
+            raise
+        except BaseException:
+            # Ctrl-C. The server is at work on it; were it to finish after the release that follows on another
+            # connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            wire.finish(deadline)
+            self.close()
+            raise
+
+    def open(self, deadline: Deadline) -> Wire:
+        """Be connected to a server that takes writes."""
+        if self._wire is None:
+            self._wire = _greeted(self._find(deadline), self.place, deadline, _check_role)
+        return self._wire
+
+    def _find(self, deadline: Deadline) -> Wire:
+        place = self.place
+        if place.sentinel is not None:
+            return connect(place, _master_of(place, place.sentinel, deadline), place.login, deadline)
+        return connect(place, None if place.path is not None else place.hosts[0], place.login, deadline)
+
+    def servers(self, deadline: Deadline) -> list[tuple[str | None, Wire]]:
+        """The servers that hold leases, and what to call each in a request."""
+        return [(None, self.open(deadline))]
+
+    def facts(self) -> list[dict[str, str]]:
+        """What was read of the settings of those servers that are connected now."""
+        return [] if self._wire is None else [self._wire.facts]
+
+    def close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+
+def _greeted(wire: Wire, place: Place, deadline: Deadline, check: Callable[[Wire, Place], None]) -> Wire:
+    try:
+        greet(wire, place, deadline)
+        check(wire, place)
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def _check_role(wire: Wire, place: Place) -> None:
+    if wire.facts.get("role") == "slave":
+        if place.sentinel is not None or place.worked:  # a failover is under way
+            raise StoreUnavailable(f"{wire.where} is a replica at the moment", maybe_applied=False)
+        raise SetupRequired(f"{wire.where} is a replica: name the master, or its sentinels with ?sentinel=")
+
+
+def _master_of(place: Place, name: str, deadline: Deadline) -> tuple[str, int]:
+    """Where the first sentinel that answers says the master is."""
+    trouble: list[str] = []
+    unknown = 0
+    for host in place.hosts:
+        some = deadline.within(deadline.remaining() * ONE_OF_SEVERAL)
+        try:
+            wire = connect(place, host, place.sentinel_login, some)
+            try:
+                (answer,) = wire.exchange(packed("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name), 1, some)
+            finally:
+                wire.close()
+        except (StoreUnavailable, SetupRequired) as error:
+            trouble.append(str(error))
+            continue
+        if isinstance(answer, list):
+            return answer[0].decode(), int(answer[1])
+        unknown += 1
+        trouble.append(f"{wire.where}: " + (answer.text if answer else f"this sentinel knows no master {name!r}"))
+    if unknown == len(place.hosts):
+        raise SetupRequired("; ".join(trouble))
+    raise StoreUnavailable("no sentinel names the master: " + "; ".join(trouble), maybe_applied=False)
+
+
+class ClusterLink(Link):
+    """The masters of a cluster, each with a connection of its own; a request goes to the one that has its slot."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._wires: dict[str, Wire] = {}
+        self._nodes: list[str] = []  # by slot; empty until asked for
+        self._seeds = [f"{host}:{port}" for host, port in place.hosts]
+
+    def fly(self, requests: Iterable[Request], deadline: Deadline) -> list[Any]:
+        left = dict(enumerate(requests))
+        answers: list[Any] = [None] * len(left)
+        try:
+            for _ in range(REDIRECTS_MAX):
+                if not self._nodes:
+                    self._learn_slots(deadline)
+                moved = {}
+                for index, answer in self._once(left, deadline):
+                    answers[index] = answer
+                    if isinstance(answer, Refusal) and answer.code in ("MOVED", "ASK"):
+                        moved[index] = self._redirected(left[index], answer)
+                if not moved:
+                    return answers
+                left = moved
+            raise StoreUnavailable(f"the cluster said {REDIRECTS_MAX} times in turn that keys had moved")
+        except (StoreUnavailable, SetupRequired):
+            self.close()
+            raise
+        except BaseException:  # as above
+            for wire in self._wires.values():
+                wire.finish(deadline)
+            self.close()
+            raise
+
+    def _once(self, requests: dict[int, Request], deadline: Deadline) -> Iterator[tuple[int, Any]]:
+        """One flight to each node, all under way at the same time."""
+        flights: dict[str, list[int]] = {}
+        for index, request in requests.items():
+            flights.setdefault(request.node or self._nodes[request.slot], []).append(index)
+        self.flown.update(flights)
+        wires = {node: self._to(node, deadline) for node in flights}
+        for node, indexes in flights.items():
+            commands = [requests[index].data for index in indexes]
+            answers = len(indexes) + sum(requests[index].asking for index in indexes)
+            wires[node].send(b"".join(commands), answers, deadline)
+        for node, indexes in flights.items():
+            said = iter(wires[node].receive(deadline))
+            for index in indexes:
+                if requests[index].asking:
+                    next(said)
+                yield index, next(said)
+
+    def _redirected(self, request: Request, answer: Refusal) -> Request:
+        _, _, node = answer.text.split()[:3]
+        if answer.code == "MOVED":
+            self._nodes[request.slot] = node
+            return request._replace(node=None)
+        return request._replace(data=packed("ASKING") + request.data, node=node, asking=True)
+
+    def _to(self, node: str, deadline: Deadline) -> Wire:
+        wire = self._wires.get(node)
+        if wire is None:
+            host, _, port = node.rpartition(":")
+            wire = connect(self.place, (host, int(port)), self.place.login, deadline)
+            self._wires[node] = _greeted(wire, self.place, deadline, lambda wire, place: None)
+        return wire
+
+    def _learn_slots(self, deadline: Deadline) -> None:
+        """Ask the nodes that the URL names, and those seen since, who has which slot; the first that answers counts."""
+        trouble: list[str] = []
+        for seed in self._seeds:
+            some = deadline.within(deadline.remaining() * ONE_OF_SEVERAL)
+            try:
+                wire = self._to(seed, some)
+                (ranges,) = wire.exchange(packed("CLUSTER", "SLOTS"), 1, some)
+            except StoreUnavailable as error:
+                trouble.append(str(error))
+                self.close()
+                continue
+            if isinstance(ranges, Refusal):
+                raise raised(ranges, wire.where, bool(self.place.worked), maybe_applied=False)
+            nodes = [""] * SLOTS
+            for first, last, (name, port, *_), *_ in ranges:
+                node = f"{name.decode() if name else seed.rpartition(':')[0]}:{port}"
+                nodes[first : last + 1] = [node] * (last + 1 - first)
+            if all(nodes):
+                self._nodes = nodes
+                self._seeds = list(dict.fromkeys([*self._seeds[: len(self.place.hosts)], *nodes]))
+                return
+            trouble.append(f"{wire.where}: some slots of the cluster have no node")
+        raise StoreUnavailable("; ".join(trouble), maybe_applied=False)
+
+    def open(self, deadline: Deadline) -> Wire:
+        return self.servers(deadline)[0][1]
+
+    def servers(self, deadline: Deadline) -> list[tuple[str | None, Wire]]:
+        try:
+            if not self._nodes:
+                self._learn_slots(deadline)
+            return [(node, self._to(node, deadline)) for node in sorted(set(self._nodes))]
+        except BaseException:
+            self.close()
+            raise
+
+    def facts(self) -> list[dict[str, str]]:
+        return [self._wires[node].facts for node in set(self._nodes) & self._wires.keys()]
+
+    def close(self) -> None:
+        wires, self._wires, self._nodes = self._wires, {}, []
+        for wire in wires.values():
+            wire.close()

@@ -1,0 +1,34 @@
+-- Let the lease of each claim last for its ttl from now, if it has not ended; never shorten it.
+--
+-- KEYS: the lease of each request.  ARGV: its claim id and ttl (s).
+-- Answers one text a request: when it now ends, '' when there is no such lease, or 'E error'.
+
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+
+local function renew(lease, claim, ttl)
+  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at')
+  local expires_at = tonumber(row[2])
+  if row[1] ~= claim or expires_at <= now then
+    return ''
+  end
+  if now + ttl <= expires_at then
+    return row[2]
+  end
+  local until_then = string.format('%.6f', now + ttl)
+  -- When Redis is out of memory it refuses a script's first write unless that needs no memory, and then no other.
+  -- A renewal must go through, so it begins with such a write, which here changes nothing.
+  redis.call('PERSIST', lease)
+  redis.call('HSET', lease, 'expires_at', until_then)
+  return until_then
+end
+
+local answers = {}
+for key = 1, #KEYS do
+  local fine, answer = pcall(renew, KEYS[key], ARGV[2 * key - 1], tonumber(ARGV[2 * key]))
+  if not fine then
+    answer = 'E ' .. (type(answer) == 'table' and answer.err or tostring(answer))
+  end
+  answers[key] = answer
+end
+return answers

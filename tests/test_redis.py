@@ -1,0 +1,837 @@
+"""What is particular to Redis: keys people can read, lost data, memory, rights, replicas, sentinels, clusters, TLS."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis as redis_py
+import redis.asyncio as async_redis_py
+
+import dibs
+from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
+from dibs.store import GONE, RELEASED, Acquire, Finding, Granted, Release, Renew, Renewed, Store
+from dibs.testing import check_store
+from tests.servers.redis import RedisCluster, RedisSentinel, RedisServer, TlsRedisServer
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def soon(seconds: float = 10.0) -> Deadline:
+    return Deadline(RealClock(), RealClock.now() + seconds)
+
+
+def granted(lock: Any, **how: Any) -> Any:
+    lease = lock.acquire(**how)
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> str:
+    return redis_url.partition("prefix=")[2]
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Store]:
+    store = locate(url)[0].open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def waiting(client: dibs.Client, name: str, observer: dibs.Client) -> Iterator[list[Any]]:
+    """Somebody who waits for the name, in line when the block begins; what was granted, when it has ended."""
+    got: list[Any] = []
+
+    def wait() -> None:
+        try:
+            got.append(client.lock(name, ttl=20).acquire(timeout=40))
+        except dibs.StoreUnavailable as error:
+            got.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: [row.waiting for row in observer.leases(name)] == [1])
+    yield got
+    thread.join(40)
+    assert got, "the waiter did not come back"
+
+
+def findings(client: dibs.Client) -> dict[str, Finding]:
+    """What `dibs doctor` says, by promise."""
+    from dibs.steps import run
+
+    return {finding.promise: finding for finding in run(client._desk.checking())}
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_a_hash_that_people_can_read(redis: RedisServer, client: dibs.Client, prefix: str) -> None:
+    """`HGETALL dibs:lease:{namespace:name}` shows holder, token, times and info; a release leaves no trace of it."""
+    with client.lock("digest/42", info={"why": "test"}) as lease, redis.client() as look:
+        row = look.hgetall(f"{prefix}:lease:{{default:digest/42}}")
+        assert row["holder"] == lease.holder
+        assert row["fencing_token"] == str(lease.fencing_token)
+        assert row["info"] == '{"why":"test"}'
+        assert float(row["expires_at"]) - float(row["acquired_at"]) == pytest.approx(30, abs=0.001)
+        assert look.ttl(f"{prefix}:lease:{{default:digest/42}}") == -1
+    with redis.client() as look:
+        assert look.keys(f"{prefix}:*") == [f"{prefix}:token"]
+
+
+def test_a_line_leaves_no_trace_either(redis: RedisServer, client: dibs.Client, redis_url: str, prefix: str) -> None:
+    """When nobody holds or waits for a name any more, nothing of it is kept; a line that is left is forgotten."""
+    with dibs.connect(redis_url) as other, redis.client() as look:
+        lease = granted(client.lock("x"))
+        with waiting(other, "x", client) as got:
+            for kind in ("line", "waiters"):
+                assert 0 < look.pttl(f"{prefix}:{kind}:{{default:x}}") <= 3600 * 1000
+            lease.release()
+        got[0].release()
+        assert look.keys(f"{prefix}:*") == [f"{prefix}:token"]
+
+
+def test_names_with_braces_have_keys_of_their_own(redis: RedisServer, client: dibs.Client, prefix: str) -> None:
+    """Braces and percent signs in names neither end the hash tag nor make two names share a key."""
+    names = ["a}b", "a%7Db", "a%257Db", "a{b", "{a}b", "}", "{", "{}", "%", "*", "[a]", "a?", "\\", "^"]
+    leases = [granted(client.lock(name), timeout=0) for name in names]
+    assert [row.name for row in client.leases()] == sorted(names)
+    for name in names:
+        assert [row.name for row in client.leases(name)] == sorted(n for n in names if n.startswith(name))
+    with redis.client() as look:
+        assert len(look.keys(f"{prefix}:lease:{{default:*}}")) == len(names)
+    for lease in leases:
+        lease.release()
+
+
+def test_tokens_are_exact_beyond_what_a_double_holds(redis: RedisServer, client: dibs.Client, prefix: str) -> None:
+    """Tokens taken over from elsewhere rise one by one up to 2^63 - 1, although Lua's numbers are doubles."""
+    for start in (2**53 - 2, 2**53, 2**62 + 1, 2**63 - 5):
+        redis.ask("SET", f"{prefix}:token", start)
+        for step in (1, 2, 3, 4):
+            with client.lock("x") as lease:
+                assert lease.fencing_token == start + step
+                seen = client.holder("x")
+                assert seen is not None
+                assert seen.fencing_token == start + step
+
+
+def test_many_tokens_of_one_call_are_exact(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """Tokens granted in one run of a script differ by one each, across the end of the doubles, too."""
+    redis.ask("SET", f"{prefix}:token", 2**53 - 50)
+    with opened(redis_url) as store:
+        outcomes = store.act([Acquire(f"n:{i}", f"c-{i}", 60, "h") for i in range(100)], soon())
+    tokens = [outcome.fencing_token for outcome in outcomes if isinstance(outcome, Granted)]
+    assert tokens == list(range(2**53 - 49, 2**53 + 51))
+
+
+def test_tokens_rise_when_the_clock_of_the_server_is_behind(
+    redis: RedisServer, client: dibs.Client, prefix: str
+) -> None:
+    """A server whose clock was set back goes on counting from the last token, also for names it has no trace of."""
+    ahead = time.time_ns() // 1000 + 3600 * 10**6
+    redis.ask("SET", f"{prefix}:token", ahead)
+    for number, name in enumerate(("x", "y", "x", "z"), 1):
+        with client.lock(name) as lease:
+            assert lease.fencing_token == ahead + number
+
+
+def test_expiry_is_by_the_servers_clock_and_not_by_its_keys(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """An expired lease is over though its key is still there, and a purge takes the key."""
+    with opened(redis_url) as store:
+        store.act([Acquire("n:x", "c-1", 0.05, "h")], soon())
+        time.sleep(0.1)
+        assert redis.ask("EXISTS", f"{prefix}:lease:{{n:x}}") == 1
+        assert store.act([Renew("n:x", "c-1", 60)], soon()) == [GONE]
+        assert store.leases("n:", "n;", soon()) == []
+        assert store.purge(3600, soon()) == 0
+        assert store.purge(0, soon()) == 1
+        assert redis.ask("EXISTS", f"{prefix}:lease:{{n:x}}") == 0
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def test_forgotten_scripts_are_sent_again(redis: RedisServer, client: dibs.Client) -> None:
+    """SCRIPT FLUSH at any moment: the next call of each verb works."""
+    for _ in range(2):
+        redis.ask("SCRIPT", "FLUSH")
+        lease = granted(client.lock("x"), timeout=0)
+        redis.ask("SCRIPT", "FLUSH")
+        lease.renew()
+        redis.ask("SCRIPT", "FLUSH")
+        assert client.holder("x") is not None
+        redis.ask("SCRIPT", "FLUSH")
+        lease.release()
+
+
+def test_forgotten_scripts_do_not_change_the_order(redis: RedisServer, redis_url: str) -> None:
+    """Requests for one name in one call are tried in their order by a server that knows some of the scripts only."""
+    with opened(redis_url) as store:
+        for _ in range(2):
+            redis.ask("SCRIPT", "FLUSH")
+            store.act([Acquire("n:x", "a-1", 60, "h")], soon())  # which teaches it one of them
+            outcomes = store.act([Release("n:x", "a-1"), Acquire("n:x", "b-1", 60, "h"), Release("n:x", "b-1")], soon())
+            assert [type(outcome).__name__ for outcome in outcomes] == ["Released", "Granted", "Released"]
+
+
+def test_ten_thousand_leases_are_renewed_in_one_flight(redis_url: str) -> None:
+    """A vector of 10,000 renewals comes back whole."""
+    with opened(redis_url) as store:
+        names = [f"default:n{i}" for i in range(10_000)]
+        outcomes = store.act([Acquire(name, f"c-{i}", 60, "h") for i, name in enumerate(names)], soon(60))
+        assert {type(outcome) for outcome in outcomes} == {Granted}
+        renewed = store.act([Renew(name, f"c-{i}", 60) for i, name in enumerate(names)], soon(60))
+        assert {type(outcome) for outcome in renewed} == {Renewed}
+        assert len(store.leases("default:", "default;", soon(60))) == 10_000
+
+
+def test_a_key_that_is_not_ours_fails_alone(redis: RedisServer, client: dibs.Client, prefix: str) -> None:
+    """A key of another type where a lease should be: whoever wants that name is told, its neighbours get theirs."""
+    redis.ask("SET", f"{prefix}:lease:{{default:spoilt}}", "by somebody")
+    with pytest.raises(dibs.SetupRequired, match="spoilt"):
+        client.lock("spoilt").acquire(timeout=0)
+    with client.lock("fine", timeout=0):
+        assert [row.name for row in client.leases()] == ["fine"]
+        assert client.purge(0) == 0
+
+
+def test_out_of_memory_only_grants_fail(own_redis: RedisServer) -> None:
+    """Under OOM no new lease is granted, and it is said at once; those there are can be renewed, seen and released."""
+    with dibs.connect(own_redis.url()) as client, dibs.connect(own_redis.url()) as other:
+        lease = granted(client.lock("x", ttl=3))
+        paced = granted(client.lock("paced", ttl=3, min_hold=1))
+        with waiting(other, "x", client) as got:
+            own_redis.ask("CONFIG", "SET", "maxmemory", "1kb")
+            with pytest.raises(dibs.StoreUnavailable, match="out of memory"):
+                client.lock("y").acquire(timeout=0)
+            before = lease.trusted_until
+            lease.renew()
+            assert lease.trusted_until > before
+            assert client.holder("x") is not None
+            assert paced.release()
+            assert lease.release()
+            assert client.holder("x") is None
+        assert "out of memory" in str(got[0])
+        own_redis.ask("CONFIG", "SET", "maxmemory", "0")
+        with other.lock("x", timeout=5):
+            pass
+
+
+def test_out_of_memory_spares_the_neighbours(own_redis: RedisServer) -> None:
+    """In one call under OOM releases and renewals go through while the acquires beside them fail."""
+    with opened(own_redis.url()) as store:
+        store.act([Acquire(f"n:{i}", f"c-{i}", 60, "h") for i in range(3)], soon())
+        own_redis.ask("CONFIG", "SET", "maxmemory", "1kb")
+        outcomes: list[Any] = list(
+            store.act([Acquire("n:new", "c-9", 60, "h"), Renew("n:0", "c-0", 60), Release("n:1", "c-1")], soon())
+        )
+        assert isinstance(outcomes[0], dibs.StoreUnavailable)
+        assert not outcomes[0].maybe_applied
+        assert isinstance(outcomes[1], Renewed)
+        assert outcomes[2] == RELEASED
+        own_redis.ask("CONFIG", "SET", "maxmemory", "0")
+        assert [lease.name for lease in store.leases("n:", "n;", soon())] == ["n:0", "n:2"]
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_next_in_line_is_told(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """A release publishes once, to the client that is first in line."""
+    with opened(redis_url) as store, redis.client() as look, look.pubsub() as listener:
+        store.act([], soon())  # connects, and tries out whether it may publish
+        listener.psubscribe(f"{prefix}:wake:*")
+        store.act([Acquire("n:x", "a-1", 60, "h")], soon())
+        store.act([Acquire("n:x", f"{who}-1", 60, "h", None, who) for who in ("b", "c", "d")], soon())
+        store.act([Release("n:x", "a-1"), Acquire("n:y", "a-2", 60, "h"), Release("n:y", "a-2")], soon())
+        time.sleep(0.1)
+        heard = [m["channel"] for m in iter(lambda: listener.get_message(timeout=0.1), None) if m["type"] == "pmessage"]
+        assert heard == [f"{prefix}:wake:b"]
+
+
+def test_the_release_wakes_the_waiter(client: dibs.Client, redis_url: str) -> None:
+    """A waiter is granted well before its next poll would have been."""
+    with dibs.connect(redis_url) as other:
+        other.ping()
+        delays = []
+        for _ in range(5):
+            lease = granted(client.lock("x"))
+            got: list[float] = []
+
+            def wait(got: list[float] = got) -> None:
+                with other.lock("x"):
+                    got.append(time.monotonic())
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            time.sleep(0.05)  # the first wait of a client opens its listening connection meanwhile
+            released = time.monotonic()
+            lease.release()
+            thread.join()
+            delays.append(got[0] - released)
+        # Polls come 0.7 to 1 s apart; that three of five came sooner than half of that is no accident.
+        assert sorted(delays)[2] < 0.35, delays
+
+
+def test_losing_every_message_costs_one_poll(
+    client: dibs.Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: with all signals lost a waiter still acquires within one poll of the name being free."""
+    from dibs.stores.redis import RedisWatch
+
+    monkeypatch.setattr(RedisWatch, "changed", lambda self, names: list(self._wire.arrived()) and [])
+    with dibs.connect(redis_url) as other:
+        lease = granted(client.lock("x"))
+        with waiting(other, "x", client) as got:
+            lease.release()
+        got[0].release()
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_killed_with_9_keeps_grants_and_tokens(own_redis: RedisServer) -> None:
+    """kill -9 with appendfsync=always: lease and token are there afterwards, and whoever waited gets its turn."""
+    with dibs.connect(own_redis.url(), patience=30) as client, dibs.connect(own_redis.url(), patience=30) as other:
+        lease = granted(client.lock("x", ttl=20))
+        with waiting(other, "x", client) as got:
+            own_redis.kill()
+            own_redis.start()
+            seen = client.holder("x")
+            assert seen is not None
+            assert seen.fencing_token == lease.fencing_token
+            assert lease.held
+            lease.release()
+        assert got[0].fencing_token > lease.fencing_token
+        got[0].release()
+
+
+def test_a_lease_outlives_a_restart_of_the_server(own_redis: RedisServer) -> None:
+    """Redis restarted while a lease is held: renewals go on, others stay out."""
+    with dibs.connect(own_redis.url()) as client, dibs.connect(own_redis.url()) as other:
+        lease = granted(client.lock("x", ttl=6))
+        own_redis.restart()
+        assert lease.held
+        assert other.lock("x").acquire(timeout=0) is None
+        before = lease.trusted_until
+        eventually(lambda: lease.trusted_until > before)  # a renewal has reached the restarted server
+        lease.release()
+
+
+def test_a_stopped_server_ends_trust_by_the_clock(own_redis: RedisServer) -> None:
+    """While the server hangs, a lease is lost by its local deadline, loudly; callers get StoreUnavailable."""
+    told = threading.Event()
+    with dibs.connect(own_redis.url(), request_timeout=1, patience=1) as client:
+        lease = granted(client.lock("x", ttl=2, on_lost=told.set))
+        with own_redis.paused():
+            assert told.wait(10)
+            assert not lease.held
+            with pytest.raises(dibs.StoreUnavailable):
+                client.lock("y").acquire(timeout=0)
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+        with client.lock("x", timeout=10) as again:
+            assert again.fencing_token > lease.fencing_token
+
+
+def test_flushall_under_a_holder_is_noticed(own_redis: RedisServer) -> None:
+    """FLUSHALL under a live holder: it hears of the loss at its next renewal, and tokens go on rising."""
+    told = threading.Event()
+    with dibs.connect(own_redis.url()) as client, dibs.connect(own_redis.url()) as other:
+        lease = granted(client.lock("x", ttl=1.5, on_lost=told.set))
+        own_redis.ask("FLUSHALL")
+        with other.lock("x", timeout=0) as next_lease:
+            assert next_lease.fencing_token > lease.fencing_token
+            assert told.wait(5)
+            assert not lease.held
+            with pytest.raises(dibs.LeaseLost):
+                lease.check()
+            assert next_lease.held
+
+
+def test_no_server_is_unavailable_at_once(own_redis: RedisServer) -> None:
+    """Nobody listens: StoreUnavailable, told without patience when the store was never reached."""
+    url = own_redis.url()
+    own_redis.stop()
+    with dibs.connect(url) as client:
+        before = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable) as caught:
+            client.lock("x").acquire(timeout=0)
+        assert not caught.value.maybe_applied
+        assert time.monotonic() - before < 3
+
+
+def test_a_server_that_trickles_cannot_keep_a_caller(redis: RedisServer) -> None:
+    """An answer that comes byte by byte is given up at the deadline, however often there is something to read."""
+    with Trickle(redis.port) as slow, opened(redis.url().replace(f":{redis.port}/", f":{slow.port}/")) as store:
+        assert store.act([], soon()) == []
+        slow.pause_s = 0.05
+        began = time.monotonic()
+        with pytest.raises(dibs.StoreUnavailable, match="did not answer in time") as caught:
+            store.act([Acquire("trickle:x", "c-1", 60, "h" * 50)], soon(0.5))
+        assert caught.value.maybe_applied
+        assert 0.4 < time.monotonic() - began < 2
+        slow.pause_s = 0.0
+        assert isinstance(store.act([Acquire("trickle:x", "c-1", 60, "h")], soon())[0], Granted)
+        store.act([Release("trickle:x", "c-1")], soon())
+
+
+class Trickle:
+    """A proxy that passes answers on byte by byte, with a pause after each."""
+
+    def __init__(self, port: int) -> None:
+        self.pause_s = 0.0
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        self._thread(self._accept)
+
+    def _thread(self, *work: Any) -> None:
+        threading.Thread(target=self._quietly, args=work, daemon=True).start()
+
+    def _quietly(self, work: Callable[..., None], *args: Any) -> None:
+        try:
+            work(*args)
+        except OSError:
+            pass
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.create_connection(("127.0.0.1", self._to))
+            self._sockets += [near, far]
+            self._thread(self._pass_on, near, far, False)
+            self._thread(self._pass_on, far, near, True)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, slow: bool) -> None:
+        while data := source.recv(65536):
+            if slow and self.pause_s:
+                for byte in data:
+                    target.sendall(bytes([byte]))
+                    time.sleep(self.pause_s)
+            else:
+                target.sendall(data)
+
+    def __enter__(self) -> Trickle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in [self._listener, *self._sockets]:
+            one.close()
+
+
+def test_a_forked_child_leaves_the_parents_connection_alone(client: dibs.Client) -> None:
+    """A forked child holds nothing, can work with connections of its own, and the parent's lease goes on."""
+    lease = granted(client.lock("x"))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if not lease.held and client.lock("x").acquire(timeout=0) is None:
+                with client.lock("y", timeout=0):
+                    code = 0
+            client.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert lease.held
+    lease.renew()
+    assert lease.release()
+
+
+# -- logins and addresses ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://192.0.2.1/0?colour=blue",
+        "redis://192.0.2.1/first",
+        "redis://192.0.2.1/-1",
+        "redis://192.0.2.1:port/0",
+        "redis://192.0.2.1,192.0.2.2/0",
+        "redis://192.0.2.1:70000,192.0.2.2/0?cluster=true",
+        "redis://192.0.2.1/1?cluster=true",
+        "redis://192.0.2.1/?cluster=perhaps",
+        "redis://192.0.2.1/?cluster=true&sentinel=lead",
+        "redis://192.0.2.1/?sentinel=",
+        "redis://192.0.2.1/?sentinel_password=x",
+        "redis://192.0.2.1/?min_replicas=-1",
+        "redis://192.0.2.1/?min_replicas=many",
+        "redis://192.0.2.1/?prefix=",
+        "redis://192.0.2.1/?prefix=a{b}",
+        "redis://192.0.2.1/?unix_socket=/run/redis.sock",
+        "redis://192.0.2.1/?ssl_ca_certs=/ca.pem",
+        "rediss://192.0.2.1/?ssl_cert_reqs=sometimes",
+        "redis+unix://",
+        "redis+tcp://192.0.2.1/0",
+    ],
+)
+def test_a_wrong_url_is_refused_before_any_io(url: str) -> None:
+    """A typo in a URL is InvalidOption, without a connection."""
+    with pytest.raises(dibs.InvalidOption):
+        dibs.connect(url)
+
+
+@pytest.mark.parametrize(
+    "url, shown",
+    [
+        ("redis://", "redis://localhost/0"),
+        ("valkeys://app:secret@h:1/2", "valkeys://h:1/2"),
+        ("redis://:secret@[::1]:7/?db=3", "redis://[::1]:7/3"),
+        ("redis://:secret@h1:26379,h2/0?sentinel=lead&sentinel_password=secret", "redis://h1:26379,h2/0?sentinel=lead"),
+        ("rediss://h1:1,h2:2/?cluster=true&ssl_ca_certs=/ca.pem", "rediss://h1:1,h2:2/0?cluster=true"),
+        ("redis+unix:///run/redis.sock?db=2", "redis+unix:///run/redis.sock"),
+        ("redis:///?unix_socket=/run/redis.sock", "redis+unix:///run/redis.sock"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    """Every way to write an address is understood, and what is printed of it holds no login."""
+    assert locate(url)[0].shown == shown
+
+
+def test_a_wrong_password_is_a_misconfiguration_and_is_not_shown(redis: RedisServer) -> None:
+    """Wrong password: SetupRequired; neither the right nor the wrong password stands in any text."""
+    for url in (redis.url(password="hunter2-wrong"), redis.url(user="nobody", password="hunter2-wrong")):
+        with dibs.connect(url) as client:
+            with pytest.raises(dibs.SetupRequired) as caught:
+                client.lock("x").acquire(timeout=0)
+            shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
+            assert "hunter2" not in shown
+            assert redis.password not in shown
+
+
+def test_no_password_or_no_such_database_is_a_misconfiguration(redis: RedisServer) -> None:
+    """No login where one is needed, and a database that is not there: SetupRequired."""
+    for url in (f"redis://127.0.0.1:{redis.port}/0", redis.url()[:-1] + "99"):
+        with dibs.connect(url) as client, pytest.raises(dibs.SetupRequired):
+            client.ping()
+
+
+def test_databases_are_different_places(redis: RedisServer) -> None:
+    """The same name in database 0 and in database 5 is two locks."""
+    with dibs.connect(redis.url()) as zero, dibs.connect(redis.url()[:-1] + "5") as five:
+        with zero.lock("database"), five.lock("database", timeout=0):
+            assert len(five.leases("database")) == 1
+
+
+def test_over_a_unix_socket(redis: RedisServer) -> None:
+    """`redis+unix:///path` and `?unix_socket=` reach the server through its socket."""
+    login = f":{redis.password}@"
+    for url in (f"redis+unix://{login}{redis.socket_path}", f"redis://{login}/0?unix_socket={redis.socket_path}"):
+        with dibs.connect(url) as client, client.lock("socket", timeout=0) as lease:
+            assert lease.held
+
+
+def test_a_login_with_the_documented_rights_can_do_everything(redis: RedisServer) -> None:
+    """The rights that `dibs schema` prints are enough for the conformance suite, and for no other key."""
+    with opened(f"{redis.url()}?prefix=fenced") as store:
+        (rule,) = (line for line in store.schema().splitlines() if line.startswith("ACL SETUSER"))
+    redis.ask(*rule.replace(">password", ">secret").split())
+    url = f"{redis.url(user='dibs', password='secret')}?prefix=fenced"
+    assert check_store(url, only=SMOKE) > len(SMOKE)
+    with dibs.connect(url) as client:
+        assert all(finding.kept for finding in findings(client).values())
+        assert client.capabilities.durable
+    with dibs.connect(url.replace("fenced", "elsewhere")) as client:
+        with pytest.raises(dibs.SetupRequired, match="permission"):
+            client.lock("x").acquire(timeout=0)
+
+
+#: Cases that between them use every verb and every script.
+SMOKE = [
+    "grant_then_held",
+    "tokens_rise_across_releases",
+    "tokens_rise_across_break_now",
+    "tokens_rise_across_purge",
+    "renewal_extends",
+    "a_thousand_in_one_call",
+    "one_name_many_times_in_one_call",
+    "names_are_exact",
+    "leases_by_prefix",
+    "first_come_first_served",
+    "the_dead_delay_once",
+    "a_release_is_hinted",
+    "it_says_what_it_is",
+    "waiting_ends_with_a_release",
+    "breaking_and_purging",
+    "the_store_is_reached",
+]
+
+
+def test_a_login_without_a_right_is_told_so(redis: RedisServer) -> None:
+    """A command that our scripts need and the login may not use: SetupRequired that names where the list is."""
+    with opened(f"{redis.url()}?prefix=fenced") as store:
+        (rule,) = (line for line in store.schema().splitlines() if line.startswith("ACL SETUSER"))
+    for word in ("+hset", "+evalsha", "+incr"):
+        words = rule.replace("dibs on >password", "poor reset on >secret").split()
+        redis.ask(*[each for each in words if each not in (word, "+set" if word == "+incr" else "")])
+        with dibs.connect(f"{redis.url(user='poor', password='secret')}?prefix=fenced") as client:
+            with pytest.raises(dibs.SetupRequired, match="rights"):
+                client.lock("x").acquire(timeout=0)
+
+
+def test_a_login_that_may_not_ask_for_settings(redis: RedisServer) -> None:
+    """Without INFO, CONFIG and the channels everything goes on by polling, and what is unknown is said to be."""
+    with opened(f"{redis.url()}?prefix=fenced") as store:
+        (rule,) = (line for line in store.schema().splitlines() if line.startswith("ACL SETUSER"))
+    words = rule.replace("dibs on >password", "mute on >secret").split()
+    redis.ask(*[word for word in words if word not in ("+info", "+config|get", "+subscribe") and word[0] != "&"])
+    url = f"{redis.url(user='mute', password='secret')}?prefix=fenced"
+    with dibs.connect(url) as client, dibs.connect(url) as other:
+        lease = granted(client.lock("x"))
+        with waiting(other, "x", client) as got:
+            assert lease.release()
+        got[0].release()
+        shown = client.capabilities
+        assert not shown.durable
+        assert "unknown" in shown.survives_restart
+        assert shown.signal.startswith("poll")
+        told = findings(client)
+        assert not told["leases are not evicted"].kept
+        assert not told["waiters are woken by the release"].kept
+
+
+def test_the_address_of_what_a_program_has_is_enough(redis: RedisServer, own_redis: RedisServer) -> None:
+    """connect(client or pool of redis-py) takes the address, whatever it decodes, and never its connections."""
+    where: dict[str, Any] = {"host": "127.0.0.1", "port": redis.port, "password": redis.password}
+    with dibs.connect(redis.url()) as first:
+        lease = granted(first.lock("borrowed"))
+        sources = [
+            redis_py.Redis(**where, decode_responses=True),
+            redis_py.Redis(**where, decode_responses=False),
+            redis_py.ConnectionPool(**where),
+            redis_py.Redis.from_url(redis.url()),
+            redis_py.Redis(unix_socket_path=str(redis.socket_path), password=redis.password),
+            redis.client().connection_pool,
+            async_redis_py.Redis(**where),
+            async_redis_py.ConnectionPool(**where),
+        ]
+        for source in sources:
+            with dibs.connect(source) as client:
+                seen = client.holder("borrowed")
+                assert seen is not None
+                assert seen.fencing_token == lease.fencing_token
+        lease.release()
+
+
+def test_a_client_with_a_credential_provider_is_refused() -> None:
+    """A login that only a function knows cannot be borrowed, and that is said."""
+    source = redis_py.Redis(credential_provider=redis_py.UsernamePasswordCredentialProvider("a", "b"))
+    with pytest.raises(dibs.InvalidOption, match="credential provider"):
+        dibs.connect(source)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, durable, survives",
+    [
+        ({}, True, "yes"),
+        ({"appendfsync": "everysec"}, False, "last second"),
+        ({"appendfsync": "no"}, False, "not written yet"),
+        ({"appendonly": "no"}, False, "no"),
+        ({"appendonly": "no", "save": "3600 1"}, False, "snapshot"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, False, "evict"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "volatile-lru"}, True, "yes"),
+    ],
+)
+def test_what_is_promised_follows_the_settings(settings: dict[str, str], durable: bool, survives: str) -> None:
+    """Capabilities and doctor read appendonly, appendfsync, save and maxmemory-policy from the server."""
+    with RedisServer(settings) as server, dibs.connect(server.url()) as client:
+        shown = client.capabilities
+        assert (shown.durable, survives in shown.survives_restart) == (durable, True)
+        told = findings(client)
+        assert told["grants survive a crash of the server"].kept is durable
+        assert told["leases are not evicted"].kept is ("allkeys" not in settings.get("maxmemory-policy", ""))
+        assert told["fencing tokens rise"].kept is durable is (shown.fencing_token == "strict")
+        assert told["waiters are woken by the release"].kept
+        with client.lock("x", timeout=0):
+            pass
+
+
+# -- replicas, sentinels, clusters, TLS -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replica(own_redis: RedisServer) -> Iterator[RedisServer]:
+    """A replica of `own_redis` that has caught up."""
+    settings = {"replicaof": f"127.0.0.1 {own_redis.port}"}
+    with RedisServer(settings, password=own_redis.password) as server:
+        with server.client() as look:
+            eventually(lambda: look.info("replication")["master_link_status"] == "up")
+        yield server
+
+
+def test_a_replica_is_a_misconfiguration(replica: RedisServer) -> None:
+    """A URL that names a replica: SetupRequired that says so, not "held by another"."""
+    with dibs.connect(replica.url()) as client, pytest.raises(dibs.SetupRequired, match="replica"):
+        client.lock("x").acquire(timeout=0)
+
+
+def test_grants_wait_for_replicas(own_redis: RedisServer, replica: RedisServer) -> None:
+    """With min_replicas a grant is on the replica when it is told; without enough of them nothing stays granted."""
+    url = f"{own_redis.url()}?min_replicas=1"
+    with dibs.connect(url, request_timeout=1, patience=0.5) as client, dibs.connect(own_redis.url()) as other:
+        for number in range(20):
+            with client.lock(f"n/{number}") as lease:
+                assert replica.ask("HGET", f"dibs:lease:{{default:n/{number}}}", "fencing_token") == str(
+                    lease.fencing_token
+                )
+        assert findings(client)["grants survive a failover"].kept
+        assert not findings(other)["grants survive a failover"].kept
+        told = threading.Event()
+        lease = granted(client.lock("kept", ttl=3, on_lost=told.set))
+        with replica.paused():
+            with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
+                client.lock("x").acquire(timeout=0)
+            eventually(lambda: other.holder("x") is None)
+            assert told.wait(10)  # renewals that no replica has heard of are not trusted
+        assert not lease.held
+        eventually(lambda: can_be_had(client, "x"))
+
+
+def can_be_had(client: dibs.Client, name: str) -> bool:
+    try:
+        lease = client.lock(name).acquire(timeout=0)
+    except dibs.StoreUnavailable:
+        return False
+    return lease is not None and lease.release()
+
+
+def test_sentinels_lead_to_the_master_across_a_failover(own_redis: RedisServer, replica: RedisServer) -> None:
+    """When sentinels make a replica the master, leases go on there, and tokens go on rising."""
+    with RedisSentinel(own_redis) as sentinel:
+        eventually(lambda: len(sentinel.ask("SENTINEL", "REPLICAS", sentinel.MASTER)) == 1)
+        url = sentinel.url()
+        with dibs.connect(url, patience=30) as client, dibs.connect(url, patience=30) as other:
+            before = granted(client.lock("x", ttl=30))
+            assert other.lock("x").acquire(timeout=0) is None
+            with replica.client() as look:
+                eventually(lambda: look.exists("dibs:lease:{default:x}"))
+            own_redis.kill()
+            eventually(lambda: replica.ask("ROLE")[0] == "master", 30)
+            assert other.lock("x").acquire(timeout=0) is None
+            assert before.held
+            before.renew()
+            assert before.release()
+            after = granted(other.lock("x"), timeout=10)
+            assert after.fencing_token > before.fencing_token
+            after.release()
+        with dibs.connect(sentinel.url().replace("lead", "nobody")) as wrong:
+            with pytest.raises(dibs.SetupRequired, match="nobody"):
+                wrong.ping()
+        with dibs.connect(f"redis://127.0.0.1:{sentinel.port}/0") as bare:
+            with pytest.raises(dibs.SetupRequired, match="sentinel="):
+                bare.ping()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+def test_a_cluster_keeps_the_promises(cluster: RedisCluster) -> None:
+    """On a cluster every verb works: names are spread over its nodes, all keys of one in one slot."""
+    assert check_store(cluster.url(), only=[*SMOKE, "poisoned_neighbours", "opposite_orders", "verbs_mix_in_one_call"])
+    with dibs.connect(f"{cluster.url()}&prefix=spread") as client:
+        leases = [granted(client.lock(f"{{{n}}}/{n}}}"), timeout=0) for n in range(60)]
+        spread = [node.ask("KEYS", "spread:lease:*") for node in cluster.nodes]
+        assert sum(map(len, spread)) == 60
+        assert all(spread)
+        assert len(client.leases()) == 60
+        assert all("3 masters" in f.detail for p, f in findings(client).items() if p == "reachable")
+        for lease in leases:
+            lease.release()
+
+
+def test_a_moved_slot_is_followed(cluster: RedisCluster) -> None:
+    """A slot that moves to another node while a lease is held: the lease and its token move along."""
+    with dibs.connect(cluster.url()) as client:
+        lease = granted(client.lock("moving"))
+        key = "dibs:lease:{default:moving}"
+        source = next(node for node in cluster.nodes if node.ask("CLUSTER", "COUNTKEYSINSLOT", slot_of(node, key)))
+        target = next(node for node in cluster.nodes if node is not source)
+        slot = slot_of(source, key)
+        names = {node: node.ask("CLUSTER", "MYID") for node in (source, target)}
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+        keys = source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        auth = ("AUTH", cluster.password, "KEYS", *keys)
+        source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, *auth)
+        lease.renew()  # told to ask elsewhere (ASK)
+        for node in (target, source):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+        lease.renew()  # told that it has moved (MOVED)
+        seen = client.holder("moving")
+        assert seen is not None
+        assert seen.fencing_token == lease.fencing_token
+        lease.release()
+        with client.lock("moving", timeout=0) as again:
+            assert again.fencing_token > lease.fencing_token
+
+
+def slot_of(node: RedisServer, key: str) -> int:
+    return int(node.ask("CLUSTER", "KEYSLOT", key))
+
+
+def test_a_cluster_must_be_said_to_be_one(cluster: RedisCluster, redis: RedisServer) -> None:
+    """A node of a cluster without cluster=true, and cluster=true on a single server: SetupRequired that says so."""
+    node = cluster.nodes[0]
+    with dibs.connect(node.url()) as client, pytest.raises(dibs.SetupRequired, match="cluster=true"):
+        client.ping()
+    with dibs.connect(f"{redis.url()}?cluster=true") as client, pytest.raises(dibs.SetupRequired, match="no cluster"):
+        client.ping()
+
+
+def test_over_tls() -> None:
+    """rediss:// with the authority's certificate works, waiters included; without it, or without TLS, it is refused."""
+    with TlsRedisServer() as server:
+        good = f"{server.url(scheme='rediss')}?ssl_ca_certs={server.authority}"
+        assert check_store(good, only=["a_release_is_hinted", "a_thousand_in_one_call", "waiting_ends_with_a_release"])
+        with dibs.connect(server.url(scheme="rediss")) as client:
+            with pytest.raises(dibs.SetupRequired, match=r"(?i)certificate"):
+                client.ping()
+        with dibs.connect(server.url()) as client:
+            with pytest.raises((dibs.SetupRequired, dibs.StoreUnavailable), match="rediss://"):
+                client.ping()
+        with dibs.connect(f"{server.url(scheme='rediss')}?ssl_ca_certs=/nowhere.pem") as client:
+            with pytest.raises(dibs.SetupRequired, match="TLS options"):
+                client.ping()
+        with dibs.connect(f"{server.url(scheme='valkeys')}?ssl_cert_reqs=none") as client:
+            client.ping()
+
+
+def test_tls_to_a_server_without_it(redis: RedisServer) -> None:
+    """rediss:// to a server that speaks no TLS, which waits for more instead of refusing: the error asks about it."""
+    with dibs.connect(redis.url(scheme="rediss"), request_timeout=0.5) as client:
+        with pytest.raises(dibs.StoreUnavailable, match="TLS"):
+            client.ping()
