@@ -7,12 +7,14 @@ printed here ever contains a password. A store's module is loaded when its schem
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
     from dibs.aio import AsyncClient
     from dibs.client import Client
@@ -36,9 +38,16 @@ _SCHEMES = {
     "etcds": "dibs.stores.etcd",
     "zookeeper": "dibs.stores.zookeeper",
 }
+# Other packages add stores with entry points of this group. Their names are URL schemes; what they point to is called
+# with the URL as ``urllib.parse.urlsplit`` takes it apart and a dict of its options, pops those that it knows, raises
+# InvalidOption for whatever is wrong, and returns a ``dibs.store.StoreAddress``. The module it is in may list the
+# options in ``OPTIONS``, for errors that help.
 ENTRY_POINT_GROUP = "dibs.stores"
-# Options any URL may carry for the client itself; an argument of connect() wins over them.
-_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience")
+# Options any URL may carry for the client itself; an argument of connect() of the same name wins over them.
+_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require")
+_TEXTS = ("namespace", "require")
+# So many of a store's options are listed in an error.
+_OPTIONS_SHOWN = 12
 
 
 def connect(
@@ -61,7 +70,8 @@ def connect(
     for which a store that was reached before is tried again before StoreUnavailable is raised. options: more options of
     the store, as they could stand in the URL's query ({"schema": "ops"}), say for an engine.
 
-    Raises InvalidOption for anything wrong with these.
+    Raises InvalidOption for anything wrong with these, a driver that is not installed included, and Unsupported when
+    the store cannot promise what the option ``require`` asks for.
     """
     from dibs.client import Client
 
@@ -103,6 +113,17 @@ def _desk(
     return Desk(address, info=info, **settings)
 
 
+def undemanding(where: object, namespace: str | None) -> tuple[Client, str]:
+    """A client that enforces no ``require``, and what was required: for ``dibs doctor``, which tells what is broken."""
+    from dibs.client import Client
+    from dibs.desk import DEFAULTS, Desk
+
+    address, settings = locate(where)
+    required = settings.pop("require", "")
+    settings = {**DEFAULTS, **settings} if namespace is None else {**DEFAULTS, **settings, "namespace": namespace}
+    return Client(Desk(address, info=None, **settings)), required
+
+
 def locate(where: object = None, options: dict[str, str] | None = None) -> tuple[StoreAddress, dict[str, Any]]:
     """The store's address, and the client's own options found in the URL."""
     more = dict(options or {})
@@ -111,7 +132,8 @@ def locate(where: object = None, options: dict[str, str] | None = None) -> tuple
     if where is None:
         from dibs.stores import sqlite
 
-        return _complete(sqlite.address(None, more), more), {}
+        settings = _settings(more)
+        return _complete(sqlite.address(None, more), more, sqlite.address), settings
     if not isinstance(where, str):
         from dibs.borrowed import url_of
 
@@ -135,10 +157,13 @@ def _parsed(
 ) -> tuple[StoreAddress, dict[str, Any]]:
     from urllib.parse import parse_qsl, unquote, urlsplit
 
+    from dibs.store import StoreAddress
+
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        parts.port  # noqa: B018 - urlsplit checks the port when it is read
+        if "," not in parts.netloc:  # the ports of several hosts are for the store to read
+            parts.port  # noqa: B018 - urlsplit checks the port when it is read
     except ValueError:
         raise InvalidOption("that URL cannot be taken apart: look at its port, its brackets and its ?query") from None
     options: dict[str, str] = {}
@@ -146,10 +171,7 @@ def _parsed(
         if key in options:
             raise InvalidOption(f"the URL option {key!r} is given twice")
         options[key] = value
-    from_url: dict[str, Any] = {}
-    for key in _CLIENT_OPTIONS:
-        if key in options:
-            from_url[key] = options.pop(key) if key == "namespace" else _number(key, options.pop(key))
+    settings = _settings(options)
     if scheme == "sqlite":
         if parts.netloc:
             raise InvalidOption("an SQLite URL has no host: sqlite:////absolute/path.db (four slashes)")
@@ -158,14 +180,31 @@ def _parsed(
         address = load(unquote(parts.netloc + parts.path))
     else:
         address = load(parts, options)
-    return _complete(address, options), from_url
+        if not isinstance(address, StoreAddress):  # of a store that was written elsewhere
+            raise TypeError(f"{load.__module__}.{load.__qualname__} did not return a dibs.store.StoreAddress")
+    return _complete(address, options, load), settings
 
 
-def _complete(address: StoreAddress, left: dict[str, str]) -> StoreAddress:
+def _settings(options: dict[str, str]) -> dict[str, Any]:
+    """Take out the options that are the client's own."""
+    found: dict[str, Any] = {}
+    for key in _CLIENT_OPTIONS:
+        if key in options:
+            text = options.pop(key)
+            found[key] = text if key in _TEXTS else _number(key, text)
+    return found
+
+
+def _complete(address: StoreAddress, left: dict[str, str], load: Callable[..., StoreAddress]) -> StoreAddress:
     """The address, when the store has taken every option that was given."""
-    if left:
-        raise InvalidOption(f"unknown option in the URL: {', '.join(sorted(map(repr, left)))}")
-    return address
+    if not left:
+        return address
+    own = tuple(getattr(sys.modules.get(load.__module__), "OPTIONS", ()))
+    name = min(left)
+    near = did_you_mean(name, (*own, *_CLIENT_OPTIONS))
+    shown = ", ".join(own[:_OPTIONS_SHOWN]) + (", …" if len(own) > _OPTIONS_SHOWN else "")
+    knows = f"{address.capabilities.store} knows {shown}, and every" if own else "Every"
+    raise InvalidOption(f"unknown option {name!r}{near}. {knows} URL may have {', '.join(_CLIENT_OPTIONS)}")
 
 
 def _number(key: str, text: str) -> float:
@@ -183,8 +222,21 @@ def _loader(scheme: str) -> Callable[..., StoreAddress]:
         return import_module(module).address  # type: ignore[no-any-return]
     from importlib.metadata import entry_points
 
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name == scheme:
-            return entry.load()  # type: ignore[no-any-return]
-    known = ", ".join(sorted(set(_SCHEMES) - {"postgres"}))
-    raise InvalidOption(f"unknown store {scheme!r}; this dibs knows {known}")
+    offers = {(entry.name, entry.value): entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    fitting = [entry for entry in offers.values() if entry.name == scheme]
+    if not fitting:
+        known = {*_SCHEMES, *(name for name, _ in offers)}
+        raise InvalidOption(
+            f"unknown store {scheme!r}{did_you_mean(scheme, known)}. "
+            f"This dibs knows {', '.join(sorted(known - {'postgres'}))}"
+        )
+    if len(fitting) > 1:
+        raise InvalidOption(f"several packages offer a store {scheme!r}: {', '.join(map(_origin, fitting))}. Keep one")
+    try:
+        return fitting[0].load()  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise InvalidOption(f"the store {scheme!r} of {_origin(fitting[0])} cannot be loaded: {error}") from error
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})"

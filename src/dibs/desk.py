@@ -68,8 +68,13 @@ class Desk:
         info: dict[str, Any] | None,
         request_timeout: Seconds,
         patience: Seconds,
+        require: str = "",
         clock: Clock | None = None,
     ) -> None:
+        if require:
+            from dibs.promises import requiring
+
+            address = requiring(address, require)
         limits = address.capabilities
         self.address = address
         self.namespace = check_namespace(namespace)
@@ -106,6 +111,7 @@ class Desk:
             return session
         # What is still held when the interpreter ends is given back; a process that is killed leaves it to the ttl.
         atexit.register(_close_at_exit, weakref.ref(session))
+        _warn_of_best_effort(self.address)
         return session
 
     def terms(
@@ -248,6 +254,27 @@ def _capabilities(store: Store, deadline: Deadline) -> Capabilities:
     return store.capabilities
 
 
+# Stores of which this process has been warned. (Module-level, since that is once a process, not once a client.)
+_WARNED: set[str] = set()
+
+
+def _warn_of_best_effort(address: StoreAddress) -> None:
+    """Say in the log, once a process, that a store promises no more than it can: two holders at once are possible."""
+    offered = address.capabilities
+    if offered.fencing_token.startswith("best effort") and offered.store not in _WARNED:
+        _WARNED.add(offered.store)
+        import logging
+
+        logging.getLogger("dibs").warning(
+            "locks on %s (%s) are best effort: leases survive a restart: %s; fencing tokens: %s. "
+            "`dibs doctor` says what its settings add to that",
+            offered.store,
+            address.shown,
+            offered.survives_restart,
+            offered.fencing_token,
+        )
+
+
 def _close_at_exit(reference: weakref.ref[Session]) -> None:
     session = reference()
     if session is None or session.pid != os.getpid() or session.closed:
@@ -268,4 +295,5 @@ DEFAULTS: dict[str, Any] = {
     "ttl": TTL_DEFAULT_S,
     "request_timeout": REQUEST_TIMEOUT_S,
     "patience": PATIENCE_S,
+    "require": "",
 }

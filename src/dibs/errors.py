@@ -6,6 +6,11 @@ that driver's store, by error code. *Held by another*, *store unreachable* and *
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class DibsError(Exception):
     """The root of all errors that dibs raises on purpose."""
@@ -78,6 +83,14 @@ class SetupRequired(DibsError):
 
 class Unsupported(DibsError):
     """This store, or this machine, cannot do that; raised when the object is built, not when it is used."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'table'?)`` where one of the known words is near, else nothing."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word.lower(), known, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def without_frames(error: BaseException) -> BaseException:

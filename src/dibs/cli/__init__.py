@@ -26,10 +26,12 @@ from dibs.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn, TypeVar
 
     from dibs.client import Client
+
+    T = TypeVar("T")
 
 # As in sysexits.h, where a number there means the same.
 NOT_HELD = 1
@@ -261,12 +263,18 @@ def exit_code(error: DibsError) -> int:
 def connect(args: argparse.Namespace) -> Client:
     """The client that --url, $DIBS_URL and --namespace ask for. Nothing is sent yet."""
     from dibs.connecting import connect as client_of
+
+    return asked_for(args, lambda url, namespace: client_of(url, namespace=namespace))
+
+
+def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None], T]) -> T:
+    """What ``make`` makes of --url, or $DIBS_URL, and --namespace."""
     from dibs.names import check_namespace
 
     if args.namespace is not None:
         check_namespace(args.namespace)
     try:
-        return client_of(args.url, namespace=args.namespace)
+        return make(args.url, args.namespace)
     except InvalidOption as error:
         if args.url is None:  # not this command line is wrong but what surrounds it
             raise CommandError(MISCONFIGURED, f"$DIBS_URL: {error}") from None

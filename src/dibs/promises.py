@@ -1,0 +1,109 @@
+"""What a user may ask of a store with ``?require=``, and a store that hands out nothing while it breaks that.
+
+The names are the fields of ``Capabilities`` that declare the promises. What is declared before a store was reached may
+turn out otherwise by the server's settings. So only what no setting can give is refused when the client is made; the
+rest is judged when a connection is, by what it then says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from dibs.errors import InvalidOption, SetupRequired, Unsupported, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dibs.clock import Deadline
+    from dibs.store import Capabilities, Outcome, Request, Store, StoreAddress
+
+
+class Promise(NamedTuple):
+    """A promise that may be required. ``words`` is what a finding of a store's ``check`` may call it instead."""
+
+    words: str
+    kept: Callable[[Capabilities], bool]
+    #: The field of Capabilities that says in words how far it is kept.
+    told_by: str
+
+
+PROMISES = {
+    "durable": Promise("grants survive a crash of the server", lambda c: c.durable, "survives_restart"),
+    "survives_restart": Promise(
+        "leases survive a restart", lambda c: c.survives_restart.partition(",")[0] == "yes", "survives_restart"
+    ),
+    "fencing_token": Promise(
+        "fencing tokens rise", lambda c: c.fencing_token in ("strict", "revision", "zxid"), "fencing_token"
+    ),
+    "waiting_line": Promise("waiters are served in order", lambda c: c.waiting_line == "FIFO", "waiting_line"),
+    "signal": Promise(
+        "waiters are woken by the release", lambda c: not c.signal.startswith(("poll", "none")), "signal"
+    ),
+}
+# How a field begins that no setting of the server changes for the better.
+NEVER = ("no", "poll", "best effort")
+
+
+def parse(text: str) -> list[str]:
+    """The promises that ``durable,fencing_token`` names; InvalidOption for what is none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PROMISES:
+            raise InvalidOption(
+                f"require={name!r} names no promise of a store{did_you_mean(name, PROMISES)}. "
+                f"There are {', '.join(PROMISES)}"
+            )
+    return names
+
+
+def broken(names: Sequence[str], capabilities: Capabilities) -> list[str]:
+    """Which of these promises a store with these capabilities does not keep."""
+    return [name for name in names if not PROMISES[name].kept(capabilities)]
+
+
+def told(name: str, capabilities: Capabilities) -> str:
+    """What the store says about a promise, in its words."""
+    field = PROMISES[name].told_by
+    text = str(getattr(capabilities, field))
+    return text if field == name else f"{field.replace('_', ' ')}: {text}"
+
+
+def requiring(address: StoreAddress, text: str) -> StoreAddress:
+    """The address, opened only to stores that keep these promises; Unsupported when that cannot be."""
+    names = parse(text)
+    declared = address.capabilities
+    hopeless = [name for name in broken(names, declared) if getattr(declared, PROMISES[name].told_by).startswith(NEVER)]
+    if hopeless:
+        said = "; ".join(told(name, declared) for name in hopeless)
+        raise Unsupported(f"{declared.store} cannot promise what is required of it: {', '.join(hopeless)} ({said})")
+    return address._replace(open=lambda: cast("Store", Requiring(address.open, names)))
+
+
+class Requiring:
+    """A store that takes no requests before its connection was seen to keep what is required; the rest it passes on."""
+
+    def __init__(self, open_store: Callable[[], Store], names: Sequence[str]) -> None:
+        self._open = open_store
+        self._names = names
+        self._store = open_store()
+        self._checked = False
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        if not self._checked:
+            self._store.act((), deadline)  # connects, so that what a setting decides has been read
+            seen = self._store.capabilities
+            lacking = broken(self._names, seen)
+            if lacking:
+                # The next connection may find the settings mended.
+                self._store.close()
+                self._store = self._open()
+                said = "; ".join(told(name, seen) for name in lacking)
+                raise SetupRequired(
+                    f"{seen.store} does not promise what is required of it: {', '.join(lacking)} ({said}). "
+                    "`dibs doctor` says what to change"
+                )
+            self._checked = True
+        return self._store.act(requests, deadline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)

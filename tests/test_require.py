@@ -1,0 +1,254 @@
+"""`?require=…`: nothing is handed out while the store breaks what was asked for, and `dibs doctor` says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dibs as library
+from dibs.connecting import locate
+from dibs.desk import DEFAULTS, Desk
+from dibs.promises import PROMISES, broken
+from dibs.store import Capabilities, Finding, Store
+from dibs.stores import memory, sqlite
+from tests.servers.postgres import PostgresServer
+from tests.test_cli_run import Dibs
+from tests.test_conformance import STORES
+
+ALL = ",".join(PROMISES)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[PostgresServer]:
+    """A PostgreSQL that does not wait for its disk."""
+    with PostgresServer({"fsync": "off"}) as server:
+        yield server
+
+
+@pytest.fixture
+def dibs(tmp_path: Path) -> Iterator[Dibs]:
+    """The command line on an SQLite file of this test."""
+    shell = Dibs(tmp_path)
+    yield shell
+    shell.close()
+
+
+def acquire(client: library.Client) -> library.Lease:
+    lease = client.lock("x").acquire(timeout=0)
+    assert lease is not None
+    return lease
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_names_are_those_of_capabilities() -> None:
+    """What can be required is called as the capability that declares it."""
+    assert PROMISES.keys() <= set(Capabilities._fields)
+    assert {promise.told_by for promise in PROMISES.values()} <= set(Capabilities._fields)
+
+
+def test_what_is_kept_changes_nothing(sqlite_url: str) -> None:
+    """A store that keeps what is required works as without: locks, operators, renewals, both faces."""
+    url = f"{sqlite_url}?require=durable,survives_restart,fencing_token,waiting_line&ttl=0.5"
+    with library.connect(url) as client:
+        lease = acquire(client)
+        assert client.capabilities.durable
+        assert [record.fencing_token for record in client.leases()] == [lease.fencing_token]
+        assert not lease.lost.wait(1.2)
+        assert client.lock("x").acquire(timeout=0) is None
+        lease.release()
+        assert client.purge(0) == 1
+
+    async def again() -> None:
+        async with library.connect_async(url) as client, client.lock("x") as lease:
+            assert lease.held
+
+    asyncio.run(again())
+
+
+@pytest.mark.parametrize("promise", ["durable", "survives_restart"])
+def test_what_no_setting_can_give_is_refused_at_once(promise: str) -> None:
+    """Unsupported is raised by `connect()`, before any I/O, and says which promise and what the store says of it."""
+    for connect in (library.connect, library.connect_async):
+        with pytest.raises(
+            library.Unsupported, match=rf"memory cannot promise .*: {promise} \(.*ends with the process"
+        ):
+            connect(f"memory://?require={promise}")
+    with pytest.raises(library.Unsupported, match="signal"):
+        library.connect("sqlite:////no/such/folder/x.db?require=durable,signal")
+    with pytest.raises(library.Unsupported, match="durable"):
+        library.connect("memory://", options={"require": "durable"})
+
+
+def test_what_the_settings_break_is_refused_before_anything_is_handed_out(forgetful: PostgresServer) -> None:
+    """A server with fsync=off: SetupRequired for every lock, by both faces; nothing is held; looking on is allowed."""
+    plain = forgetful.create_database()
+    with library.connect(plain) as other, library.connect(f"{plain}?require=durable") as client:
+        for _ in range(2):
+            with pytest.raises(library.SetupRequired, match=r"PostgreSQL does not promise .*: durable .*dibs doctor"):
+                client.lock("x").acquire(timeout=0)
+            with pytest.raises(library.SetupRequired, match="durable"), client.lock("x"):
+                raise AssertionError("handed out")
+        assert client.leases() == other.leases() == []
+        lease = acquire(other)
+        assert [record.fencing_token for record in client.leases()] == [lease.fencing_token]
+        lease.release()
+
+    async def tasks() -> None:
+        async with library.connect_async(f"{plain}?require=fencing_token") as client:
+            with pytest.raises(library.SetupRequired, match=r"fencing_token .strict while no crash"):
+                await client.lock("x").acquire(timeout=0)
+
+    asyncio.run(tasks())
+    with library.connect(f"{plain}?require=waiting_line,signal") as client:
+        acquire(client).release()
+
+
+def test_it_works_when_the_setting_is_mended(own_postgres: PostgresServer) -> None:
+    """After the server's settings were mended the same client is served."""
+    url = own_postgres.create_database()
+    own_postgres.stop()
+    own_postgres._settings["fsync"] = "off"
+    own_postgres.start()
+    with library.connect(f"{url}?require=durable") as client:
+        with pytest.raises(library.SetupRequired, match="durable"):
+            client.lock("x").acquire(timeout=0)
+        own_postgres.stop()
+        own_postgres._settings["fsync"] = "on"
+        own_postgres.start()
+        acquire(client).release()
+
+
+def test_what_a_setting_may_give_is_judged_by_the_connection(sqlite_url: str) -> None:
+    """A store that declares less than a server's settings make of it is not refused before it was asked."""
+    address = locate(sqlite_url)[0]
+    modest = address.capabilities._replace(durable=False, survives_restart="as its persistence does")
+    settings = {**DEFAULTS, "require": "durable"}
+    with library.Client(Desk(address._replace(capabilities=modest), info=None, **settings)) as client:
+        acquire(client).release()
+
+
+@pytest.mark.parametrize("fixture", [store for store in STORES if store != "memory"])
+def test_every_store_is_taken_at_its_word(fixture: str, request: pytest.FixtureRequest) -> None:
+    """On each store, requiring what its connection says it keeps changes nothing, and requiring more is refused."""
+    url = request.getfixturevalue(fixture)
+    require = f"{url}{'&' if '?' in url else '?'}require="
+    with library.connect(url) as client:
+        lacking = broken(list(PROMISES), client.capabilities)
+    with library.connect(require + ",".join(PROMISES.keys() - set(lacking))) as client:
+        acquire(client).release()
+
+    def use(name: str) -> None:
+        with library.connect(require + name) as client:
+            acquire(client)
+
+    for name in lacking:
+        with pytest.raises((library.Unsupported, library.SetupRequired), match=name):
+            use(name)
+
+
+def test_which_capabilities_keep_what() -> None:
+    """Each promise is told from the field that declares it, and a weakened one is not taken for it."""
+    good = sqlite.CAPABILITIES._replace(signal="LISTEN/NOTIFY")
+    names = list(PROMISES)
+    assert broken(names, good) == []
+    assert broken(names, memory.CAPABILITIES) == ["durable", "survives_restart", "fencing_token", "signal"]
+    weakened: list[tuple[str, Any]] = [
+        ("durable", False),
+        ("survives_restart", "as its persistence does"),
+        ("survives_restart", "no, and evicts"),
+        ("fencing_token", "strict while data lives"),
+        ("fencing_token", "best effort"),
+        ("waiting_line", "none"),
+        ("signal", "poll (behind a connection pooler)"),
+        ("signal", "none"),
+    ]
+    for field, value in weakened:
+        assert broken(names, good._replace(**{field: value})) == [field]
+    strong: list[tuple[str, Any]] = [("survives_restart", "yes, and failover"), ("fencing_token", "zxid")]
+    for field, value in strong:
+        assert broken(names, good._replace(**{field: value})) == []
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_doctor_without_a_requirement_asks_for_everything(dibs: Dibs) -> None:
+    """Without `--require` whatever is not kept is a failure."""
+    assert dibs("--url", "memory://", "doctor").returncode == 1
+    assert dibs("doctor").returncode == 0
+
+
+def test_doctor_fails_where_what_was_asked_for_is_broken(dibs: Dibs) -> None:
+    """`--require` and the URL's `require` decide the exit code together; what was not asked for is told as `no`."""
+    for url, words, code, lines in [
+        ("memory://", ["--require", "waiting_line"], 0, ["no    durable", "ok    waiting_line"]),
+        ("memory://", ["--require="], 0, ["no    durable"]),
+        ("memory://", ["--require", "durable"], 1, ["FAIL  durable"]),
+        ("memory://?require=durable", [], 1, ["FAIL  durable"]),
+        ("memory://?require=waiting_line", [], 0, ["no    durable", "ok    waiting_line"]),
+        ("memory://?require=waiting_line", ["--require", "signal"], 1, ["no    durable", "FAIL  signal: poll of a"]),
+        (dibs.url, ["--require", "durable,fencing_token"], 0, ["ok    durable", "ok    fencing_token: strict"]),
+        (dibs.url, ["--require", ALL], 1, ["FAIL  signal: poll", "ok    waiting_line: FIFO"]),
+    ]:
+        done = dibs("--url", url, "doctor", *words)
+        assert (done.returncode, done.stderr) == (code, ""), (url, words, done.stdout)
+        for line in lines:
+            assert re.search(f"^{re.escape(line)}", done.stdout, re.MULTILINE), (url, words, done.stdout)
+        answer = json.loads(dibs("--url", url, "doctor", "--json", *words).stdout)
+        assert answer["ok"] is (code == 0)
+    assert answer["required"] == list(PROMISES)
+
+
+def test_doctor_reads_the_live_settings(dibs: Dibs, forgetful: PostgresServer) -> None:
+    """`dibs doctor --require durable` on a server with fsync=off exits 1 and names the setting, once."""
+    url = forgetful.create_database()
+    done = dibs("--url", url, "doctor", "--require", "durable")
+    assert done.returncode == 1
+    failures = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert len(failures) == 1, done.stdout
+    assert "fsync=off" in failures[0]
+    assert dibs("--url", url, "doctor", "--require", "signal").returncode == 0
+    assert dibs("--url", url + "?require=durable", "doctor").returncode == 1
+
+
+def test_commands_keep_to_what_the_url_requires(dibs: Dibs, forgetful: PostgresServer) -> None:
+    """`dibs run` with a requirement that is not met runs nothing and exits 78, at once or when it has looked."""
+    for url in ("memory://?require=durable", forgetful.create_database() + "?require=durable"):
+        done = dibs("--url", url, "run", "x", "--nowait", "--", "echo", "ran")
+        assert (done.returncode, done.stdout) == (78, "")
+        assert "durable" in done.stderr
+    done = dibs("--url", f"{dibs.url}?require=durable", "run", "x", "--nowait", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+
+
+@pytest.mark.parametrize("words", [["--require", "speed"], ["--require", "durabel"]])
+def test_doctor_knows_what_can_be_required(dibs: Dibs, words: list[str]) -> None:
+    """A requirement that is none is wrong usage, and told with those there are."""
+    done = dibs("doctor", *words)
+    assert done.returncode == 64
+    assert "fencing_token" in done.stderr
+    assert ("did you mean 'durable'?" in done.stderr) == (words[1] == "durabel")
+
+
+def test_a_finding_that_contradicts_the_capabilities_is_completed(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a store's findings say that all is well and its capabilities do not, the capabilities count."""
+    from dibs.cli import main
+    from dibs.stores.sqlite import SQLiteStore
+
+    def check(store: Store, deadline: object) -> list[Finding]:
+        return [Finding("durable", True, "it thinks")]
+
+    monkeypatch.setattr(SQLiteStore, "check", check)
+    monkeypatch.setattr(SQLiteStore, "capabilities", sqlite.CAPABILITIES._replace(durable=False))
+    assert main(["--url", sqlite_url, "doctor", "--require", "durable"]) == 1
+    assert "FAIL  durable: survives restart: yes" in capsys.readouterr().out
