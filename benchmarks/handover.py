@@ -33,7 +33,7 @@ def pg_handover(bench: Bench) -> None:
     locks have no expiry, no token, and end with the connection.
     """
     with bench.database() as url:
-        _race(
+        race_two_processes(
             bench, {"dibs": (dibs_lock, url), "pg_advisory_lock": (AdvisoryLock, url)}, Target(2.5, "pg_advisory_lock")
         )
 
@@ -51,10 +51,11 @@ def sqlite_handover(bench: Bench) -> None:
             "fasteners": (fasteners_lock, str(folder / "fasteners")),
             "diskcache": (disk_cache_lock, str(folder / "diskcache")),
         }
-        _race(bench, peers, Target(5.0))
+        race_two_processes(bench, peers, Target(5.0))
 
 
-def _race(bench: Bench, kinds: dict[str, tuple[Callable[[str], Any], str]], target: Target) -> None:
+def race_two_processes(bench: Bench, kinds: dict[str, tuple[Callable[[str], Any], str]], target: Target) -> None:
+    """Race hand-overs: each contestant is a function that makes a lock in another process, and its argument."""
     with ExitStack() as stack:
         pairs = {}
         for who, (kind, where) in kinds.items():

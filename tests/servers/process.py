@@ -258,7 +258,8 @@ class _Guard:
         if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+            # Not SIG_IGN, which the server would inherit, and Java respects: a handler ends with the exec.
+            signal.signal(number, lambda *_: None)
         try:
             self._serve()
         finally:

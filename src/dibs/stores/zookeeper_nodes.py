@@ -1,0 +1,97 @@
+"""What nodes of ZooKeeper are called, what stands in them, and how waiters' numbers are compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+# What stands in the node of a holder whose lease was broken, before the time of its last renewal.
+BROKEN = b"broken "
+NUMBERS = 2**32
+
+
+class Nodes:
+    """The paths under one root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.leases = f"{root}/lease"
+        self.lines = f"{root}/line"
+
+    def permit(self, name: str, slot: int = 1) -> str:
+        return f"{self.leases}/{quoted(name)},{slot}"
+
+    def line(self, name: str) -> str:
+        return f"{self.lines}/{quoted(name)}"
+
+    def all(self) -> list[str]:
+        """What must be there, parents first."""
+        parts = self.root.strip("/").split("/")
+        return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))] + [self.leases, self.lines]
+
+
+def quoted(text: str) -> str:
+    """A text as a part of a node's name: what is not plain is percent-encoded, so no two texts are one."""
+    return quote(text, safe=":@=+")
+
+
+def holder_node(permit: str, claim_id: str) -> str:
+    return f"{permit}/c-{quoted(claim_id)}"
+
+
+def kept_node(permit: str, claim_id: str) -> str:
+    """The node of a name that is kept after its release: a claim that nobody has."""
+    return f"{permit}/k-{quoted(claim_id)}"
+
+
+# -- the line ------------------------------------------------------------------------------------------------------
+
+
+class Waiter(NamedTuple):
+    number: int
+    claim: str
+    path: str
+
+
+def waiter_node(line: str, claim_id: str, number: int | None) -> str:
+    """The path of a waiter's node; with no number, what ZooKeeper appends one to, as it does: signed, in ten digits."""
+    signed = "" if number is None else f"{number - NUMBERS if number >= NUMBERS // 2 else number:010d}"
+    return f"{line}/w-{quoted(claim_id)},{signed}"
+
+
+def waiters(line: str, nodes: list[str]) -> list[Waiter]:
+    """Those who wait, whatever else somebody put there."""
+    found = []
+    for node in nodes:
+        claim, _, number = node.rpartition(",")
+        if claim.startswith("w-") and number.removeprefix("-").isdigit():
+            found.append(Waiter(int(number) % NUMBERS, claim[2:], f"{line}/{node}"))
+    return found
+
+
+def before(one: int, other: int) -> bool:
+    """Whether a number came before another. ZooKeeper counts in 32 bits and begins again."""
+    return 0 < (other - one) % NUMBERS < NUMBERS // 2
+
+
+def in_order(some: list[Waiter]) -> list[Waiter]:
+    """Those who came first first. All numbers of a line lie within half of what 32 bits can count."""
+    origin = some[0].number - NUMBERS // 2 if some else 0
+    return sorted(some, key=lambda waiter: (waiter.number - origin) % NUMBERS)
+
+
+# -- what stands in a permit ---------------------------------------------------------------------------------------
+
+
+def packed(words: dict[str, Any]) -> bytes:
+    return json.dumps(words, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Holder, info and ttl; somebody else's scribbles are no reason to fail."""
+    try:
+        words = json.loads(data)
+        return {"holder": str(words["holder"]), "info": words["info"], "ttl": float(words["ttl"])}
+    except (ValueError, KeyError, TypeError):
+        return {"holder": "unknown", "info": None, "ttl": 0.0}
