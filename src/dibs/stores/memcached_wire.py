@@ -1,0 +1,307 @@
+"""The connection to memcached: made by pymemcache (names, Unix sockets, TLS, passwords), used in flights.
+
+A flight is many commands sent at once and as many replies read back, by a deadline; pymemcache's own calls are one
+command each, and wait as long as they like. Whoever runs into the deadline drops the connection, so a late reply is
+never taken for the answer to something else.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from struct import pack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.clock import Readiness
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+
+try:
+    import pymemcache
+except ImportError as missing:
+    raise InvalidOption("memcached needs pymemcache: pip install 'dibs[memcached]'") from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.clock import Deadline
+
+# How long an interrupted caller waits for the answer to what it sent.
+FINISH_S = 0.5
+# Much more than this would be fetched from and given back to the operating system for every reply.
+RECEIVE_BYTES = 1 << 14
+CLOSED = "the server closed the connection"
+# With TLS, memcached before 1.6.39 forgets what it did not take at once: commands go in records that it can take whole.
+RECORD_BYTES_MAX = 8 * 1024
+# What a non-blocking connection raises when there is nothing to do.
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_ERRORS = (b"ERROR", b"CLIENT_ERROR")
+
+
+class Item(NamedTuple):
+    """What ``mg key v c t`` brings."""
+
+    cas: int
+    #: Ticks left; -1 for ever.
+    ticks: int
+    data: bytes
+
+
+Reply = Any  # bytes (a line without its end) or an Item
+
+
+class Connection:
+    """One connection; when ``closed``, it is of no further use."""
+
+    def __init__(self, place: Place, deadline: Deadline) -> None:
+        self._place = place
+        self._client = place.connected(deadline)
+        self.socket: socket.socket = self._client.sock
+        # Without TLS the system waits for replies (SO_RCVTIMEO): a lone pair then takes a tenth less than with a poll
+        # before each. Whatever must not wait says so in its flags.
+        self._flags = socket.MSG_DONTWAIT if place.tls is None else 0
+        self.socket.settimeout(None if self._flags else 0)
+        self._patience_s = 0.0
+        self._ready = Readiness(self.socket.fileno())
+        self.closed = False
+
+    def fly(self, commands: Sequence[bytes], counts: Sequence[int], deadline: Deadline) -> list[Reply]:
+        """Send commands at once; each is answered by so many lines or items, in the order of the commands."""
+        if self._place.tls is None:
+            return self._fly(b"".join(commands), sum(counts), deadline)
+        replies: list[Reply] = []
+        begin = size = 0
+        for end, command in enumerate(commands):
+            if end > begin and size + len(command) > RECORD_BYTES_MAX:
+                replies += self._fly(b"".join(commands[begin:end]), sum(counts[begin:end]), deadline)
+                begin, size = end, 0
+            size += len(command)
+        return replies + self._fly(b"".join(commands[begin:]), sum(counts[begin:]), deadline)
+
+    def _fly(self, commands: bytes, count: int, deadline: Deadline) -> list[Reply]:
+        flight = _Flight(self, commands, count)
+        self._run(flight, deadline)
+        if flight.error is not None:
+            self.close()
+            raise StoreUnavailable(f"memcached at {self._place.shown} did not understand: {shown(flight.error)}")
+        return flight.replies
+
+    def ask(self, command: str, deadline: Deadline) -> list[str]:
+        """Send a command that is answered by many lines and END; or one line that says why not."""
+        flight = _Flight(self, command.encode() + b"\r\n", 0)
+        self._run(flight, deadline)
+        return flight.buffer.decode("utf-8", "replace").splitlines()
+
+    def stats(self, what: str, deadline: Deadline) -> dict[str, str]:
+        words = [line.split(" ", 2) for line in self.ask(f"stats {what}".rstrip(), deadline)]
+        return {line[1]: line[2] for line in words if len(line) == 3 and line[0] == "STAT"}
+
+    def _run(self, flight: _Flight, deadline: Deadline) -> None:
+        try:
+            flight.run(deadline)
+        except (OSError, ValueError) as error:
+            self.close()
+            text = f"memcached at {self._place.shown}: {error}"
+            raise StoreUnavailable(text, maybe_applied=flight.begun) from error
+        except BaseException:
+            # Ctrl-C. What was sent will be done; were that to happen after the release that follows on another
+            # connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            try:
+                flight.run(deadline.within(FINISH_S))
+            except (OSError, ValueError):
+                self.close()
+            except BaseException:
+                self.close()
+                raise
+            raise
+
+    # What a flight is made of
+
+    def send(self, data: bytes) -> bytes:
+        """Send what can be sent without waiting; the rest."""
+        try:
+            return data[self.socket.send(data, self._flags) :]
+        except WOULD_BLOCK:
+            return data
+
+    def receive(self) -> bytes:
+        """What has come, without waiting; nothing when nothing has."""
+        try:
+            received = self.socket.recv(RECEIVE_BYTES, self._flags)
+        except WOULD_BLOCK:
+            return b""
+        if not received:
+            raise ConnectionResetError(CLOSED)
+        return received
+
+    def wait(self, sending: bool, deadline: Deadline) -> bytes:
+        """What comes first by the deadline; perhaps nothing when there is more to send, and it can be sent."""
+        seconds = deadline.remaining()
+        if sending or not self._flags:
+            if not (self._ready.writable(seconds) if sending else self._ready.readable(seconds)):
+                raise TimeoutError("no answer in time")
+            return self.receive()
+        if not self._patience_s * 0.95 <= seconds <= self._patience_s * 1.2:
+            self._patience_s = max(seconds, 0.001)
+            timeval = pack("@ll", int(self._patience_s), int(self._patience_s % 1 * 1e6))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        try:
+            received = self.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            raise TimeoutError("no answer in time") from None
+        if not received:
+            raise ConnectionResetError(CLOSED)
+        return received
+
+    def close(self) -> None:
+        self.closed = True
+        self._client.close()
+
+
+class _Flight:
+    """Bytes on their way out and replies on their way back, at once: a server that cannot write does not read."""
+
+    __slots__ = ("_connection", "_count", "_left", "begun", "buffer", "error", "replies")
+
+    def __init__(self, connection: Connection, commands: bytes, count: int) -> None:
+        self._connection = connection
+        self._left = commands
+        #: Replies that are still to come; 0 for one that ends with END.
+        self._count = count
+        self.buffer = b""
+        self.begun = False
+        self.replies: list[Reply] = []
+        #: The first line by which the server says that it did not understand.
+        self.error: bytes | None = None
+
+    def run(self, deadline: Deadline) -> None:
+        """Until all is sent and answered. Called again after an interruption, it goes on where it was."""
+        connection = self._connection
+        if self._count and len(self.replies) == self._count:
+            return
+        while True:
+            if self._left:
+                self.begun = True
+                self._left = connection.send(self._left)
+            received = connection.wait(bool(self._left), deadline)
+            while received:
+                self.buffer += received
+                if self._complete():
+                    return
+                received = connection.receive()  # TLS may have more in hand than can be waited for
+
+    def _complete(self) -> bool:
+        buffer, replies, count, at = self.buffer, self.replies, self._count, 0
+        if not count:
+            return buffer.endswith(b"END\r\n") or (buffer.endswith(b"\r\n") and buffer.startswith((b"BUSY", *_ERRORS)))
+        while True:
+            end = buffer.find(b"\r\n", at)
+            if end < 0:
+                break
+            if buffer.startswith(b"VA ", at):
+                # As asked for: c, then t. A server may add flags of its own.
+                _, size, cas, ticks = buffer[at:end].split(b" ", 4)[:4]
+                start = end + 2
+                end = start + int(size)
+                if len(buffer) < end + 2:
+                    break
+                replies.append(Item(int(cas[1:]), int(ticks[1:]), buffer[start:end]))
+            else:
+                if buffer.startswith(_ERRORS, at) and self.error is None:
+                    self.error = buffer[at:end]
+                replies.append(buffer[at:end])
+            at = end + 2
+            if len(replies) == count:
+                return True
+        self.buffer = buffer[at:]
+        return False
+
+
+class _Sockets:
+    """The socket module as pymemcache sees it: with one address of a name, since it tries only the first itself."""
+
+    def __init__(self, address: object) -> None:
+        self._address = address
+
+    def getaddrinfo(self, *_: object) -> list[object]:
+        return [self._address]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(socket, name)
+
+
+class Place(NamedTuple):
+    """Where the server is, and how to get in."""
+
+    shown: str
+    #: Host and port, or the path of a Unix socket.
+    server: tuple[str, int] | str
+    user: str | None
+    password: str
+    tls: ssl.SSLContext | None
+    #: Has anybody ever got in? Shared by the stores of one address.
+    known_good: list[bool]
+
+    def connected(self, deadline: Deadline) -> Any:
+        """A pymemcache client that has greeted the server and given the password it wants."""
+        addresses: list[Any] = [None]
+        try:
+            if not isinstance(self.server, str):
+                addresses = socket.getaddrinfo(*self.server, type=socket.SOCK_STREAM)
+            for address in addresses:
+                try:
+                    client = self._greeted(address, max(0.05, deadline.remaining()))
+                except ssl.SSLError:
+                    raise
+                except OSError:
+                    if address is addresses[-1]:
+                        raise
+                else:
+                    break
+        except (OSError, pymemcache.MemcacheError) as error:
+            raise self._translated(error) from error
+        if not self.known_good:
+            self.known_good.append(True)
+        return client
+
+    def _greeted(self, address: object, seconds: float) -> Any:
+        client = pymemcache.Client(
+            self.server,
+            connect_timeout=seconds,
+            timeout=seconds,
+            no_delay=True,
+            tls_context=self.tls,
+            socket_module=_Sockets(address),
+        )
+        try:
+            try:
+                client.version()
+            except pymemcache.MemcacheClientError:
+                if self.user is None:
+                    raise
+                # Only a server that has just asked for it is sent the password: any other would keep it as an item.
+                client.set("dibs", f"{self.user} {self.password}", noreply=False)
+                client.version()
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _translated(self, error: Exception) -> Exception:
+        text = f"memcached at {self.shown}: {error}"
+        if isinstance(error, (pymemcache.MemcacheUnexpectedCloseError, ConnectionResetError, BrokenPipeError)):
+            if not self.known_good:
+                return SetupRequired(
+                    f"memcached at {self.shown} closed the connection without a word. Does it want TLS (?tls=on), or "
+                    "SASL (which dibs does not speak: use -Y instead of -S)?"
+                )
+        elif isinstance(error, pymemcache.MemcacheClientError):
+            return SetupRequired(f"memcached at {self.shown} refuses user or password, or wants one in the URL")
+        elif isinstance(error, pymemcache.MemcacheUnknownError):
+            return SetupRequired(f"what answers at {self.shown} is not memcached, or does not speak text ({error})")
+        elif isinstance(error, PermissionError) or (isinstance(error, ssl.SSLError) and not self.known_good):
+            return SetupRequired(text)
+        return StoreUnavailable(text, maybe_applied=False)
+
+
+def shown(answer: bytes) -> str:
+    return answer[:200].decode("utf-8", "replace")
