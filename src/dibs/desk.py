@@ -64,7 +64,7 @@ class Desk:
         address: StoreAddress,
         *,
         namespace: str,
-        ttl: Seconds,
+        ttl: Seconds | None,
         info: dict[str, Any] | None,
         request_timeout: Seconds,
         patience: Seconds,
@@ -78,6 +78,8 @@ class Desk:
         limits = address.capabilities
         self.address = address
         self.namespace = check_namespace(namespace)
+        if ttl is None:
+            ttl = min(TTL_DEFAULT_S, limits.ttl_max_s)
         self.ttl = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
         self.info = check_info(info)
         self.request_timeout_s = check_seconds(
@@ -292,7 +294,7 @@ def _close_at_exit(reference: weakref.ref[Session]) -> None:
 
 DEFAULTS: dict[str, Any] = {
     "namespace": "default",
-    "ttl": TTL_DEFAULT_S,
+    "ttl": None,
     "request_timeout": REQUEST_TIMEOUT_S,
     "patience": PATIENCE_S,
     "require": "",

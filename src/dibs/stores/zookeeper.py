@@ -669,6 +669,9 @@ def _capabilities(settings: Settings) -> Capabilities:
     )
 
 
+OPTIONS = ("tickTime", "maxSessionTimeout", "tls", "ssl_ca", "ssl_cert", "ssl_key")
+
+
 def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     """Where ``zookeeper://user:password@host:2181,host:2181/chroot`` points; the chroot is ``/dibs`` unless given.
 
