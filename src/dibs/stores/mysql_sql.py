@@ -1,0 +1,254 @@
+"""The SQL of the MySQL store: the tables, and the statements of each verb, in what MySQL 8 and MariaDB 10.6 share.
+
+Every statement is a transaction of its own under READ COMMITTED. A conditional write looks at the row that it has
+locked, also when it had to wait for it. No transaction spans two statements: a program that is stopped between them
+would keep everybody else from the rows it had locked.
+
+Statements carry their values as literals. Those for many rows mostly take one JSON document, whose rows drive a join:
+each is looked up by the primary key, in the order of the document, which is sorted by name, so that two clients never
+lock rows in opposite orders. The planner is told so (STRAIGHT_JOIN, FORCE INDEX), since a plan that scans the table
+would lock what belongs to others. No assignment reads a column that another one writes: in which order they are
+made differs between statements for one table and for several.
+
+``{lease}``, ``{line}`` and ``{meta}`` are replaced once, ``{asked}`` by ``asked()``, ``%s`` by values.
+"""
+
+from __future__ import annotations
+
+from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
+
+# In this order: whoever finds the leases finds the rest, too, while another is still making them.
+SCHEMA = """\
+CREATE TABLE IF NOT EXISTS {meta} (
+    what  VARBINARY(64) NOT NULL PRIMARY KEY,
+    value BIGINT NOT NULL
+) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+INSERT INTO {meta} (what, value) VALUES ('token_floor', 0), ('version', 1) ON DUPLICATE KEY UPDATE value = value;
+CREATE TABLE IF NOT EXISTS {line} (
+    name     VARBINARY(400) NOT NULL,
+    ticket   BIGINT NOT NULL AUTO_INCREMENT,
+    claim_id VARBINARY(400) NOT NULL,
+    wake     VARBINARY(400) NOT NULL,       -- the client that waits
+    seen_at  DATETIME(6) NOT NULL,
+    PRIMARY KEY (name, ticket),
+    KEY (ticket)
+) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+CREATE TABLE IF NOT EXISTS {lease} (
+    name          VARBINARY(400) NOT NULL,  -- UTF-8, compared byte by byte: every collation folds something
+    slot          INT NOT NULL,
+    holder        VARCHAR(1000),
+    acquired_at   DATETIME(6) NOT NULL,     -- since; all times are UTC
+    expires_at    DATETIME(6) NOT NULL,     -- until; of a released row: when it was released
+    fencing_token BIGINT NOT NULL,
+    info          TEXT,
+    claim_id      VARBINARY(400),           -- NULL: released
+    last_ticket   BIGINT NOT NULL DEFAULT 0, -- of the line; 0: nobody waits
+    PRIMARY KEY (name, slot)
+) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+"""
+
+# The clock: when the server began with the statement, in UTC whatever the time zone (see dibs.stores.mysql).
+NOW = "UTC_TIMESTAMP(6)"
+EPOCH = "'1970-01-01 00:00:00'"
+CLOCK = f"SELECT TIMESTAMPDIFF(MICROSECOND, {EPOCH}, {NOW})"
+
+# What our sessions differ in from how the server is set up. Strict, so that nothing is ever cut short.
+SETTINGS = (
+    "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
+    " SESSION innodb_lock_wait_timeout = %d, SESSION lock_wait_timeout = %d, SESSION group_concat_max_len = 1048576"
+)
+# MariaDB makes a join of a long list, and would scan the table for it.
+LONG_LISTS = "SET SESSION in_predicate_conversion_threshold = 0"
+ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+FACTS = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
+    " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
+    " 'group_replication_group_name', 'group_replication_single_primary_mode', 'max_allowed_packet')"
+)
+TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
+ENGINES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
+
+# The rows of a JSON document as a table: its columns, and where in each of the document's arrays they stand. Texts are
+# in hexadecimal, NULL where there is none.
+_COLUMNS = {
+    "name": "name VARCHAR(800) CHARACTER SET latin1 PATH '$[{}]'",
+    "claim_id": "claim_id VARCHAR(800) CHARACTER SET latin1 PATH '$[{}]'",
+    "wake": "wake VARCHAR(800) CHARACTER SET latin1 PATH '$[{}]'",
+    "holder": "holder TEXT CHARACTER SET latin1 PATH '$[{}]'",
+    "info": "info TEXT CHARACTER SET latin1 PATH '$[{}]'",
+    "us": "us BIGINT PATH '$[{}]'",
+    "ticket": "ticket BIGINT PATH '$[{}]'",
+    "slot": "slot INT PATH '$[{}]'",
+}
+
+
+def asked(*columns: str) -> str:
+    """The document as a table of these columns, called ``a``; ``i`` is the row's number from 1."""
+    paths = ", ".join(_COLUMNS[column].format(index) for index, column in enumerate(columns))
+    return f"JSON_TABLE('%s', '$[*]' COLUMNS (i FOR ORDINALITY, {paths})) AS a"
+
+
+_TEXT = "CONVERT(UNHEX(a.{0}) USING utf8mb4)"
+_FREE = f"(l.claim_id IS NULL OR l.expires_at <= {NOW})"
+_GRACE = f"{NOW} - INTERVAL {round(LINE_GRACE_S * 1e6)} MICROSECOND"
+_LEASE = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slot = 1"
+
+# -- acquire ----------------------------------------------------------------------------------------------------------
+
+# A name that is free, and for which nobody waits, or in line nobody before the asker. ``last_ticket`` is the greatest
+# ticket in line, so that newcomers need not look there, which would cost them half as much again. It is raised after
+# the place was taken, and set to 0 by a grant to a ticket as great: so it is not 0 while somebody waits who has been
+# told his ticket. A claim that holds already is left to REPEAT.
+
+# One name. The new token comes back in the OK packet, so this is the only round trip of most acquires.
+_GRANT_ONE = f"""\
+UPDATE {{lease}} AS l SET l.claim_id = x'%s', l.holder = _utf8mb4 x'%s', l.info = %s,
+l.fencing_token = LAST_INSERT_ID(l.fencing_token + 1),
+l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND"""
+_FREE_ONE = f"""
+WHERE l.name = x'%s' AND l.slot = 1 AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> x'%s')"""
+GRANT_ONE = _GRANT_ONE + _FREE_ONE + " AND l.last_ticket = 0"
+GRANT_ONE_IN_LINE = f"""\
+{_GRANT_ONE}, l.last_ticket = IF(l.last_ticket <= %d, 0, l.last_ticket){_FREE_ONE}
+AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s' AND w.ticket < %d AND w.claim_id <> x'%s'
+AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+
+# Many names: what they write differs from row to row, so each of these values is a search tree by name. A join with the
+# document takes half as long again. That is left to the line, where the tickets differ, too.
+GRANT_MANY = f"""\
+UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = %s, holder = %s, info = %s,
+fencing_token = fencing_token + 1, acquired_at = {NOW}, expires_at = {NOW} + INTERVAL %s MICROSECOND
+WHERE name IN (%s) AND slot = 1 AND last_ticket = 0
+AND (claim_id IS NULL OR expires_at <= {NOW} AND claim_id NOT IN (%s))"""
+_TICKET = f"COALESCE(a.ticket, {LAST_TICKET})"
+GRANT_MANY_IN_LINE = f"""\
+UPDATE {{asked}} STRAIGHT_JOIN {_LEASE}
+SET l.claim_id = UNHEX(a.claim_id), l.holder = {_TEXT.format("holder")}, l.info = {_TEXT.format("info")},
+l.fencing_token = l.fencing_token + 1, l.acquired_at = {NOW}, l.expires_at = {NOW} + INTERVAL a.us MICROSECOND,
+l.last_ticket = IF(l.last_ticket <= {_TICKET}, 0, l.last_ticket)
+WHERE (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> UNHEX(a.claim_id))
+AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND w.ticket < {_TICKET}
+AND w.claim_id <> UNHEX(a.claim_id) AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+
+# Which of the claims hold their names now. One row comes back for all: a row each would take as long to read as to
+# grant.
+OURS = f"""\
+SELECT GROUP_CONCAT(a.i, ' ', l.fencing_token, ' ', TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at))
+FROM {{asked}} STRAIGHT_JOIN {_LEASE} WHERE l.claim_id = UNHEX(a.claim_id)"""
+
+# An acquire repeated by the claim that holds. However late, it never shortens what a renewal gave.
+REPEAT = f"""\
+UPDATE {{asked}} STRAIGHT_JOIN {_LEASE}
+SET l.holder = {_TEXT.format("holder")}, l.info = {_TEXT.format("info")},
+l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL a.us MICROSECOND)
+WHERE l.claim_id = UNHEX(a.claim_id)"""
+
+# Whoever is granted takes the line before it along.
+CLEAR = """\
+DELETE w FROM {asked} STRAIGHT_JOIN {line} AS w FORCE INDEX (PRIMARY) ON w.name = UNHEX(a.name)
+AND w.ticket <= a.ticket"""
+
+# What was refused: who holds it, for how long, and where the asker stands. Nothing is locked.
+SEEN = f"""\
+SELECT a.i, l.fencing_token, l.holder, TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at), {_FREE},
+TIMESTAMPDIFF(MICROSECOND, {NOW}, l.expires_at), l.claim_id = UNHEX(a.claim_id),
+(SELECT w.ticket FROM {{line}} AS w WHERE w.name = UNHEX(a.name) AND w.claim_id = UNHEX(a.claim_id)
+AND (a.ticket IS NULL OR w.ticket = a.ticket) ORDER BY w.ticket LIMIT 1),
+EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = UNHEX(a.name) AND w.claim_id <> UNHEX(a.claim_id)
+AND (a.ticket IS NULL OR w.ticket < a.ticket) AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})
+FROM {{asked}} LEFT JOIN {_LEASE}"""
+
+# The rows of new names. The floor is locked against a purge that would raise it between its reading here and the new
+# row. Where somebody else has made the row, that one stays as it is.
+MAKE = f"""\
+INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
+SELECT UNHEX(a.name), 1, UNHEX(a.claim_id), {_TEXT.format("holder")}, m.value + 1, {NOW},
+{NOW} + INTERVAL a.us MICROSECOND, {_TEXT.format("info")}
+FROM {{asked}} STRAIGHT_JOIN {{meta}} AS m ON m.what = 'token_floor' LOCK IN SHARE MODE
+ON DUPLICATE KEY UPDATE slot = {{lease}}.slot"""
+
+LINE_UP = f"""\
+INSERT INTO {{line}} (name, claim_id, wake, seen_at)
+SELECT UNHEX(a.name), UNHEX(a.claim_id), UNHEX(a.wake), {NOW} FROM {{asked}}"""
+# Which places they got, as OURS.
+PLACES = """\
+SELECT GROUP_CONCAT(a.i, ' ', w.ticket) FROM {asked} STRAIGHT_JOIN {line} AS w FORCE INDEX (PRIMARY)
+ON w.name = UNHEX(a.name) AND w.claim_id = UNHEX(a.claim_id)"""
+# A waiter is seen alive; one that was passed over while it slept comes back to the place it had.
+STILL_THERE = f"""\
+INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at)
+SELECT UNHEX(a.name), a.ticket, UNHEX(a.claim_id), UNHEX(a.wake), {NOW} FROM {{asked}}
+ON DUPLICATE KEY UPDATE seen_at = {NOW}"""
+# After either, and before anybody is told.
+LAST_TICKETS = f"UPDATE {{asked}} STRAIGHT_JOIN {_LEASE} SET l.last_ticket = GREATEST(l.last_ticket, a.ticket)"
+
+# -- renew, release ---------------------------------------------------------------------------------------------------
+
+_SLOT = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slot = a.slot"
+_IN_FORCE = f"l.claim_id = UNHEX(a.claim_id) AND l.expires_at > {NOW}"
+
+RENEW = f"""\
+UPDATE {{asked}} STRAIGHT_JOIN {_SLOT}
+SET l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL a.us MICROSECOND) WHERE {_IN_FORCE}"""
+IN_FORCE = f"SELECT GROUP_CONCAT(a.i) FROM {{asked}} STRAIGHT_JOIN {_SLOT} WHERE {_IN_FORCE}"
+
+_RELEASED = f"claim_id = NULL, holder = NULL, info = NULL, expires_at = {NOW}"
+RELEASE_ONE = f"""\
+UPDATE {{lease}} SET {_RELEASED}
+WHERE name = x'%s' AND slot = %d AND claim_id = x'%s' AND expires_at > {NOW}"""
+# What all of them write is the same, so that no join is needed, which takes twice as long. By name again, so that every
+# planner sees ranges of the primary key, which it visits in order.
+_THESE = f"WHERE name IN (%s) AND (name, slot, claim_id) IN (%s) AND expires_at > {NOW}"
+RELEASE = f"UPDATE {{lease}} FORCE INDEX (PRIMARY) SET {_RELEASED} {_THESE}"
+# Kept for a while: under a claim that nobody has.
+KEEP = f"""\
+UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = '', expires_at = {NOW} + INTERVAL %d MICROSECOND
+{_THESE}"""
+DEPART = f"""\
+DELETE w FROM {{asked}} STRAIGHT_JOIN {{line}} AS w FORCE INDEX (PRIMARY) ON w.name = UNHEX(a.name)
+AND w.claim_id = UNHEX(a.claim_id) AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})"""
+
+# -- hints ------------------------------------------------------------------------------------------------------------
+
+# Which names are free while a waiter of this client is first in line, or have no row at all.
+LOOK = f"""\
+SELECT GROUP_CONCAT(a.i) FROM {{asked}} LEFT JOIN {_LEASE}
+WHERE l.name IS NULL OR {_FREE} AND
+(SELECT w.wake FROM {{line}} AS w WHERE w.name = l.name ORDER BY w.ticket LIMIT 1) = x'%s'"""
+
+# -- see and mend -----------------------------------------------------------------------------------------------------
+
+LIST = f"""\
+SELECT l.name, l.slot, l.holder, l.fencing_token, TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at),
+TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.expires_at), TIMESTAMPDIFF(MICROSECOND, {NOW}, l.expires_at), l.info,
+(SELECT COUNT(*) FROM {{line}} AS w WHERE w.name = l.name)
+FROM {{lease}} AS l
+WHERE l.name >= x'%s' AND l.name < x'%s' AND l.claim_id IS NOT NULL AND l.expires_at > {NOW}
+ORDER BY l.name, l.slot"""
+
+# A broken lease keeps its row until it would have expired, under a claim that nobody has.
+BREAK = f"""\
+UPDATE {{lease}} SET claim_id = ''
+WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_at > {NOW}"""
+BREAK_NOW = f"""\
+UPDATE {{lease}} SET claim_id = NULL, holder = NULL, info = NULL, expires_at = {NOW}
+WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_at > {NOW}"""
+
+# A purge raises the floor first, then deletes rows whose tokens lie under it: between the two, and whatever happens to
+# either, no name can begin below a token that was granted. Not those with somebody in line for whom they are kept.
+PURGE_ROWS = 5000
+_OLD = f"""\
+l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+PURGE_FLOOR = f"""\
+UPDATE {{meta}} SET value = GREATEST(value, (SELECT COALESCE(MAX(l.fencing_token), 0) FROM {{lease}} AS l WHERE {_OLD}))
+WHERE what = 'token_floor'"""
+PURGE_SOME = f"""\
+DELETE FROM {{lease}} WHERE expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+SELECT 1 FROM {{line}} AS w WHERE w.name = {{lease}}.name AND GREATEST(w.seen_at, {{lease}}.expires_at) > {_GRACE})
+AND fencing_token <= (SELECT value FROM {{meta}} WHERE what = 'token_floor')
+ORDER BY name, slot LIMIT {PURGE_ROWS}"""
+# The places of waiters that died in line for rows that are gone.
+PURGE_LINE = f"""\
+DELETE w FROM {{line}} AS w LEFT JOIN {{lease}} AS l ON l.name = w.name
+WHERE l.name IS NULL AND w.seen_at <= {_GRACE}"""

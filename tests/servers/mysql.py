@@ -1,0 +1,130 @@
+"""A private MariaDB, which stands for MySQL too."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from tests.servers.server import Server, find_program
+
+
+class MariaDBServer(Server):
+    """A MariaDB of the tests' own, durable as shipped, where everybody needs a password.
+
+    It listens on 127.0.0.1 and on the socket `socket_path`. `settings` go on the server's command line.
+    """
+
+    NAME = "MariaDB"
+    SUPERUSER = "root"
+    PORT_TAKEN = b"Address already in use"
+
+    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+        self._settings = {"max-connections": 300, **(settings or {})}
+        self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
+        self._databases = 0
+        super().__init__()
+
+    @property
+    def data_folder(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / "mariadb.sock"
+
+    # Where it is
+
+    def url(self, database: str = "mysql", *, user: str = SUPERUSER, password: str | None = None) -> str:
+        """A URL over TCP; the password is the user's own unless another one, say a wrong one, is given."""
+        secret = self._passwords[user] if password is None else password
+        return f"mysql://{quote(user, '')}:{quote(secret, '')}@127.0.0.1:{self.port}/{quote(database, '')}"
+
+    def connect(self, database: str = "mysql", **options: Any) -> pymysql.connections.Connection[Any]:
+        """A connection of the superuser in autocommit."""
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=self.SUPERUSER,
+            password=self._passwords[self.SUPERUSER],
+            database=database,
+            autocommit=True,
+            connect_timeout=10,
+            **options,
+        )
+
+    def sql(self, text: str, parameters: Sequence[object] = (), *, database: str = "mysql") -> list[Any]:
+        """Run SQL as the superuser, on a connection made for it; the rows of the last statement."""
+        with self.connect(database, client_flag=CLIENT.MULTI_STATEMENTS) as connection, connection.cursor() as cursor:
+            cursor.execute(text, parameters or None)
+            rows = list(cursor.fetchall())
+            while cursor.nextset():
+                rows = list(cursor.fetchall())
+            return rows
+
+    def create_database(self) -> str:
+        """A new empty database; its URL as the superuser."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.sql(f"CREATE DATABASE `{name}`")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Drop a database made by `create_database`."""
+        self.sql(f"DROP DATABASE IF EXISTS `{url.rpartition('/')[2].partition('?')[0]}`")
+
+    def create_user(self, name: str, options: str = "") -> None:
+        """A user that may log in from here, with a random password that `url(user=…)` knows, and no other right."""
+        self._passwords[name] = secrets.token_urlsafe(16)
+        self.sql(f"CREATE USER '{name}'@'127.0.0.1' IDENTIFIED BY '{self._passwords[name]}' {options}")
+
+    def facts(self) -> dict[str, str]:
+        """Its version, and what decides how much a commit is worth and costs."""
+        names = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "innodb_buffer_pool_size", "log_bin")
+        rows = self.sql("SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", (names,))
+        ((version,),) = self.sql("SELECT VERSION()")
+        return {"MariaDB": version, "MariaDB's settings": ", ".join(f"{name}={value}" for name, value in rows)}
+
+    # How it starts
+
+    def _prepare(self) -> None:
+        self._program = find_program("mariadbd", "/usr/sbin", package="mariadb-server")
+        install = find_program("mariadb-install-db", "/usr/bin", package="mariadb-server")
+        # Its temporary tables, too: two that begin together have been seen to take one file in /tmp for their own.
+        options = ["--no-defaults", f"--datadir={self.data_folder}", f"--tmpdir={self.folder}", "--skip-test-db"]
+        self.process.run_tool([install, *options, "--auth-root-authentication-method=normal"])
+        password = self._passwords[self.SUPERUSER]
+        at_start = self.folder / "at-start.sql"
+        at_start.write_text(
+            f"ALTER USER '{self.SUPERUSER}'@'localhost' IDENTIFIED BY '{password}';\n"
+            f"CREATE USER IF NOT EXISTS '{self.SUPERUSER}'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+            f"GRANT ALL ON *.* TO '{self.SUPERUSER}'@'127.0.0.1' WITH GRANT OPTION;\n"
+        )
+        at_start.chmod(0o644)  # For the server's user; nobody else can enter the folder.
+
+    def _before_start(self) -> None:
+        self.socket_path.unlink(missing_ok=True)
+
+    def _command(self) -> Sequence[str]:
+        options = {
+            "datadir": self.data_folder,
+            "tmpdir": self.folder,
+            "socket": self.socket_path,
+            "pid-file": self.folder / "mariadb.pid",
+            "port": self.port,
+            "bind-address": "127.0.0.1",
+            "init-file": self.folder / "at-start.sql",
+            **self._settings,
+        }
+        return [self._program, "--no-defaults", *(f"--{name}={value}" for name, value in options.items())]
+
+    def _answers(self) -> bool:
+        try:
+            return self.sql("SELECT 1") == [(1,)]
+        except pymysql.err.OperationalError:
+            return False

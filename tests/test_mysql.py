@@ -1,0 +1,843 @@
+"""What is particular to MySQL and MariaDB: drivers, settings, rights, others' locks, TLS, outages, borrowed places."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+import dibs
+from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
+from dibs.store import Acquire, Granted, Release, Released, Renew, Renewed
+from dibs.stores import mysql_drivers
+from dibs.stores.mysql import MySQLStore, MySQLWatch
+from dibs.testing import check_store
+from tests.servers.mysql import MariaDBServer
+
+# mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
+DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def database_of(url: str) -> str:
+    return urlsplit(url).path[1:]
+
+
+def soon(seconds: float = 10) -> Deadline:
+    return Deadline(RealClock(), RealClock.now() + seconds)
+
+
+@pytest.fixture
+def client(mysql_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(mysql_url) as client:
+        yield client
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> str:
+    """Each driver there is."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(mysql: MariaDBServer, driver: str) -> Iterator[str]:
+    """A new empty database, through each driver."""
+    url = mysql.create_database()
+    yield f"{url}?driver={driver}"
+    mysql.drop_database(url)
+
+
+# -- tables, rights, options ------------------------------------------------------------------------------------------
+
+
+def test_tables_are_made_on_first_use_and_can_be_read(
+    client: dibs.Client, mysql: MariaDBServer, mysql_url: str
+) -> None:
+    """`SELECT * FROM dibs_lease` shows name, slot, holder, since, until, token and info, in UTC."""
+    with (
+        client.lock("digest/42", info={"why": "tëst"}) as lease,
+        mysql.connect(database_of(mysql_url)) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT *, UTC_TIMESTAMP(6) AS now FROM dibs_lease")
+        names = [column[0] for column in cursor.description]
+        row = dict(zip(names, cursor.fetchall()[0], strict=True))
+    assert row["name"] == b"default:digest/42"
+    assert row["slot"] == 1
+    assert row["holder"] == lease.holder
+    assert row["fencing_token"] == lease.fencing_token == 1
+    assert row["acquired_at"] <= row["now"] < row["expires_at"]
+    assert row["info"] == '{"why":"tëst"}'
+
+
+def test_a_user_that_may_not_make_tables_is_told_what_to_do(mysql: MariaDBServer, url: str) -> None:
+    """Missing tables without the right to make them: SetupRequired, naming the command. Then four rights are enough."""
+    database = database_of(url)
+    user = f"app_{database}"
+    mysql.create_user(user)
+    mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO '{user}'@'127.0.0.1'")
+    with dibs.connect(mysql.url(database, user=user) + "?" + url.partition("?")[2]) as app:
+        with pytest.raises(dibs.SetupRequired, match="dibs setup"):
+            app.lock("x").acquire(timeout=0)
+        with pytest.raises(dibs.SetupRequired, match="dibs schema"):
+            app.setup()
+        with dibs.connect(url) as admin:
+            admin.setup()
+        lease = app.lock("x").acquire(timeout=0)
+        assert lease is not None
+        assert app.lock("x").acquire(timeout=0) is None
+        assert app.holder("x") is not None
+        lease.renew()
+        assert all(finding.kept for finding in _findings(app))
+        lease.release()
+        assert app.purge(0) == 1
+
+
+def test_rights_on_the_three_tables_are_enough(mysql: MariaDBServer, url: str) -> None:
+    """A user with rights on dibs's tables alone can do everything; one without any is told so."""
+    database = database_of(url)
+    user = f"few_{database}"
+    mysql.create_user(user)
+    where = mysql.url(database, user=user) + "?" + url.partition("?")[2]
+    with dibs.connect(where) as app, pytest.raises(dibs.SetupRequired, match="Check user"):
+        app.ping()
+    with dibs.connect(url) as admin:
+        admin.setup()
+    for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_meta"):
+        mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.`{table}` TO '{user}'@'127.0.0.1'")
+    with dibs.connect(where) as app:
+        with app.lock("x"):
+            assert app.lock("x").acquire(timeout=0) is None
+        assert app.purge(0) == 1
+    mysql.sql(f"REVOKE INSERT ON `{database}`.dibs_lease FROM '{user}'@'127.0.0.1'")
+    with dibs.connect(where) as app, pytest.raises(dibs.SetupRequired, match="INSERT"):
+        app.lock("x").acquire(timeout=0)
+
+
+def _findings(client: dibs.Client) -> list[Any]:
+    from dibs.steps import run
+
+    return run(client._desk.checking())
+
+
+def test_the_table_is_an_option(url: str, mysql: MariaDBServer) -> None:
+    """`?table=` is quoted, whatever is in it."""
+    with dibs.connect(f"{url}&table=lo%60ck%25s%7B%7D") as client, client.lock("x") as lease:
+        rows = mysql.sql(
+            "SELECT fencing_token FROM `lo``ck%%s{}` WHERE name = %s", ("default:x",), database=database_of(url)
+        )
+        assert rows == [(lease.fencing_token,)]
+        with dibs.connect(url) as other:
+            assert other.holder("x") is None
+        assert client.purge(0) == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "table=",
+        "table=a%0Ab",
+        "table=a%20",
+        "table=" + "x" * 70,
+        "colour=blue",
+        "driver=oracle",
+        "ssl_mode=maybe",
+        "ssl=perhaps",
+        "table=a&table=b",
+    ],
+)
+def test_a_wrong_option_is_refused_before_any_io(option: str) -> None:
+    """A typo in a URL option is InvalidOption, without a connection."""
+    with pytest.raises(dibs.InvalidOption):
+        dibs.connect(f"mysql://nobody@192.0.2.1/none?{option}")
+
+
+def test_a_url_names_a_database() -> None:
+    """Without a database there is no place for tables: InvalidOption with an example."""
+    with pytest.raises(dibs.InvalidOption, match="mysql://user@host/database"):
+        dibs.connect("mysql://nobody@192.0.2.1")
+
+
+def test_words_of_the_drivers_are_understood() -> None:
+    """What SQLAlchemy and the drivers write in URLs is taken: driver in the scheme, charset, their words for TLS."""
+
+    def where(text: str) -> Any:
+        store = locate(text)[0].open()
+        assert isinstance(store, MySQLStore)
+        return store._where
+
+    plain = where("mariadb+pymysql://me:p%40ss@db:3307/prod?charset=utf8mb4")
+    assert plain[:6] == ("db", 3307, "me", "p@ss", "prod", "")
+    assert plain.ssl_mode == "preferred"
+    assert where("mysql://db/prod").port == 3306
+    assert where("mysql://db/prod?ssl=true").ssl_mode == "required"
+    assert where("mysql://db/prod?ssl_ca=/ca.pem").ssl_mode == "verify_ca"
+    assert where("mysql://db/prod?ssl_ca=/ca.pem&ssl_check_hostname=false").ssl_mode == "verify_ca"
+    assert where("mysql://db/prod?ssl_ca=/ca.pem&ssl_verify_identity=true").ssl_mode == "verify_identity"
+    assert where("mysql://db/prod?ssl_mode=REQUIRED").ssl_mode == "required"
+    assert where("mysql://db/prod?ssl_disabled=1").ssl_mode == "disabled"
+
+
+def test_the_driver_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mysqlclient where it is installed, else PyMySQL; without either the error names the pip command."""
+    for module in ("MySQLdb", "pymysql", "pymysql.connections"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(dibs.InvalidOption, match=r"pip install 'dibs\[mysql\]'"):
+        locate("mysql://db/prod")
+    with pytest.raises(dibs.InvalidOption, match="pip install mysqlclient"):
+        locate("mysql://db/prod?driver=mysqlclient")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    locate("mysql://db/prod")
+
+
+# -- who may come in --------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_a_misconfiguration_and_is_not_shown(mysql: MariaDBServer, url: str) -> None:
+    """Wrong password: SetupRequired; it stands in no text."""
+    wrong = mysql.url(database_of(url), password="hunter2-wrong") + "?" + url.partition("?")[2]
+    with dibs.connect(wrong) as client:
+        with pytest.raises(dibs.SetupRequired) as caught:
+            client.lock("x").acquire(timeout=0)
+        shown = f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
+        assert "hunter2" not in shown
+        assert "Access denied" in shown
+
+
+def test_a_password_may_hold_any_letters(mysql: MariaDBServer, url: str) -> None:
+    """A password is sent as it is, in UTF-8."""
+    database = database_of(url)
+    user = f"odd_{database}"
+    mysql._passwords[user] = "p@ss:w/ö%rd🔒'\""
+    mysql.sql(f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'p@ss:w/ö%rd🔒\\'\"'")
+    mysql.sql(f"GRANT ALL ON `{database}`.* TO '{user}'@'127.0.0.1'")
+    with dibs.connect(mysql.url(database, user=user) + "?" + url.partition("?")[2]) as client, client.lock("x"):
+        pass
+
+
+def test_a_missing_database_is_a_misconfiguration(mysql: MariaDBServer, driver: str) -> None:
+    """A database that is not there: SetupRequired."""
+    with (
+        dibs.connect(mysql.url("no such database") + f"?driver={driver}") as client,
+        pytest.raises(dibs.SetupRequired, match="database"),
+    ):
+        client.ping()
+
+
+def test_no_server_is_unavailable_at_once(driver: str) -> None:
+    """Nobody listens, or nobody answers: StoreUnavailable in about a request's time."""
+    from tests.servers.process import free_port
+
+    for place in (f"127.0.0.1:{free_port()}", "192.0.2.1"):
+        with dibs.connect(f"mysql://me@{place}/x?driver={driver}", request_timeout=1) as client:
+            before = time.monotonic()
+            with pytest.raises(dibs.StoreUnavailable) as caught:
+                client.lock("x").acquire(timeout=0)
+            assert not caught.value.maybe_applied
+            assert time.monotonic() - before < 4
+
+
+def test_a_socket_file_is_an_address(mysql: MariaDBServer, driver: str) -> None:
+    """`?unix_socket=` is used in place of a host."""
+    user = f"local_{driver}"
+    mysql.create_user(user)
+    mysql.sql(f"CREATE USER '{user}'@'localhost' IDENTIFIED BY '{mysql._passwords[user]}'")
+    url = mysql.create_database()
+    mysql.sql(f"GRANT ALL ON `{database_of(url)}`.* TO '{user}'@'localhost'")
+    login = f"{user}:{quote(mysql._passwords[user], '')}"
+    where = f"mysql://{login}@/{database_of(url)}?driver={driver}&unix_socket={quote(str(mysql.socket_path), '')}"
+    with dibs.connect(where) as client, client.lock("x"):
+        pass
+    mysql.drop_database(url)
+
+
+def test_a_replica_is_a_misconfiguration(own_mysql: MariaDBServer, driver: str) -> None:
+    """A server that is read-only: SetupRequired that speaks of replicas, not "held by another"; doctor says so, too."""
+    url = own_mysql.create_database()
+    with dibs.connect(url) as client:
+        client.setup()
+    own_mysql.create_user("app")
+    own_mysql.sql(f"GRANT ALL ON `{database_of(url)}`.* TO 'app'@'127.0.0.1'")
+    own_mysql.sql("SET GLOBAL read_only = ON")
+    with dibs.connect(own_mysql.url(database_of(url), user="app") + f"?driver={driver}") as client:
+        with pytest.raises(dibs.SetupRequired, match="replica"):
+            client.lock("x").acquire(timeout=0)
+        assert [finding.promise for finding in _findings(client) if not finding.kept] == ["writable"]
+
+
+# -- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate authority, a server's certificate for 127.0.0.1 signed by it, and an authority nobody asked."""
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("ca", "other"):
+        _openssl(
+            folder, f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem"
+        )
+    _openssl(folder, "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -keyout server.key -out server.csr")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    _openssl(folder, "x509 -req -days 2 -in server.csr -CA ca.pem -CAkey ca.key -extfile names -out server.pem")
+    return folder
+
+
+def _openssl(folder: Path, command: str) -> None:
+    subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def tls_mysql(certificates: Path) -> Iterator[MariaDBServer]:
+    """A MariaDB with that certificate; root needs no TLS, the user `tls` does."""
+
+    class WithTLS(MariaDBServer):
+        def _prepare(self) -> None:
+            for name in ("ca.pem", "server.pem", "server.key"):
+                copy = self.folder / name
+                copy.write_bytes((certificates / name).read_bytes())
+                copy.chmod(0o644)  # for the server's user; nobody else can enter the folder
+            files = {"ssl-ca": "ca.pem", "ssl-cert": "server.pem", "ssl-key": "server.key"}
+            self._settings.update({option: self.folder / name for option, name in files.items()})
+            super()._prepare()
+
+    with WithTLS() as server:
+        server.create_user("tls", "REQUIRE SSL")
+        server.sql("CREATE DATABASE place; GRANT ALL ON place.* TO 'tls'@'127.0.0.1'")
+        yield server
+
+
+@pytest.mark.parametrize(
+    "options", ["ssl=true", "ssl_mode=required", "ssl_ca=ca.pem", "ssl_ca=ca.pem&ssl_mode=verify_identity"]
+)
+def test_tls_is_used_when_asked_for(tls_mysql: MariaDBServer, certificates: Path, driver: str, options: str) -> None:
+    """With TLS in the URL a user that requires it gets in, and the server says that it is used."""
+    options = options.replace("ca.pem", quote(str(certificates / "ca.pem"), ""))
+    with dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client, client.lock("x"):
+        store = client._desk.session().lane._store
+        assert isinstance(store, MySQLStore)
+        ((_, cipher),) = store._ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'", soon()).rows
+        assert cipher
+
+
+@pytest.mark.parametrize("options", ["ssl_mode=disabled", "ssl_ca=other.pem"])
+def test_tls_that_does_not_fit_is_a_misconfiguration(
+    tls_mysql: MariaDBServer, certificates: Path, driver: str, options: str
+) -> None:
+    """No TLS where it is required, or a certificate of somebody else's: SetupRequired."""
+    options = options.replace("other.pem", quote(str(certificates / "other.pem"), ""))
+    with (
+        dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client,
+        pytest.raises(dibs.SetupRequired),
+    ):
+        client.ping()
+
+
+def test_tls_that_the_server_has_not_is_a_misconfiguration(url: str) -> None:
+    """`ssl_mode=required` on a server without TLS never goes on in the clear."""
+    with dibs.connect(f"{url}&ssl_mode=required") as client, pytest.raises(dibs.SetupRequired, match="ssl_mode"):
+        client.ping()
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_the_server_are_not_ours() -> None:
+    """Odd sql_mode, time zone, isolation and autocommit of the server change nothing."""
+    modes = (
+        "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,SIMULTANEOUS_ASSIGNMENT,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH"
+    )
+    settings = {
+        "sql-mode": modes,
+        "default-time-zone": "+05:30",
+        "transaction-isolation": "SERIALIZABLE",
+        "autocommit": "OFF",
+        "character-set-server": "latin1",
+        "group-concat-max-len": 1024,
+        "sysdate-is-now": "ON",
+    }
+    cases = (
+        "names_are_exact leases_tell_all a_retry_is_the_same_grant first_come_first_served tokens_rise_across_purge "
+        "poisoned_neighbours opposite_orders one_of_many_at_once renewal_extends many_in_one_call"
+    ).split()
+    from dibs.testing.case import STORE_CASES
+
+    with MariaDBServer(settings) as server:
+        for driver in DRIVERS:
+            place = f"{server.create_database()}?driver={driver}"
+            assert check_store(place, only=[case for case in cases if case in STORE_CASES.cases]) >= 9
+
+
+@pytest.mark.parametrize(
+    "settings, durable, broken",
+    [
+        ({}, True, []),
+        ({"innodb_flush_log_at_trx_commit": 2}, False, ["grants survive a crash of the server"]),
+        ({"log_bin": "binlog", "sync_binlog": 0}, False, ["grants survive a crash of the server"]),
+        ({"log_bin": "binlog", "sync_binlog": 1}, True, []),
+    ],
+)
+def test_doctor_and_capabilities_tell_the_settings(
+    settings: dict[str, object], durable: bool, broken: list[str]
+) -> None:
+    """What the server does with commits decides `durable`; doctor says which setting to change."""
+    with MariaDBServer(settings) as server, dibs.connect(server.create_database()) as client:
+        assert client.capabilities.durable is durable
+        with client.lock("x"):
+            findings = _findings(client)
+        assert [finding.promise for finding in findings if not finding.kept] == broken
+        for finding in findings:
+            if not finding.kept:
+                assert any(f"set {name}=1" in finding.detail for name in settings)
+
+
+def test_a_binary_log_of_statements_is_a_misconfiguration() -> None:
+    """binlog_format=STATEMENT refuses READ COMMITTED: SetupRequired with what to set, and doctor says it."""
+    settings = {"log_bin": "binlog", "sync_binlog": 1, "binlog_format": "STATEMENT"}
+    with MariaDBServer(settings) as server, dibs.connect(server.create_database()) as client:
+        with pytest.raises(dibs.SetupRequired, match="ROW or MIXED"):
+            client.lock("x").acquire(timeout=0)
+        assert [f.promise for f in _findings(client) if not f.kept] == ["grants can be written to the binary log"]
+
+
+@pytest.mark.parametrize(
+    "facts, word",
+    [
+        ({"wsrep_on": "ON", "wsrep_cluster_address": "gcomm://a,b,c"}, "Galera"),
+        (
+            {"group_replication_group_name": "aaaa", "group_replication_single_primary_mode": "OFF"},
+            "several primaries",
+        ),
+    ],
+)
+def test_doctor_names_servers_with_several_writers(
+    mysql_url: str, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], word: str
+) -> None:
+    """Galera and group replication with several primaries are named: several clocks decide there."""
+    read = MySQLStore._read_facts
+    monkeypatch.setattr(
+        MySQLStore, "_read_facts", lambda self, deadline: (read(self, deadline), self._facts.update(facts))
+    )
+    with dibs.connect(mysql_url) as client:
+        (finding,) = [finding for finding in _findings(client) if not finding.kept]
+        assert word in finding.detail
+
+
+def test_an_old_server_is_unsupported(mysql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before JSON_TABLE is Unsupported, with the versions that will do."""
+    read = MySQLStore._read_facts
+    for version in ("5.7.44", "8.0.3", "10.5.29-MariaDB"):
+        monkeypatch.setattr(
+            MySQLStore,
+            "_read_facts",
+            lambda self, deadline, version=version: (read(self, deadline), self._facts.update(version=version)),
+        )
+        with (
+            dibs.connect(mysql_url) as client,
+            pytest.raises(dibs.Unsupported, match=r"MySQL 8\.0\.4 or MariaDB 10\.6"),
+        ):
+            client.ping()
+
+
+# -- locks of others --------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_somebody_has_locked_is_waited_for(
+    client: dibs.Client, mysql: MariaDBServer, mysql_url: str
+) -> None:
+    """A lock wait that the server gives up on (1205) is tried again: the caller never sees it."""
+    with client.lock("x"):
+        pass
+    with mysql.connect(database_of(mysql_url)) as other, other.cursor() as cursor:
+        other.begin()
+        cursor.execute("SELECT * FROM dibs_lease FOR UPDATE")
+        threading.Timer(1.5, other.rollback).start()
+        before = time.monotonic()
+        with client.lock("x", timeout=0) as lease:
+            assert time.monotonic() - before > 1
+            assert lease.fencing_token == 2
+
+
+def test_a_row_that_stays_locked_is_no_holder(mysql: MariaDBServer, mysql_url: str) -> None:
+    """A row locked for longer than anybody waits: StoreUnavailable, not "held by another"; nothing was applied."""
+    with (
+        dibs.connect(mysql_url, request_timeout=1.5, patience=1.5) as client,
+        closing(mysql.connect(database_of(mysql_url))) as other,
+        other.cursor() as cursor,
+    ):
+        with client.lock("x"):
+            pass
+        other.begin()
+        cursor.execute("SELECT * FROM dibs_lease FOR UPDATE")
+        with pytest.raises(dibs.StoreUnavailable):
+            client.lock("x").acquire(timeout=0)
+        other.rollback()
+        with client.lock("x") as lease:
+            assert lease.fencing_token == 2
+
+
+def test_a_statement_that_comes_too_late_grants_nothing(mysql: MariaDBServer, url: str) -> None:
+    """An acquire held up until its caller has given up is over when it is done: nobody holds the name."""
+    store, other = locate(url)[0].open(), locate(url)[0].open()
+    store.act([Acquire("x", "a-1", 0.2, "h"), Release("x", "a-1")], soon())
+    with closing(mysql.connect(database_of(url))) as blocker, blocker.cursor() as cursor:
+        cursor.execute("LOCK TABLES dibs_lease WRITE")
+        with pytest.raises(dibs.StoreUnavailable) as caught:
+            store.act([Acquire("x", "b-1", 0.4, "h")], soon(0.3))
+        assert caught.value.maybe_applied
+        time.sleep(0.3)
+        cursor.execute("UNLOCK TABLES")
+    # Whatever became of that one, it holds nothing now, a whole ttl after it was sent.
+    eventually(lambda: isinstance(other.act([Acquire("x", "c-1", 60, "h")], soon())[0], Granted), 0.3)
+    store.close()
+    other.close()
+
+
+def test_deadlocks_are_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadlock that the server broke by undoing our statement (1213) is not told to anybody."""
+    store = locate(url)[0].open()
+    store.act([Acquire("x", "a-1", 60, "h"), Release("x", "a-1")], soon())
+    receive, failures = mysql_drivers.Wire.receive, [1213, 1205, 1213]
+
+    def unlucky(self: mysql_drivers.Wire, deadline: Deadline) -> Any:
+        answer = receive(self, deadline)
+        if failures and answer.affected == 0:
+            raise mysql_drivers.ServerError(failures.pop(), "somebody else's lock")
+        return answer
+
+    monkeypatch.setattr(mysql_drivers.Wire, "receive", unlucky)
+    (outcome,) = store.act([Renew("x", "a-1", 60)], soon())
+    assert failures == []
+    assert not isinstance(outcome, Renewed)
+    store.close()
+
+
+# -- connections that end ---------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(
+    mysql: MariaDBServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle connection that the server closed (wait_timeout, a restart) is nobody's failure."""
+    monkeypatch.setattr(mysql_drivers, "IDLE_S", 0.2)
+    store = locate(url)[0].open()
+    ((token, _, _),) = store.act([Acquire("x", "a-1", 60, "h")], soon())  # type: ignore[misc]
+    assert isinstance(store, MySQLStore)
+    ((connection_id,),) = store._ask("SELECT CONNECTION_ID()", soon()).rows
+    mysql.sql(f"KILL {int(connection_id or 0)}")
+    time.sleep(0.4)
+    (outcome,) = store.act([Release("x", "a-1")], soon())
+    assert isinstance(outcome, Released)
+    (granted,) = store.act([Acquire("x", "b-1", 60, "h")], soon())
+    assert isinstance(granted, Granted)
+    assert granted.fencing_token == token + 1
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["sys.exit()", "os._exit(0)", "del client, lease; gc.collect()"])
+def test_a_forked_child_does_not_harm_its_parent(url: str, way: str) -> None:
+    """However a forked child ends, the parent's connections and leases go on, and the child's own client works."""
+    program = f"""
+import gc, os, sys, time, dibs
+client = dibs.connect({url!r})
+lease = client.lock("x", ttl=1.5).acquire()
+pid = os.fork()
+if pid == 0:
+    assert not lease.held
+    own = dibs.connect({url!r})
+    assert own.lock("x").acquire(timeout=0) is None
+    with own.lock("y"):
+        pass
+    {way}
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+token, end = lease.fencing_token, time.monotonic() + 2.5
+while time.monotonic() < end:
+    assert lease.held, lease
+    time.sleep(0.1)
+lease.release()
+with client.lock("x") as again:
+    assert again.fencing_token == token + 1
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_killed_with_9_keeps_grants_and_tokens(own_mysql: MariaDBServer, driver: str) -> None:
+    """kill -9 of the server while a lease is held and another waits: both outlive it, and tokens go on rising."""
+    url = f"{own_mysql.create_database()}?driver={driver}"
+    with dibs.connect(url, patience=30) as client, dibs.connect(url, patience=30) as other:
+        lock = client.lock("x", ttl=20)
+        for _ in range(5):
+            with lock:
+                pass
+        lease = lock.acquire()
+        assert lease is not None
+        other.ping()
+        got: list[Any] = []
+        waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=30)))
+        waiting.start()
+        eventually(lambda: [row.waiting for row in client.leases()] == [1])
+        own_mysql.kill()
+        own_mysql.start()
+        assert lease.held
+        seen = client.holder("x")
+        assert seen is not None
+        assert seen.fencing_token == lease.fencing_token == 6
+        assert got == []
+        lease.release()
+        waiting.join()
+        assert got[0].fencing_token == 7
+        got[0].release()
+
+
+def test_a_lease_outlives_a_restart_of_the_server(own_mysql: MariaDBServer, driver: str) -> None:
+    """Restarted while a lease is held: it is renewed afterwards, others stay out."""
+    url = f"{own_mysql.create_database()}?driver={driver}"
+    with dibs.connect(url) as client, dibs.connect(url) as other:
+        lease = client.lock("x", ttl=6).acquire()
+        assert lease is not None
+        own_mysql.restart()
+        assert lease.held
+        assert other.lock("x").acquire(timeout=0) is None
+        before = lease.trusted_until
+        eventually(lambda: lease.trusted_until > before)
+        lease.release()
+        with other.lock("x", timeout=5) as again:
+            assert again.fencing_token == lease.fencing_token + 1
+
+
+def test_a_stopped_server_ends_trust_by_the_clock(own_mysql: MariaDBServer, driver: str) -> None:
+    """While the server hangs, a lease is lost by its local deadline, loudly; callers get StoreUnavailable."""
+    told = threading.Event()
+    url = f"{own_mysql.create_database()}?driver={driver}"
+    with dibs.connect(url, request_timeout=1, patience=1) as client:
+        lease = client.lock("x", ttl=2, on_lost=told.set).acquire()
+        assert lease is not None
+        deadline = lease.trusted_until
+        with own_mysql.paused():
+            assert told.wait(10)
+            assert not lease.held
+            assert lease._session.clock.now() >= deadline
+            before = time.monotonic()
+            with pytest.raises(dibs.StoreUnavailable):
+                client.lock("y").acquire(timeout=0)
+            assert time.monotonic() - before < 4
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+        eventually(lambda: client.holder("x") is None)
+        with client.lock("x", timeout=5) as again:
+            assert again.fencing_token >= 2
+
+
+@pytest.mark.parametrize("loss", ["TRUNCATE", "DROP TABLE"])
+def test_the_loss_of_all_data_is_told_to_the_holder(mysql: MariaDBServer, url: str, loss: str) -> None:
+    """Tables emptied or dropped under a live holder: it is told at its next renewal, and names can be had again."""
+    told = threading.Event()
+    with dibs.connect(url) as client:
+        lease = client.lock("x", ttl=1.5, on_lost=told.set).acquire()
+        assert lease is not None
+        for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_meta"):
+            mysql.sql(f"{loss} {table}", database=database_of(url))
+        assert told.wait(10)
+        assert not lease.held
+        with pytest.raises(dibs.LeaseLost):
+            lease.check()
+        with client.lock("x", timeout=5):
+            assert client.holder("x") is not None
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiter_sees_the_release_long_before_its_poll(url: str) -> None:
+    """The watch looks every few milliseconds for those who came just now."""
+    with dibs.connect(url) as client, dibs.connect(url) as other:
+        other.ping()
+        delays = []
+        for _ in range(5):
+            lease = client.lock("x").acquire()
+            assert lease is not None
+            got: list[float] = []
+
+            def wait(got: list[float] = got) -> None:
+                with other.lock("x"):
+                    got.append(time.monotonic())
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            time.sleep(0.1)  # the first wait of a client opens its watch meanwhile
+            released = time.monotonic()
+            lease.release()
+            waiting.join()
+            delays.append(got[0] - released)
+        # Polls come 0.7 to 1 s apart; that three of five came sooner than half of that is no accident.
+        assert sorted(delays)[2] < 0.35, delays
+
+
+def test_losing_every_hint_costs_one_poll(mysql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: with all hints lost a waiter still acquires within one poll of the name being free."""
+    monkeypatch.setattr(MySQLWatch, "changed", lambda self, names: ())
+    with dibs.connect(mysql_url) as client, dibs.connect(mysql_url) as other:
+        lease = client.lock("x").acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=10)))
+        waiting.start()
+        eventually(lambda: any(row.waiting for row in client.leases("x")))
+        lease.release()
+        waiting.join()
+        assert got[0] is not None
+        got[0].release()
+
+
+def test_a_hint_goes_to_the_first_in_line_alone(url: str) -> None:
+    """Only the watch of the client that is first in line sees the free names; of very many some at a time."""
+    holder, a, b = (locate(url)[0].open() for _ in range(3))
+    names = [f"n{i:04}" for i in range(450)]
+    holder.act([Acquire(name, "h-1", 60, "h") for name in names], soon())
+    a.act([Acquire(name, "a-1", 60, "a", None, "a") for name in names], soon())
+    b.act([Acquire(name, "b-1", 60, "b", None, "b") for name in names], soon())
+    watches = [store.watch(address, soon()) for store, address in ((a, "a"), (b, "b"))]
+    assert all(watch is not None for watch in watches)
+    first, second = watches
+    assert first is not None
+    assert second is not None
+    assert not first.changed(names)
+    holder.act([Release(name, "h-1") for name in names], soon())
+    seen: set[str] = set()
+    for _ in range(3):
+        seen.update(first.changed(names))
+        assert not second.changed(names)
+    assert seen == set(names)
+    for thing in (holder, first, second):
+        thing.close()
+
+
+def test_who_waited_does_not_slow_down_who_comes_later(url: str) -> None:
+    """After a line has dissolved, an acquire is one statement again."""
+    store = locate(url)[0].open()
+    assert isinstance(store, MySQLStore)
+    store.act([Acquire("x", "a-1", 60, "h")], soon())
+    (held,) = store.act([Acquire("x", "b-1", 60, "h", None, "b")], soon())
+    store.act([Release("x", "a-1")], soon())
+    (granted,) = store.act([Acquire("x", "b-1", 60, "h", None, "b", held.ticket)], soon())  # type: ignore[union-attr]
+    assert isinstance(granted, Granted)
+    store.act([Release("x", "b-1")], soon())
+    sent: list[str] = []
+    ask = store._ask
+
+    def counted(statement: str, deadline: Deadline) -> Any:
+        sent.append(statement)
+        return ask(statement, deadline)
+
+    store._ask = counted  # type: ignore[method-assign]
+    (again,) = store.act([Acquire("x", "c-1", 60, "h")], soon())
+    assert isinstance(again, Granted)
+    assert len(sent) == 1, sent
+    store.close()
+
+
+# -- many -------------------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_leases(url: str) -> None:
+    """Vectors of 10,000 acquires, renewals and releases come back whole, those that are over as Gone."""
+    store = locate(url)[0].open()
+    names = [f"default:n{i}" for i in range(10_000)]
+    asked = [
+        Acquire(name, f"c-{i}", 60 + i % 3, f"h{i % 7}", None if i % 5 else str(i)) for i, name in enumerate(names)
+    ]
+    granted = store.act(asked, soon(60))
+    assert {type(outcome) for outcome in granted} == {Granted}
+    shown = {lease.name: (lease.holder, lease.info) for lease in store.leases("default:", "default;", soon())}
+    assert shown == {request.name: (request.holder, request.info) for request in asked}
+    store.act([Release(names[i], f"c-{i}") for i in range(0, 10_000, 100)], soon(60))
+    renewed = store.act([Renew(name, f"c-{i}", 60) for i, name in enumerate(names)], soon(60))
+    assert [i for i, outcome in enumerate(renewed) if not isinstance(outcome, Renewed)] == list(range(0, 10_000, 100))
+    released = store.act([Release(name, f"c-{i}") for i, name in enumerate(names)], soon(60))
+    assert [i for i, outcome in enumerate(released) if not outcome.was_held] == list(range(0, 10_000, 100))  # type: ignore[union-attr]
+    assert store.purge(0, soon(60)) == 10_000
+    store.close()
+
+
+# -- borrowed addresses -----------------------------------------------------------------------------------------------
+
+
+def test_the_callers_transaction_is_not_dibs_business(mysql_url: str) -> None:
+    """P7: connect(engine) takes the address, never the transaction."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(mysql_url.partition("?")[0].replace("mysql://", "mysql+pymysql://"))
+    with engine.connect() as caller, dibs.connect(engine) as client:
+        transaction = caller.begin()
+        lease = client.lock("x").acquire(timeout=0)
+        assert lease is not None
+        transaction.rollback()
+        with dibs.connect(engine.url) as other:
+            assert other.lock("x").acquire(timeout=0) is None
+        lease.release()
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("mysql+mysqldb://me:pw@db:3307/prod?charset=utf8mb4", "mysql://db:3307/prod"),
+        ("mariadb+pymysql://me@db/prod?ssl_ca=/ca.pem&read_timeout=3", "mysql://db:3306/prod"),
+        ("mysql+asyncmy://me@db/prod", "mysql://db:3306/prod"),
+        ("mysql+aiomysql://me@db/prod", "mysql://db:3306/prod"),
+        ("mysql+pymysql://me@/prod?unix_socket=/run/my.sock", "mysql:///run/my.sock/prod"),
+    ],
+)
+def test_sqlalchemy_urls_give_their_address(text: str, shown: str) -> None:
+    """Of any driver's URL the place is taken; dibs brings its own driver."""
+    import sqlalchemy
+
+    assert locate(sqlalchemy.make_url(text))[0].shown == shown
+    assert locate(text)[0].shown == shown
+
+
+def test_django_connections_give_their_address(mysql_url: str) -> None:
+    """A Django connection's settings are enough. (Its backend needs mysqlclient, so something like it stands here.)"""
+    parts = urlsplit(mysql_url)
+    settings: dict[str, Any] = {
+        "NAME": parts.path[1:],
+        "USER": parts.username,
+        "PASSWORD": parts.password,
+        "HOST": parts.hostname,
+        "PORT": str(parts.port),
+        "OPTIONS": {"charset": "utf8mb4", "init_command": "SET sql_mode='STRICT_TRANS_TABLES'"},
+    }
+    django = SimpleNamespace(vendor="mysql", settings_dict=settings)
+    with dibs.connect(django) as client, client.lock("x") as lease:
+        assert lease.fencing_token == 1
+    settings |= {"HOST": "/run/mysqld/mysqld.sock", "PORT": "", "OPTIONS": {"ssl": {"ca": "/ca.pem"}}}
+    assert locate(django)[0].shown == f"mysql:///run/mysqld/mysqld.sock/{parts.path[1:]}"
+    settings |= {"USER": "", "OPTIONS": {"read_default_file": "/etc/my.cnf"}}
+    with pytest.raises(dibs.InvalidOption, match="read_default_file"):
+        locate(django)
