@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import report
+from benchmarks.etcd_works import etcd_async, etcd_handover, etcd_lone
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
 from benchmarks.many_rows import pg_10m, pg_renew
+from benchmarks.memcached_works import memcached_handover, memcached_lone
+from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
 from benchmarks.postgres import pg_async, pg_lone, pg_threads
+from benchmarks.redis_works import redis_async, redis_handover, redis_lone
 from benchmarks.sqlite import sqlite_async, sqlite_lone
 from benchmarks.start import run_start
+from benchmarks.zookeeper_works import zookeeper_async, zookeeper_handover, zookeeper_lone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +42,20 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "pg-handover": pg_handover,
     "pg-renew": pg_renew,
     "pg-10m": pg_10m,
+    "redis-lone": redis_lone,
+    "redis-async": redis_async,
+    "redis-handover": redis_handover,
+    "mysql-lone": mysql_lone,
+    "mysql-async": mysql_async,
+    "mysql-handover": mysql_handover,
+    "memcached-lone": memcached_lone,
+    "memcached-handover": memcached_handover,
+    "etcd-lone": etcd_lone,
+    "etcd-async": etcd_async,
+    "etcd-handover": etcd_handover,
+    "zookeeper-lone": zookeeper_lone,
+    "zookeeper-async": zookeeper_async,
+    "zookeeper-handover": zookeeper_handover,
 }
 
 

@@ -17,16 +17,29 @@ from typing import Any
 from benchmarks.harness import Race, Target, Unit, p99, spread
 
 PACKAGES = (
+    "asyncmy",
     "asyncpg",
     "diskcache",
+    "etcd-sdk-python",
+    "etcd3gw",
     "fasteners",
     "filelock",
+    "kazoo",
+    "mysqlclient",
     "pals",
     "portalocker",
+    "pottery",
     "psycopg",
+    "pylibmc",
+    "pymemcache",
     "psycopg-binary",
     "psycopg-pool",
+    "PyMySQL",
+    "python-redis-lock",
+    "redis",
+    "sherlock",
     "SQLAlchemy",
+    "tooz",
 )
 SYNCS = 50
 

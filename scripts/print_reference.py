@@ -27,8 +27,8 @@ import dibs.errors
 import dibs.lease
 import dibs.testing
 from dibs.connecting import locate
+from dibs.promises import PROMISES
 from dibs.store import Capabilities
-from dibs.stores import memory, postgres, sqlite
 from dibs.testing.conformance import runs
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -47,9 +47,10 @@ Everything public is in the package `dibs`. The face for asyncio has the same ve
 CAPABILITIES = """\
 # Capabilities
 
-What each store declares. `client.capabilities` tells the same of the store in use, after a look at the server's
-settings: behind a connection pooler `signal` differs, and where the server forgets acknowledged commits `durable` and
-`fencing_token` do. The [conformance suite](conformance.md) runs what is declared.
+What each store declares before it was reached. `client.capabilities` tells the same of the store in use, after a look
+at the server's settings: behind a connection pooler `signal` differs; where the server forgets acknowledged commits
+`durable` and `fencing_token` do; Redis is durable where `appendfsync` is `always`; ZooKeeper's limits follow its
+`tickTime`. The [conformance suite](conformance.md) runs what is declared.
 """
 CLI = """\
 # Command line
@@ -72,8 +73,9 @@ standard library's locks raise them. *Held by another*, *store unreachable* and 
 SCHEMA = """\
 # Tables
 
-What `dibs setup` runs and `dibs schema` prints. The tables are made to be read; only dibs should write to them. A row
-without a claim id is a name that was released.
+What `dibs setup` runs and `dibs schema` prints; stores that need no tables say what they keep, or which rights they
+want. The tables are made to be read; only dibs should write to them. A row without a claim id is a name that was
+released.
 """
 URLS = """\
 # URLs, options and limits
@@ -84,6 +86,11 @@ URLS = """\
 | --- | --- |
 | `sqlite:////absolute/path.db` | SQLite, a file; with three slashes relative to the working directory |
 | `postgresql://user@host:5432/database` | PostgreSQL; several hosts as `host1:5432,host2:5432` |
+| `mysql://user@host:3306/database`, `mariadb://…` | MySQL or MariaDB |
+| `redis://host:6379/0`, `rediss://…`, `valkey://…`, `valkeys://…` | Redis or Valkey; with an `s` over TLS |
+| `memcached://host:11211` | memcached |
+| `etcd://host:2379,host:2379`, `etcds://…` | etcd, any of its members; with an `s` over TLS |
+| `zookeeper://host:2181,host:2181/chroot` | ZooKeeper |
 | `memory://` | this client only, in memory |
 | `memory://name` | all clients of this process that use this name |
 | none | `$DIBS_URL`, else the default SQLite file of this user |
@@ -105,6 +112,12 @@ STORE_OPTIONS = """\
 | SQLite | `table` | the table; two more are named after it | `dibs_lease` |
 | PostgreSQL | `table` | the same | `dibs_lease` |
 | PostgreSQL | `schema` | the schema of the tables | `public` |
+| MySQL | `table` | the same | `dibs_lease` |
+| MySQL | `driver`, `unix_socket`, `ssl_…` | see [Use MySQL or MariaDB](../how-to/mysql.md) | |
+| Redis | `prefix`, `min_replicas`, `sentinel`, `cluster`, … | see [Use Redis or Valkey](../how-to/redis.md) | |
+| memcached | `tls`, `tls_…`, `spread` | see [Use memcached](../how-to/memcached.md) | |
+| etcd | `prefix`, `ca`, `cert`, `key` | see [Use etcd](../how-to/etcd.md) | |
+| ZooKeeper | `tickTime`, `maxSessionTimeout`, `tls`, `ssl_…` | see [Use ZooKeeper](../how-to/zookeeper.md) | |
 
 A PostgreSQL URL also carries the parameters of PostgreSQL's client library that is installed (`sslmode`, `sslrootcert`,
 `target_session_attrs`, `application_name`, `options`, `service` and the others), except `connect_timeout`:
@@ -120,7 +133,16 @@ A PostgreSQL URL also carries the parameters of PostgreSQL's client library that
 | `PGPASSWORD`, `PGPASSFILE`, `PGSERVICE` and others | read by PostgreSQL's client library, as by `psql` |
 """
 
-EXAMPLE_URLS = {"SQLite": "sqlite:////var/lib/app/dibs.db", "PostgreSQL": "postgresql://app@db/prod"}
+EXAMPLE_URLS = {
+    "SQLite": "sqlite:////var/lib/app/dibs.db",
+    "PostgreSQL": "postgresql://app@db/prod",
+    "MySQL and MariaDB": "mysql://app@db/prod",
+    "Redis and Valkey": "redis://cache",
+    "memcached": "memcached://cache",
+    "etcd": "etcd://etcd1,etcd2",
+    "ZooKeeper": "zookeeper://zk1,zk2",
+    "memory": "memory://",
+}
 FACES = (
     (dibs.Client, dibs.AsyncClient, "client"),
     (dibs.Lock, dibs.AsyncLock, "lock"),
@@ -151,6 +173,8 @@ CLIENT_OPTION_WORDS = {
     "ttl": "the default ttl of its locks, in seconds",
     "request_timeout": "seconds one call to the store may take",
     "patience": "seconds for which a store that was reached before is tried again",
+    "require": "promises without which nothing is handed out, with commas between: "
+    + ", ".join(f"`{name}`" for name in PROMISES),
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
@@ -371,7 +395,7 @@ def comparable(text: str) -> str:
 
 
 def capabilities() -> list[str]:
-    stores = [store.CAPABILITIES for store in (memory, sqlite, postgres)]
+    stores = [locate(url)[0].capabilities for url in EXAMPLE_URLS.values()]
     rows: list[Row] = [
         (f"`{field}`", CAPABILITY_WORDS[field], *[number(getattr(store, field)) for store in stores])
         for field in Capabilities._fields
@@ -442,14 +466,17 @@ def below(root: type, depth: int) -> list[str]:
 
 
 def schema() -> list[str]:
-    tables = [(name, locate(url)[0].open().schema().rstrip()) for name, url in EXAMPLE_URLS.items()]
-    return [SCHEMA, *[f"## {name}\n\n```sql\n{sql}\n```\n" for name, sql in tables]]
+    shown = [(name, locate(url)[0].open().schema().rstrip()) for name, url in EXAMPLE_URLS.items()]
+    return [
+        SCHEMA,
+        *[f"## {name}\n\n```{'sql' if 'CREATE TABLE' in text else 'text'}\n{text}\n```\n" for name, text in shown],
+    ]
 
 
 def urls_and_options() -> list[str]:
     check_constants()
     options: list[Row] = [
-        (f"`{name}`", CLIENT_OPTION_WORDS[name], f"`{number(dibs.desk.DEFAULTS[name])}`")
+        (f"`{name}`", CLIENT_OPTION_WORDS[name], f"`{number(dibs.desk.DEFAULTS[name])}`".replace("``", "none"))
         for name in dibs.connecting._CLIENT_OPTIONS
     ]
     return [

@@ -7,7 +7,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.servers.etcd import EtcdServer
+from tests.servers.memcached import MemcachedServer
+from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+from tests.servers.zookeeper import ZooKeeperServer
 
 # Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
 hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)
@@ -47,4 +52,115 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
 def own_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL for this test alone, to be stopped, killed and paused at will."""
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def memcached() -> Iterator[MemcachedServer]:
+    """The memcached that all tests share, started when the first one asks. Do not stop it: take `own_memcached`."""
+    with MemcachedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def memcached_url(memcached: MemcachedServer) -> str:
+    """The URL of the shared memcached, emptied."""
+    memcached.ask("flush_all")
+    return memcached.url()
+
+
+@pytest.fixture
+def own_memcached() -> Iterator[MemcachedServer]:
+    """A memcached for this test alone, to be stopped, killed and paused at will."""
+    with MemcachedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """The Redis that all tests share, started when the first one asks. Do not stop it: take `own_redis`."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis: RedisServer) -> str:
+    """The URL of a new empty place in the shared Redis."""
+    return redis.create_place()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis for this test alone, to be stopped, killed and paused at will."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MariaDBServer]:
+    """The MariaDB that all tests share, started when the first one asks. Do not stop it: take `own_mysql`."""
+    with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_url(mysql: MariaDBServer) -> Iterator[str]:
+    """The superuser's URL of a new empty database, through PyMySQL."""
+    url = mysql.create_database()
+    yield f"{url}?driver=pymysql"
+    mysql.drop_database(url)
+
+
+@pytest.fixture
+def mysqlclient_url(mysql: MariaDBServer) -> Iterator[str]:
+    """The superuser's URL of a new empty database, through mysqlclient."""
+    url = mysql.create_database()
+    yield f"{url}?driver=mysqlclient"
+    mysql.drop_database(url)
+
+
+@pytest.fixture
+def own_mysql() -> Iterator[MariaDBServer]:
+    """A MariaDB for this test alone, to be stopped, killed and paused at will."""
+    with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    """The ZooKeeper that all tests share, started when the first one asks. Do not stop it: take `own_zookeeper`."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_url(zookeeper: ZooKeeperServer) -> str:
+    """The URL of a chroot that nobody has used and that is not there yet."""
+    return zookeeper.create_root()
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper for this test alone, to be stopped, killed and paused at will."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[EtcdServer]:
+    """The etcd that all tests share, started when the first one asks. Do not stop it: take `own_etcd`."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def etcd_url(etcd: EtcdServer) -> str:
+    """The URL of a prefix that is empty yet."""
+    return etcd.create_place()
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """An etcd for this test alone, to be stopped, killed and paused at will."""
+    with EtcdServer() as server:
         yield server

@@ -1,6 +1,7 @@
 """The conformance suite on every store, through every face. What a store promises is written in `dibs.testing`."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import count
 
 import pytest
@@ -12,7 +13,19 @@ from dibs.testing import check_store
 from dibs.testing.conformance import Run, runs
 
 # Stores other than memory, by the fixture that gives the URL of a new, empty place.
-STORES = ["memory", "sqlite_url", "postgres_url"]
+STORES = [
+    "memory",
+    "sqlite_url",
+    "postgres_url",
+    "mysql_url",
+    "redis_url",
+    "memcached_url",
+    "etcd_url",
+    "zookeeper_url",
+]
+# mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
+if find_spec("MySQLdb"):
+    STORES.append("mysqlclient_url")
 _numbers = count()
 
 

@@ -30,8 +30,56 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.identifiers": {"dibs.errors"},
     "dibs.stores.memory": {"dibs.clock", "dibs.store"},
     "dibs.stores.sqlite": {*CONTRACT, "dibs.stores.identifiers"},
-    "dibs.stores.postgres": {*CONTRACT, "dibs.stores", "dibs.stores.identifiers", "dibs.stores.postgres_sql"},
+    "dibs.stores.rounds": {"dibs.store"},  # what the SQL stores share
+    "dibs.stores.postgres": {
+        *CONTRACT,
+        "dibs.stores",
+        "dibs.stores.identifiers",
+        "dibs.stores.postgres_sql",
+        "dibs.stores.rounds",
+    },
     "dibs.stores.postgres_sql": {"dibs.store"},
+    "dibs.stores.mysql": {
+        *CONTRACT,
+        "dibs.stores",
+        "dibs.stores.identifiers",
+        "dibs.stores.mysql_drivers",
+        "dibs.stores.mysql_sql",
+        "dibs.stores.rounds",
+    },
+    "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_sql": {"dibs.store"},
+    "dibs.stores.memcached": {*CONTRACT, "dibs.stores.memcached_spread", "dibs.stores.memcached_wire"},
+    "dibs.stores.memcached_spread": {"dibs.errors", "dibs.store"},
+    "dibs.stores.memcached_wire": CONTRACT,
+    "dibs.stores.redis": {*CONTRACT, "dibs.stores", "dibs.stores.redis_links", "dibs.stores.redis_wire"},
+    "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.redis_wire"},
+    "dibs.stores.redis_wire": CONTRACT,
+    "dibs.stores.etcd": {
+        *CONTRACT,
+        "dibs.stores",
+        "dibs.stores.etcd_check",
+        "dibs.stores.etcd_gateway",
+        "dibs.stores.etcd_keys",
+        "dibs.stores.etcd_watch",
+    },
+    "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_gateway"},
+    "dibs.stores.etcd_gateway": {*CONTRACT, "dibs.stores.etcd_wire"},
+    "dibs.stores.etcd_keys": set(),
+    "dibs.stores.etcd_watch": {"dibs.clock", "dibs.errors", "dibs.stores.etcd_gateway", "dibs.stores.etcd_wire"},
+    "dibs.stores.etcd_wire": {"dibs.clock"},
+    "dibs.stores.zookeeper": {
+        *CONTRACT,
+        "dibs.stores",
+        "dibs.stores.zookeeper_check",
+        "dibs.stores.zookeeper_link",
+        "dibs.stores.zookeeper_nodes",
+        "dibs.stores.zookeeper_pool",
+    },
+    "dibs.stores.zookeeper_check": {"dibs.store"},
+    "dibs.stores.zookeeper_link": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.zookeeper_nodes": set(),
+    "dibs.stores.zookeeper_pool": {"dibs.clock", "dibs.errors", "dibs.stores.zookeeper_link"},
     # Plain data.
     "dibs.names": {"dibs.errors"},
     "dibs.hold": set(),
@@ -43,7 +91,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
     # The session, and the desk at which both faces stand.
     "dibs.session": CONTRACT | DATA | LANES,
-    "dibs.desk": {*CONTRACT, *DATA, "dibs.session"},
+    "dibs.promises": {"dibs.errors"},
+    "dibs.desk": {*CONTRACT, *DATA, "dibs.promises", "dibs.session"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
     "dibs.lock": {*CONTRACT, *DATA, "dibs.lease"},
@@ -53,6 +102,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
         "dibs.errors",
+        "dibs.store",
         "dibs.aio",
         "dibs.client",
         "dibs.desk",
@@ -64,7 +114,14 @@ ALLOWED: dict[str, set[str]] = {
     # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
     "dibs.__main__": {"dibs.cli"},
     "dibs.cli": {"dibs._version", "dibs.connecting", "dibs.errors", "dibs.names"},
-    "dibs.cli.doctor": {"dibs.cli", "dibs.errors", "dibs.steps", "dibs.store"},
+    "dibs.cli.doctor": {
+        "dibs.cli",
+        "dibs.connecting",
+        "dibs.errors",
+        "dibs.promises",
+        "dibs.steps",
+        "dibs.store",
+    },
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.operators": {"dibs.cli", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
@@ -77,13 +134,19 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
     ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
     ("dibs.stores.sqlite", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
+    ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }
 DRIVERS = {
+    "kazoo": "dibs.stores.zookeeper_link",
     "psycopg": "dibs.stores.postgres",
     "psycopg_pool": "",
+    "pymysql": "dibs.stores.mysql_drivers",
+    "MySQLdb": "dibs.stores.mysql_drivers",
     "sqlite3": "dibs.stores.sqlite",
+    "pymemcache": "dibs.stores.memcached_wire",
+    "redis": "dibs.stores.redis_wire",
     "sqlalchemy": "",
     "django": "",
 }
@@ -92,6 +155,11 @@ LONG = {
     "dibs.aio": "the only module that may know asyncio: the face, and how tasks wait",
     "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",
     "dibs.stores.postgres": "one file a store: the protocol with libpq, acts, translation of errors",
+    "dibs.stores.memcached": "one file a store: the conversation for each verb, the server's clock, what operators see",
+    "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, settings, the address",
+    "dibs.stores.etcd": "the acts: releasing, renewing, acquiring, the line, in one place",
+    "dibs.stores.mysql": "one file a store: acts, settings, translation of errors, addresses",
+    "dibs.stores.zookeeper": "one file a store: acts, the line, what operators see, the address",
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",

@@ -166,7 +166,7 @@ class LockCore(Generic[L]):
         return True if lease is None else (yield from lease._releasing())
 
     def leave(self, owner: object) -> L | None:
-        """The end of a ``with`` block: the lease to be released; None when an outer block goes on, or nothing is held."""
+        """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
         grips = self._grips
         grip = grips[-1] if grips else None
         if grip is None or grip.owner != owner:

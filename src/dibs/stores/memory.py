@@ -50,6 +50,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.0,
     margin_s=0.010,
 )
+OPTIONS = ()
 
 
 class _Permit:

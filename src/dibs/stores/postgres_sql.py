@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS {meta} (
 INSERT INTO {meta} (key, value) VALUES ('token_floor', 0), ('version', 1) ON CONFLICT (key) DO NOTHING;
 """
 
-# What is asked, by verb: the types of the columns. One request alone is a third faster with plain values than with arrays.
+# What is asked, by verb: the types of the columns. One request alone is faster with plain values than with arrays.
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),

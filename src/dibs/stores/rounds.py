@@ -37,25 +37,32 @@ class Verbs(Protocol):
 def act(verbs: Verbs, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
     """Try every request; their outcomes in the order of the requests."""
     outcomes: list[Any] = [GONE] * len(requests)
+    if len(requests) == 1:  # most calls: nothing to sort
+        (request,) = requests
+        verb = _VERBS[type(request)]
+        verb(verbs, [(request[0], 0, request)], outcomes, deadline)
+        return outcomes
     for rows in _rounds(requests):
-        _round(verbs, rows, outcomes, deadline)
+        # What can be sent in one statement a verb, in the order of names, releases first.
+        rows.sort(key=itemgetter(0))
+        for kind, verb in _VERBS.items():
+            of_kind = [row for row in rows if type(row[2]) is kind]
+            if of_kind:
+                verb(verbs, of_kind, outcomes, deadline)
     return outcomes
 
 
-def _round(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-    """Requests that can be sent in one statement a verb, releases first."""
-    rows.sort(key=itemgetter(0))
-    releases = [row for row in rows if type(row[2]) is Release]
-    renewals = [row for row in rows if type(row[2]) is Renew]
-    acquires = [row for row in rows if type(row[2]) is Acquire] if len(releases) + len(renewals) < len(rows) else []
-    if releases:
-        verbs.release_rows(releases, outcomes, deadline)
-    if renewals:
-        verbs.renew_rows(renewals, outcomes, deadline)
-    if not acquires:
-        return
-    newcomers = [row for row in acquires if row[2].ticket is None]
-    waiters = [row for row in acquires if row[2].ticket is not None] if len(newcomers) < len(acquires) else []
+def _release(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    verbs.release_rows(rows, outcomes, deadline)
+
+
+def _renew(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    verbs.renew_rows(rows, outcomes, deadline)
+
+
+def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    newcomers = [row for row in rows if row[2].ticket is None]
+    waiters = [row for row in rows if row[2].ticket is not None] if len(newcomers) < len(rows) else []
     refused = verbs.acquire_rows(newcomers, outcomes, deadline, in_line=False) if newcomers else []
     if waiters:
         refused += verbs.acquire_rows(waiters, outcomes, deadline, in_line=True)
@@ -127,4 +134,6 @@ def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
     return rounds
 
 
-_RANKS: dict[type, int] = {Release: 0, Renew: 1, Acquire: 2}
+# In the order in which a round sends them.
+_VERBS = {Release: _release, Renew: _renew, Acquire: _acquire}
+_RANKS: dict[type, int] = {kind: rank for rank, kind in enumerate(_VERBS)}

@@ -64,6 +64,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
 )
+OPTIONS = ("table",)
 TOKENS_PER_BOOT = 2**40
 # How long a fork waits for a request under way: they last well under a millisecond.
 FORK_WAIT_S = 1.0

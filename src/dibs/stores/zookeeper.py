@@ -656,7 +656,7 @@ def _capabilities(settings: Settings) -> Capabilities:
     return Capabilities(
         store="ZooKeeper",
         survives_restart="yes, and failover",
-        fencing_token="strict (zxid)",
+        fencing_token="zxid",
         clock="the servers' count of a session's time-out; no wall clock",
         waiting_line="FIFO",
         signal="watch",
