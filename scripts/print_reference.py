@@ -125,6 +125,8 @@ FACES = (
     (dibs.Client, dibs.AsyncClient, "client"),
     (dibs.Lock, dibs.AsyncLock, "lock"),
     (dibs.Lease, dibs.AsyncLease, "lease"),
+    (dibs.MultiLock, dibs.AsyncMultiLock, "multilock"),
+    (dibs.MultiLease, dibs.AsyncMultiLease, "multilease"),
     (dibs.lease.Lost, dibs.aio.AsyncLost, "lease.lost"),
 )
 BLOCKS = {
@@ -132,6 +134,7 @@ BLOCKS = {
     dibs.Lock: "`with lock as lease:` acquires, or raises LockTimeout. At the end it releases, and raises LeaseLost if "
     "the lease was lost and the block has no error of its own.",
     dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above.",
+    dibs.MultiLock: "`with multilock as lease:` as with a lock.",
 }
 CAPABILITY_WORDS = {
     "survives_restart": "A restart of the store keeps leases and tokens",
@@ -186,6 +189,7 @@ LIMITS = {
         "TOKENS_PER_BOOT": "by how much the floor under the tokens rises at each boot of the machine",
     },
     "dibs.stores.postgres": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},
+    "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }
 INSIDE = {
@@ -316,8 +320,8 @@ def api() -> list[str]:
         parts += [method(prefix, name, plain, awaited) for name in members(plain) if name not in properties]
         if plain in BLOCKS:
             parts.append(f"### with {prefix}\n\n{BLOCKS[plain]} *asyncio: `async with`.*\n")
-        if "__call__" in vars(plain):
-            parts.append(f"### @lock\n\n{doc(static(plain, '__call__'))} *asyncio: for async functions.*\n")
+        if any("__call__" in vars(base) for base in plain.__mro__):
+            parts.append(f"### @{prefix}\n\n{doc(static(plain, '__call__'))} *asyncio: for async functions.*\n")
     record, kinds = dibs.LeaseRecord, inspect.get_annotations(dibs.LeaseRecord)
     fields: list[Row] = [(f"`{name}`", f"`{annotation(kinds[name])}`") for name in record._fields]
     parts += [
@@ -361,12 +365,17 @@ def method(prefix: str, name: str, plain: type, awaited: type) -> str:
     if not comparable(doc(one)).startswith(comparable(doc(two))) and "dibs.Client." not in doc(two):
         notes.append(doc(two))
     note = f"\n*asyncio:* {' '.join(notes)}\n" if notes else ""
-    return f"### {prefix}.{name}\n\n{signature(f'{prefix}.{name}', one)}\n{doc(one)}\n{note}"
+    shown = signature(f"{prefix}.{name}", one)
+    for base in getattr(plain, "__orig_bases__", ()):  # Lockable[Lease]: what its T is
+        for kind in getattr(base, "__args__", ()):
+            shown = re.sub(r"\bT\b", kind.__name__, shown)
+    return f"### {prefix}.{name}\n\n{shown}\n{doc(one)}\n{note}"
 
 
 def comparable(text: str) -> str:
     """Docstrings of the two faces that say the same differ in these words alone."""
     text = text.replace("AsyncLease", "Lease").replace("an `Lease", "a `Lease").replace("task", "thread")
+    text = text.replace("AsyncMulti", "Multi").replace("an `Multi", "a `Multi")
     return " ".join(text.split())
 
 

@@ -54,7 +54,13 @@ def eventually(condition: Callable[[], Any], what: str, limit_s: float = 10) -> 
 
 # -- both faces -------------------------------------------------------------------------------------------------------
 
-PAIRS = [("Client", "AsyncClient"), ("Lock", "AsyncLock"), ("Lease", "AsyncLease")]
+PAIRS = [
+    ("Client", "AsyncClient"),
+    ("Lock", "AsyncLock"),
+    ("Lease", "AsyncLease"),
+    ("MultiLock", "AsyncMultiLock"),
+    ("MultiLease", "AsyncMultiLease"),
+]
 TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 

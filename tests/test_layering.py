@@ -18,6 +18,7 @@ LINES_MAX = 400
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
 DATA = {"dibs.names", "dibs.hold", "dibs.terms", "dibs.steps"}
 LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer"}
+PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock"}
 ALLOWED: dict[str, set[str]] = {
     # The contract, and what has no opinion on anything above it.
     "dibs._version": set(),
@@ -46,10 +47,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.desk": {*CONTRACT, *DATA, "dibs.session"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
-    "dibs.lock": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.grips": {"dibs.errors"},
+    "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
+    "dibs.multilock": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
     # Faces.
-    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock"},
-    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.hold", "dibs.lease", "dibs.lock"},
+    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", *PRIMITIVES},
+    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.hold", *PRIMITIVES},
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
         "dibs.errors",

@@ -29,8 +29,8 @@ from dibs.errors import (
 )
 
 if TYPE_CHECKING:
-    from dibs.aio import AsyncClient, AsyncLease, AsyncLock
-    from dibs.client import Client, Lock
+    from dibs.aio import AsyncClient, AsyncLease, AsyncLock, AsyncMultiLease, AsyncMultiLock
+    from dibs.client import Client, Lock, MultiLease, MultiLock
     from dibs.desk import LeaseRecord
     from dibs.lease import Lease
     from dibs.store import Capabilities
@@ -39,6 +39,8 @@ __all__ = [
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
     "Capabilities",
     "Client",
     "DibsError",
@@ -50,6 +52,8 @@ __all__ = [
     "LimitMismatch",
     "Lock",
     "LockTimeout",
+    "MultiLease",
+    "MultiLock",
     "NotHeld",
     "SetupRequired",
     "StoreUnavailable",
@@ -64,11 +68,15 @@ _LAZY = {
     "AsyncClient": "dibs.aio",
     "AsyncLease": "dibs.aio",
     "AsyncLock": "dibs.aio",
+    "AsyncMultiLease": "dibs.aio",
+    "AsyncMultiLock": "dibs.aio",
     "Capabilities": "dibs.store",
     "Client": "dibs.client",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",
     "Lock": "dibs.client",
+    "MultiLease": "dibs.client",
+    "MultiLock": "dibs.client",
 }
 
 

@@ -10,30 +10,33 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from functools import wraps
+from functools import partial, wraps
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import LeaseLost
-from dibs.hold import HELD, LOST, RELEASED
-from dibs.lease import LeaseFacts
+from dibs.grips import Releasable
+from dibs.hold import HELD, LOST
+from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
+from dibs.multilock import MultiCore, MultiLeaseFacts
 from dibs.names import check_seconds
+from dibs.steps import begun
 
 if TYPE_CHECKING:
     import contextvars
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Collection, Generator
 
     from dibs.desk import Desk, LeaseRecord
+    from dibs.grips import Gripped
     from dibs.hold import Hold
-    from dibs.lane import Ask
     from dibs.names import Seconds
-    from dibs.session import Session
     from dibs.steps import Steps
     from dibs.store import Capabilities
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
+L = TypeVar("L", bound=Releasable)
 
 
 class _Letter:
@@ -170,7 +173,7 @@ class _Begun(Generic[T]):
         else:
             if ask.in_lane:
                 session.lane.start()
-            self._steps = _begun((session, ask, timeout), steps)
+            self._steps = begun((session, ask, timeout), steps)
 
     async def _rest(self) -> T:
         steps, self._steps = self._steps, None
@@ -182,56 +185,43 @@ class _Begun(Generic[T]):
         return self._rest().__await__()
 
 
-def _begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:
-    """The same steps again, from the one that was taken already."""
-    answer = yield first
-    try:
-        while True:
-            answer = yield steps.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-
-
 def _owner() -> object:
     return asyncio.current_task()
 
 
-class AsyncLost:
+class AsyncLost(LostFacts):
     """The event of a lease's loss, as ``asyncio.Event`` without ``set``; it also fires by the clock alone."""
 
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: LeaseFacts) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """True once the lease is over without having been released."""
-        return not self._lease.held and self._lease._hold.state != RELEASED
+    __slots__ = ()
 
     async def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost (True), or released, or ``timeout`` seconds went by (False)."""
-        session, hold = self._lease._session, self._lease._hold
-        until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
+        """Wait until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
+        clock = self._leases[0]._session.clock
+        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
         loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def tell() -> None:
-            try:
-                loop.call_soon_threadsafe(over.set)
-            except RuntimeError:  # the loop is closed, and whoever waited has gone with it
-                pass
-
-        session.when_over(hold, tell)
-        while self._lease.held and not over.is_set():
-            now = session.clock.now()
+        over: asyncio.Event | None = None
+        while not self.is_set() and (held := self._held()):
+            if over is None:
+                over = asyncio.Event()
+                for lease in held:
+                    lease._session.when_over(lease._hold, partial(_call_in, loop, over.set))
+            now = clock.now()
             if until is not None and now >= until:
                 break
-            slice_s = hold.trusted_until - now
+            look_at = min(lease._hold.trusted_until for lease in held)
             try:
-                await asyncio.wait_for(over.wait(), slice_s if until is None else min(slice_s, until - now))
+                await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
+                over = None
             except asyncio.TimeoutError:
                 pass
         return self.is_set()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:  # the loop is closed, and whoever waited has gone with it
+        pass
 
 
 class AsyncLease(LeaseFacts):
@@ -270,25 +260,23 @@ class AsyncLease(LeaseFacts):
 class _Block:
     """One ``async with`` block, whose task is cancelled when its lease is lost."""
 
-    __slots__ = ("_hold", "_task", "cancelled", "over")
+    __slots__ = ("_task", "cancelled", "over")
 
-    def __init__(self, hold: Hold, task: asyncio.Task[Any]) -> None:
-        self._hold = hold
+    def __init__(self, lease: Releasable, task: asyncio.Task[Any]) -> None:
         self._task = task
         self.cancelled = False
         self.over = False
-        # Nobody else knows this hold yet, except the renewer: whoever ends it changes its state before it calls its
-        # listeners, so entering first and looking afterwards misses nothing.
-        hold.listeners = [self._tell]
-        if hold.state != HELD:
-            self._tell()
+        for hold in lease._holds:
+            tell = partial(self._tell, hold)
+            # Nearly always nobody else knows this hold yet, except the renewer: whoever ends it changes its state
+            # before it calls its listeners, so entering first and looking afterwards misses nothing.
+            hold.listeners = [tell] if hold.listeners is None else [*hold.listeners, tell]
+            if hold.state != HELD:
+                self._tell(hold)
 
-    def _tell(self) -> None:
-        if self._hold.state == LOST and not self.over:
-            try:
-                self._task.get_loop().call_soon_threadsafe(self._cancel)
-            except RuntimeError:  # the loop is closed, and the block with it
-                pass
+    def _tell(self, hold: Hold) -> None:
+        if hold.state == LOST and not self.over:
+            _call_in(self._task.get_loop(), self._cancel)
 
     def _cancel(self) -> None:
         if not self.over and not self.cancelled:
@@ -296,30 +284,50 @@ class _Block:
             self._task.cancel("the dibs lease of this block was lost")
 
 
-class AsyncLock:
-    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
+    """Several names held by this process, for tasks. ``leases[name]`` is the lease of each."""
 
-    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
-    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
-    """
+    __slots__ = ()
+
+    @property
+    def lost(self) -> AsyncLost:
+        """Set when one of the leases is lost; can be waited for."""
+        return AsyncLost(*self.leases.values())
+
+    async def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew all of them now, in one call; see ``dibs.Lease.renew``."""
+        await _take(self._renewing(ttl))
+
+    def release(self) -> Awaitable[bool]:
+        """Give all of them back, at once and in one call; see ``AsyncLease.release``."""
+        return _Begun(self._releasing())
+
+    async def __aenter__(self) -> AsyncMultiLease:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            await _take(self._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class AsyncLockable(Generic[L]):
+    """What all locks for tasks have in common: the verbs of ``asyncio.Lock``, ``async with``, and decorating."""
 
     __slots__ = ("_blocks", "_core")
 
-    def __init__(self, core: LockCore[AsyncLease]) -> None:
+    def __init__(self, core: Gripped[L]) -> None:
         self._core = core
         self._blocks: dict[object, list[_Block]] = {}
 
-    @property
-    def name(self) -> str:
-        """What the lock is about."""
-        return self._core.name
-
-    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> AsyncLease | None:
-        """Wait up to ``timeout`` seconds for the name; an ``AsyncLease``, or None when it could not be had.
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
+        """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
 
         ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
         Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
-        WouldDeadlock when this task holds the name already and would wait without limit.
+        WouldDeadlock when this task holds it already and would wait without limit.
         """
         return await _take(self._core.acquire(_owner(), blocking, timeout))
 
@@ -333,10 +341,10 @@ class AsyncLock:
         return _Begun(self._core.release(_owner()))
 
     def locked(self) -> bool:
-        """Whether this client holds the name now, as far as this process knows."""
+        """Whether this client holds it now, as far as this process knows."""
         return self._core.locked()
 
-    async def __aenter__(self) -> AsyncLease:
+    async def __aenter__(self) -> L:
         task = asyncio.current_task()
         assert task is not None
         lease = await _take(self._core.acquire(task))
@@ -345,8 +353,8 @@ class AsyncLock:
         self._enter(task, lease)
         return lease
 
-    def _enter(self, task: asyncio.Task[Any], lease: AsyncLease) -> None:
-        block = _Block(lease._hold, task)
+    def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
+        block = _Block(lease, task)
         blocks = self._blocks.get(task)
         if blocks is None:
             self._blocks[task] = [block]
@@ -398,8 +406,39 @@ class AsyncLock:
 
         return locked  # type: ignore[return-value]
 
+
+class AsyncLock(AsyncLockable[AsyncLease]):
+    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+
+    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
+    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
     def __repr__(self) -> str:
         return f"<dibs.AsyncLock {self.name!r}>"
+
+
+class AsyncMultiLock(AsyncLockable[AsyncMultiLease]):
+    """Several names, all or nothing, for asyncio; see ``dibs.MultiLock``. Acquiring it gives an ``AsyncMultiLease``."""
+
+    __slots__ = ()
+
+    _core: MultiCore[AsyncMultiLease, AsyncLease]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the lock is about, in the order given."""
+        return self._core.names
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncMultiLock of {len(self.names)} names>"
 
 
 class AsyncClient:
@@ -428,6 +467,24 @@ class AsyncClient:
         """Describe a lock on ``name``; nothing is sent. The parameters are those of ``dibs.Client.lock``."""
         terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
         return AsyncLock(LockCore(self._desk, name, terms, AsyncLease))
+
+    def multilock(
+        self,
+        names: Collection[str],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncMultiLock:
+        """Describe a lock on all of these names at once; see ``dibs.Client.multilock``."""
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return AsyncMultiLock(MultiCore(self._desk, names, terms, AsyncLease, AsyncMultiLease))
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from _thread import get_ident
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dibs.lease import Lease
+from dibs.errors import LeaseLost
+from dibs.grips import Releasable
+from dibs.lease import Lease, Lost
 from dibs.lock import LockCore, check_decorated
+from dibs.multilock import MultiCore, MultiLeaseFacts
 from dibs.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from dibs.desk import Desk, LeaseRecord
+    from dibs.grips import Gripped
     from dibs.names import Seconds
     from dibs.store import Capabilities
 
 F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T", bound=Releasable)
 
 
-class Lock:
-    """A name held by one at a time. A description: acquiring it gives a ``Lease``.
-
-    Works like ``threading.Lock`` (``threading.RLock`` with ``reentrant=True``), as a context manager and as a
-    decorator. Safe to share among threads.
-    """
+class Lockable(Generic[T]):
+    """What all locks for threads have in common: the verbs of ``threading.Lock``, ``with``, and decorating."""
 
     __slots__ = ("_core",)
 
-    def __init__(self, core: LockCore[Lease]) -> None:
+    def __init__(self, core: Gripped[T]) -> None:
         self._core = core
 
-    @property
-    def name(self) -> str:
-        """What the lock is about."""
-        return self._core.name
-
-    def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> Lease | None:
-        """Wait up to ``timeout`` seconds for the name; a ``Lease``, or None when it could not be had.
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> T | None:
+        """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
 
         ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
         Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
-        WouldDeadlock when this thread holds the name already and would wait without limit.
+        WouldDeadlock when this thread holds it already and would wait without limit.
         """
         return run(self._core.acquire(get_ident(), blocking, timeout))
 
@@ -55,10 +51,10 @@ class Lock:
         return run(self._core.release(get_ident()))
 
     def locked(self) -> bool:
-        """Whether this client holds the name now, as far as this process knows."""
+        """Whether this client holds it now, as far as this process knows."""
         return self._core.locked()
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> T:
         lease = run(self._core.acquire(get_ident()))
         if lease is None:
             raise self._core.timed_out()
@@ -67,7 +63,11 @@ class Lock:
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         lease = self._core.leave(get_ident())
         if lease is not None:
-            lease.__exit__(exc_type)
+            try:
+                run(lease._releasing())
+            except LeaseLost:
+                if exc_type is None:
+                    raise
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
@@ -91,8 +91,71 @@ class Lock:
 
         return locked  # type: ignore[return-value]
 
+
+class Lock(Lockable[Lease]):
+    """A name held by one at a time. A description: acquiring it gives a ``Lease``.
+
+    Works like ``threading.Lock`` (``threading.RLock`` with ``reentrant=True``), as a context manager and as a
+    decorator. Safe to share among threads.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
     def __repr__(self) -> str:
         return f"<dibs.Lock {self.name!r}>"
+
+
+class MultiLease(MultiLeaseFacts[Lease]):
+    """Several names held by this process, for threads. ``leases[name]`` is the lease of each."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Set when one of the leases is lost; can be waited for."""
+        return Lost(*self.leases.values())
+
+    def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew all of them now, in one call; see ``Lease.renew``."""
+        run(self._renewing(ttl))
+
+    def release(self) -> bool:
+        """Give all of them back, in one call; see ``Lease.release``."""
+        return run(self._releasing())
+
+    def __enter__(self) -> MultiLease:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            run(self._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class MultiLock(Lockable[MultiLease]):
+    """Several names, all or nothing. A description: acquiring it gives a ``MultiLease``.
+
+    Asks for all in one round trip and holds nothing while it waits, so it deadlocks with nobody. Works like ``Lock``.
+    """
+
+    __slots__ = ()
+
+    _core: MultiCore[MultiLease, Lease]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the lock is about, in the order given."""
+        return self._core.names
+
+    def __repr__(self) -> str:
+        return f"<dibs.MultiLock of {len(self.names)} names>"
 
 
 class Client:
@@ -128,6 +191,30 @@ class Client:
         """
         terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
         return Lock(LockCore(self._desk, name, terms, Lease))
+
+    def multilock(
+        self,
+        names: Collection[str],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> MultiLock:
+        """Describe a lock on all of these names at once; nothing is sent. The other parameters are those of ``lock``.
+
+        All or nothing: they are asked for in one round trip, and whoever waits holds none of them meanwhile, so that no
+        set of multilocks can deadlock. ``timeout`` is for all of them together.
+
+        Raises InvalidName for a name given twice, and InvalidOption.
+        """
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return MultiLock(MultiCore(self._desk, names, terms, Lease, MultiLease))
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock, Gate
-    from dibs.store import Outcome, Store
+    from dibs.store import Store
 
 # Requests in one call to the store.
 BATCH_MAX = 1000
@@ -86,8 +86,9 @@ class Ask:
         if listener is not None:
             listener(self._letter)
 
-    #: Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C.
-    received = settle
+    def received(self, outcome: Any) -> None:
+        """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""
+        self.settle(outcome)
 
     def failed(self, error: BaseException) -> None:
         """As ``received``, when there is an error instead of an outcome."""
@@ -194,7 +195,7 @@ class Lane:
         """Let the lane's thread serve what is queued, if nobody serves it."""
         # Whoever serves looks at the queue under the mutex before it stops. The caller's ask was put under the mutex
         # before this, so a server that is still there will see it; no mutex is needed to look for one.
-        if self._somebody_serves():
+        if self._server is not None:
             return
         try:
             self._summon()
@@ -205,7 +206,7 @@ class Lane:
     def _summon(self) -> None:
         """Wake the lane's thread, which then looks for work by itself; begin it if there is none."""
         with self._mutex:
-            if self._somebody_serves() or not (self._queue or self._batch):
+            if self._server is not None or not (self._queue or self._batch):
                 return
             if self._bell is None:
                 bell = self._clock.bell()
@@ -213,10 +214,7 @@ class Lane:
                 self._bell = bell
             else:
                 self._bell.ring()
-                self._server = _THREAD  # from now on it need not be called again; last, so that a Ctrl-C loses no ring
-
-    def _somebody_serves(self) -> bool:
-        return self._server is not None
+                self._server = _THREAD  # it need not be called again; last, so that a Ctrl-C loses no ring
 
     def close(self) -> Ask:
         """End the lane once what is queued has been served. Settled when its connection is closed."""
