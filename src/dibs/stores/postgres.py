@@ -11,7 +11,6 @@ made, and waiters poll.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -19,25 +18,20 @@ from urllib.parse import unquote
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import (
-    GONE,
-    LINE_GRACE_S,
     RELEASED,
-    Acquire,
     Capabilities,
     Finding,
     Granted,
-    Held,
     Outcome,
-    Release,
-    Renew,
     Renewed,
     Request,
     StoreAddress,
     StoreBusy,
     StoredLease,
 )
-from dibs.stores import postgres_sql
+from dibs.stores import postgres_sql, rounds
 from dibs.stores.identifiers import quoted_table
+from dibs.stores.rounds import Row, Seen
 
 try:
     import psycopg.conninfo
@@ -52,6 +46,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from dibs.clock import Deadline
+    from dibs.store import Acquire
 
 CAPABILITIES = Capabilities(
     store="PostgreSQL",
@@ -67,6 +62,9 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
 )
+# Parameters of the libpq that is installed may stand in the URL, too.
+LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+OPTIONS = ("table", "schema", *sorted(LIBPQ))
 SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
@@ -120,17 +118,18 @@ class PostgresStore:
         self._sql = {
             verb: getattr(postgres_sql, verb).format(**self._names).encode()
             for verb in (
-                "ACQUIRE",
-                "ACQUIRE_IN_LINE",
                 "ENTER",
                 "RENEW",
-                "RELEASE",
                 "LIST",
                 "BREAK",
                 "BREAK_NOW",
                 "PURGE",
             )
         }
+        for verb in postgres_sql.ASKED:
+            text = getattr(postgres_sql, verb)
+            self._sql[verb] = text.format(asked=postgres_sql.many(verb), **self._names).encode()
+            self._sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -151,41 +150,19 @@ class PostgresStore:
         if not requests:
             self._run(b"SELECT 1", (), deadline)
             return []
-        outcomes: list[Any] = [GONE] * len(requests)
-        for rows in _rounds(requests):
-            self._round(rows, outcomes, deadline)
-        return outcomes
+        return rounds.act(self, requests, deadline)
 
-    def _round(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
-        """Requests that can be sent in one statement a verb, releases first."""
-        rows.sort(key=itemgetter(0))
-        releases = [row for row in rows if type(row[2]) is Release]
-        renewals = [row for row in rows if type(row[2]) is Renew]
-        acquires = [row for row in rows if type(row[2]) is Acquire] if len(releases) + len(renewals) < len(rows) else []
-        if releases:
-            self._release(releases, outcomes, deadline)
-        if renewals:
-            self._renew(renewals, outcomes, deadline)
-        if acquires:
-            newcomers = [row for row in acquires if row[2].ticket is None]
-            waiters = [row for row in acquires if row[2].ticket is not None] if len(newcomers) < len(acquires) else []
-            refused = self._acquire("ACQUIRE", newcomers, outcomes, deadline)
-            refused += self._acquire("ACQUIRE_IN_LINE", waiters, outcomes, deadline)
-            # Asked again at once: who has just lined up (a release in between had nobody to tell), who finds only dead
-            # waiters before it, and who met another that made the same row. What is told then is told to the caller.
-            again = self._enter(refused, outcomes, deadline) if refused else []
-            refused = self._acquire("ACQUIRE_IN_LINE", again, outcomes, deadline)
-            if any(outcomes[index].fencing_token == 0 for _, index, _ in refused):
-                self._enter(refused, outcomes, deadline)
-
-    def _acquire(self, verb: str, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> list[_Row]:
-        """Grant what can be granted; return the rest."""
-        if not rows:
-            return []
-        columns = _acquire_columns([row[2] for row in rows])
-        if verb == "ACQUIRE":
-            columns = columns[:-1]  # newcomers have no tickets
-        result = self._run(self._sql[verb], columns, deadline)
+    def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
+        verb = "ACQUIRE_IN_LINE" if in_line else "ACQUIRE"
+        columns: tuple[bytes | None, ...]
+        if len(rows) == 1:
+            verb += "_ONE"
+            name, claim_id, ttl, holder, info, _, ticket = rows[0][2]
+            columns = (name.encode(), claim_id.encode(), b"%r" % ttl, holder.encode(), _plain(info), _plain(ticket))
+        else:
+            columns = _acquire_columns([row[2] for row in rows])
+        # Newcomers have no tickets.
+        result = self._run(self._sql[verb], columns if in_line else columns[:-1], deadline)
         get = result.get_value
         granted = set()
         for r in range(result.ntuples):
@@ -196,14 +173,13 @@ class PostgresStore:
             return []
         return [row for place, row in enumerate(rows) if place not in granted]
 
-    def _enter(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> list[_Row]:
-        """Make missing rows, line up who wants to wait, say who holds the rest; return whom to ask for once more."""
+    def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
         requests = [row[2] for row in rows]
         columns = (*_acquire_columns(requests), _texts([r.wake and "dibs_" + r.wake for r in requests]))
         result = self._run(self._sql["ENTER"], columns, deadline)
         get = result.get_value
         places = {(row[0], row[2].claim_id): place for place, row in enumerate(rows)}
-        again: list[_Row] = []
+        again: list[Row] = []
         tickets: dict[int, int] = {}
         for r in range(result.ntuples):
             kind = get(r, 0)
@@ -216,27 +192,25 @@ class PostgresStore:
             if get(r, 0) != b"s":
                 continue
             place = _int(get(r, 9)) - 1
-            name, index, request = rows[place]
+            row = rows[place]
+            if type(outcomes[row[1]]) is Granted:
+                continue
             found, ticket = get(r, 3), get(r, 8)
-            if type(outcomes[index]) is Granted:
-                continue
-            if found is None:  # somebody else made the row at the same moment
-                outcomes[index] = Held(None, 0, 0.0, 0.0)
-                again.append(rows[place])
-                continue
-            in_line = tickets.get(place) if ticket is None else _int(ticket)
-            free, ahead = get(r, 5) == _TRUE, get(r, 6) == _TRUE
-            free_in = float(_FLOAT8(get(r, 7) or b"")[0])
-            if free:
-                kept_for = free_in + LINE_GRACE_S
-                free_in = 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
-            holder = None if free else _text(get(r, 2))
-            outcomes[index] = Held(holder, _int(found), _instant(get(r, 4)), free_in, in_line, ahead)
-            if (free and not ahead) or (in_line is not None and request.ticket is None):
-                again.append((name, index, request._replace(ticket=in_line)))
+            seen = None
+            if found is not None:
+                seen = Seen(
+                    _text(get(r, 2)),
+                    _int(found),
+                    _instant(get(r, 4)),
+                    get(r, 5) == _TRUE,
+                    get(r, 6) == _TRUE,
+                    float(_FLOAT8(get(r, 7) or b"")[0]),
+                    tickets.get(place) if ticket is None else _int(ticket),
+                )
+            rounds.told(row, seen, outcomes, again)
         return again
 
-    def _renew(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
+    def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]
         columns = (
             _texts([r.name for r in requests]),
@@ -252,16 +226,23 @@ class PostgresStore:
             _, index, request = rows[place - 1]
             outcomes[index] = Renewed(now + request.ttl)
 
-    def _release(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
-        requests = [row[2] for row in rows]
-        columns = (
-            _texts([r.name for r in requests]),
-            _numbers([r.slot for r in requests]),
-            _texts([r.claim_id for r in requests]),
-            _numbers([r.ticket for r in requests]),
-            _numbers([r.keep for r in requests]),
-        )
-        result = self._run(self._sql["RELEASE"], columns, deadline)
+    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        verb = "RELEASE"
+        columns: tuple[bytes | None, ...]
+        if len(rows) == 1:
+            verb += "_ONE"
+            name, claim_id, slot, ticket, keep = rows[0][2]
+            columns = (name.encode(), b"%d" % slot, claim_id.encode(), _plain(ticket), b"%r" % keep)
+        else:
+            requests = [row[2] for row in rows]
+            columns = (
+                _texts([r.name for r in requests]),
+                _numbers([r.slot for r in requests]),
+                _texts([r.claim_id for r in requests]),
+                _numbers([r.ticket for r in requests]),
+                _numbers([r.keep for r in requests]),
+            )
+        result = self._run(self._sql[verb], columns, deadline)
         get = result.get_value
         for r in range(result.ntuples):
             outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
@@ -576,36 +557,6 @@ class PostgresWatch:
         self._store.close()
 
 
-def _rounds(requests: Sequence[Request]) -> list[list[_Row]]:
-    """The vector in rounds that keep the order of requests for one name; nearly always a single one.
-
-    A round sends releases, then renewals, then acquires, and at most one acquire a name.
-    """
-    rows: list[_Row] = [(request[0], index, request) for index, request in enumerate(requests)]
-    if len({row[0] for row in rows}) == len(rows):
-        return [rows]
-    rounds: list[list[_Row]] = []
-    last: dict[str, tuple[int, int]] = {}  # by name: the round of its latest request, and the rank of that verb
-    sent: set[tuple[int, str, str]] = set()
-    for row in rows:
-        name, _, request = row
-        rank = _RANKS[type(request)]
-        number, rank_before = last.get(name, (0, -1))
-        if rank < rank_before or (rank == rank_before and (rank == 2 or (number, name, request[1]) in sent)):
-            number += 1
-        last[name] = number, rank
-        sent.add((number, name, request[1]))
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(row)
-    return rounds
-
-
-_RANKS: dict[type, int] = {Release: 0, Renew: 1, Acquire: 2}
-# A request with its name, by which rows are locked in order, and its place in the vector.
-_Row = tuple[str, int, Any]
-
-
 class _TablesMissing(Exception):
     """The statement needs a table, schema or column that is not there."""
 
@@ -622,6 +573,10 @@ def _acquire_columns(requests: list[Acquire]) -> tuple[bytes, ...]:
         _texts([r.info for r in requests]),
         _numbers([r.ticket for r in requests]),
     )
+
+
+def _plain(value: str | int | None) -> bytes | None:
+    return None if value is None else str(value).encode()
 
 
 def _texts(values: Iterable[str | None]) -> bytes:
@@ -668,9 +623,7 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     schema = options.pop("schema", "public")
     quoted_table(table)
     quoted_table(schema, "schema")
-    # The rest may be parameters of the installed libpq; what is neither is reported by the caller.
-    libpq = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in libpq}
+    parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in LIBPQ}
     parts.pop("connect_timeout", None)  # request_timeout is that
     hosts = url.netloc.rpartition("@")[2]
     if hosts:

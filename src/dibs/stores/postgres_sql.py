@@ -36,6 +36,26 @@ CREATE TABLE IF NOT EXISTS {meta} (
 INSERT INTO {meta} (key, value) VALUES ('token_floor', 0), ('version', 1) ON CONFLICT (key) DO NOTHING;
 """
 
+# What is asked, by verb: the types of the columns. One request alone is a third faster with plain values than with arrays.
+ASKED = {
+    "ACQUIRE": ("text", "text", "float8", "text", "text"),
+    "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
+    "RELEASE": ("text", "integer", "text", "bigint", "float8"),
+}
+
+
+def many(verb: str) -> str:
+    """The rows of the arrays, numbered from 1."""
+    columns = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(ASKED[verb], 1))
+    return f"unnest({columns}) WITH ORDINALITY"
+
+
+def one(verb: str) -> str:
+    """A single row of plain values, with the number 1."""
+    columns = ", ".join(f"${number}::{kind}" for number, kind in enumerate(ASKED[verb], 1))
+    return f"(SELECT {columns}, 1::bigint)"
+
+
 # Newcomers: a name that is free, or the asker's already, and for which nobody waits.
 ACQUIRE = """\
 UPDATE {lease} AS l
@@ -46,8 +66,7 @@ SET claim_id = a.claim_id,
     acquired_at = CASE WHEN l.claim_id = a.claim_id THEN l.acquired_at ELSE clock_timestamp() END,
     expires_at = greatest(  -- a repetition, however late, never shortens what a renewal gave
         CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
-FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[])
-    WITH ORDINALITY AS a (name, claim_id, ttl, holder, info, i)
+FROM {asked} AS a (name, claim_id, ttl, holder, info, i)
 WHERE l.name = a.name AND l.slot = 1
   AND (l.claim_id = a.claim_id
        OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
@@ -59,8 +78,7 @@ RETURNING a.i, l.fencing_token, l.acquired_at
 ACQUIRE_IN_LINE = f"""\
 WITH asked AS (
     SELECT i, name, claim_id, ttl, holder, info, coalesce(ticket, {LAST_TICKET}) AS ticket
-    FROM unnest($1::text[], $2::text[], $3::float8[], $4::text[], $5::text[], $6::bigint[])
-        WITH ORDINALITY AS r (name, claim_id, ttl, holder, info, ticket, i)
+    FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, i)
 ), granted AS (
     UPDATE {{lease}} AS l
     SET claim_id = a.claim_id,
@@ -152,8 +170,7 @@ SELECT array_agg(i), clock_timestamp() FROM renewed
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
 RELEASE = f"""\
 WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[], $5::float8[])
-        WITH ORDINALITY AS r (name, slot, claim_id, ticket, keep, i)
+    SELECT * FROM {{asked}} AS r (name, slot, claim_id, ticket, keep, i)
 ), relaxed AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 ), released AS (
