@@ -50,9 +50,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.grips": {"dibs.errors"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     "dibs.multilock": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
+    "dibs.once_keys": {"dibs.errors"},
+    "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
+    "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     # Faces.
-    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", *PRIMITIVES},
-    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.hold", *PRIMITIVES},
+    "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
+    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", *PRIMITIVES, "dibs.once", "dibs.campaign", "dibs.election"},
+    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.hold", *PRIMITIVES, "dibs.once", "dibs.once_keys", "dibs.campaign"},
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
         "dibs.errors",
@@ -68,6 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.__main__": {"dibs.cli"},
     "dibs.cli": {"dibs._version", "dibs.connecting", "dibs.errors", "dibs.names"},
     "dibs.cli.doctor": {"dibs.cli", "dibs.errors", "dibs.steps", "dibs.store"},
+    "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.operators": {"dibs.cli", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
@@ -98,6 +103,7 @@ LONG = {
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
+    "dibs.testing.election_cases": "a list of cases",
 }
 
 

@@ -31,6 +31,11 @@ class Releasable(Protocol):
         ...
 
     @property
+    def _given_back(self) -> bool:
+        """It was released."""
+        ...
+
+    @property
     def _holds(self) -> Sequence[Hold]: ...
     def _releasing(self) -> Steps[bool]: ...
 
@@ -83,7 +88,9 @@ class Gripped(Generic[L]):
         grips = self._grips
         if grips:
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
-            grips[:] = [grip for grip in grips if not grip.lease._over or grip.owner != owner]
+            grips[:] = [
+                grip for grip in grips if not grip.lease._over or (grip.owner != owner and not grip.lease._given_back)
+            ]
         grips.append(Grip(owner, lease))
 
     def release(self, owner: object) -> Steps[bool]:

@@ -105,10 +105,20 @@ class LeaseFacts:
     def _over(self) -> bool:
         return self._hold.state != HELD
 
+    @property
+    def _given_back(self) -> bool:
+        return self._hold.state == RELEASED
+
     def _drop(self) -> None:
         """Give it back without anybody having used it, and without waiting for the answer."""
         self._hold.given = False
         self._session.give_back(self._hold)
+
+    def _end(self) -> None:
+        """Give it back, if that has not begun, without waiting for the answer."""
+        session, hold = self._session, self._hold
+        if session.pid == os.getpid() and session.release(hold) is not None:
+            session.lane.start()
 
     def remaining(self) -> float:
         """Seconds for which the lease can be relied on without another renewal; 0 when it is over."""
@@ -149,12 +159,12 @@ class LeaseFacts:
         if not session.renewed(hold, ask):
             raise LeaseLost(self._why())
 
-    def _releasing(self) -> Steps[bool]:
+    def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:
         session, hold = self._session, self._hold
         if session.pid != os.getpid():
             return False
         try:
-            ask = session.release(hold)
+            ask = session.release(hold, keep, info)
             if ask is None:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())

@@ -61,16 +61,14 @@ class LockCore(Gripped[L]):
         terms = self.terms
         session = self._desk.session()
         if limit_s is None:
-            mine = session.held.get(self._key)
-            if mine is not None and mine.owner == owner and not mine.orphan and session.is_held(mine):
-                raise WouldDeadlock(
-                    f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
-                    "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
-                )
+            self.refuse_own(owner)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
             session.submit(ask)
             settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
+            if not settled and limit_s and not ask.heard:
+                with session.mutex:
+                    session.waiting.hurry(ask)
             if not settled and limit_s and not ask.heard:
                 # A first answer may take one request's time longer than the wait.
                 answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
@@ -95,6 +93,16 @@ class LockCore(Gripped[L]):
         except BaseException:
             session.withdraw(ask)
             raise
+
+    def refuse_own(self, owner: object) -> None:
+        """Raise WouldDeadlock if this caller would wait for what it holds itself."""
+        session = self._desk.session()
+        mine = session.held.get(self._key)
+        if mine is not None and mine.owner == owner and not mine.orphan and session.is_held(mine):
+            raise WouldDeadlock(
+                f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
+                "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
+            )
 
     def timed_out(self) -> LockTimeout:
         held, waited = self.refused
@@ -144,13 +152,13 @@ def wait_limit(terms: Terms, blocking: bool, timeout: Seconds | None) -> float |
 def check_decorated(function: object, *, awaited: bool) -> None:
     """Refuse functions whose body would run outside the lock."""
     if not callable(function):
-        raise TypeError(f"a lock decorates a function, not {function!r}")
+        raise TypeError(f"this takes a function, not {function!r}")
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     if flags & (_GENERATOR | _ASYNC_GENERATOR):
         raise TypeError(f"{function!r} is a generator: its body would run after the lock was released")
     if flags & _COROUTINE and not awaited:
-        raise TypeError(f"{function!r} is async: use a lock of dibs.connect_async()")
+        raise TypeError(f"{function!r} is async: use a client of dibs.connect_async()")
     if not flags & _COROUTINE and awaited:
-        raise TypeError(f"{function!r} is not async: use a lock of dibs.connect()")
+        raise TypeError(f"{function!r} is not async: use a client of dibs.connect()")

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
-from dibs.lease import LeaseFacts
+from dibs.lease import Lease, LeaseFacts, Lost
 from dibs.lock import LockCore, wait_limit
+from dibs.lockable import Lockable
 from dibs.names import check_name
-from dibs.steps import together
+from dibs.steps import all_of, run, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from dibs.desk import Desk
     from dibs.errors import LockTimeout
@@ -77,14 +78,24 @@ class MultiLeaseFacts(Generic[L]):
         return all(lease._over for lease in self.leases.values())
 
     @property
+    def _given_back(self) -> bool:
+        return all(lease._given_back for lease in self.leases.values())
+
+    @property
     def _holds(self) -> list[Hold]:
         return [hold for lease in self.leases.values() for hold in lease._holds]
 
     def _releasing(self) -> Steps[bool]:
-        return _each(lease._releasing() for lease in self.leases.values())
+        leases = list(self.leases.values())
+        try:
+            return (yield from all_of([lease._releasing() for lease in leases]))
+        except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody
+            for lease in leases:
+                lease._end()
+            raise
 
     def _renewing(self, ttl: Seconds | None) -> Steps[bool]:
-        return _each(_told(lease._renewing(ttl)) for lease in self.leases.values())
+        return all_of([_told(lease._renewing(ttl)) for lease in self.leases.values()])
 
     def __getitem__(self, name: str) -> L:
         return self.leases[name]
@@ -103,16 +114,6 @@ class MultiLeaseFacts(Generic[L]):
 def _told(steps: Steps[None]) -> Steps[bool]:
     yield from steps
     return True
-
-
-def _each(many: Iterable[Steps[bool]]) -> Steps[bool]:
-    """Take them all to their end in one call, then say what happened: LeaseLost before any other error."""
-    answers: dict[int, bool | Exception] = {}
-    yield from together(list(many), answers)
-    errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
-    for error in sorted(errors, key=lambda error: not isinstance(error, LeaseLost)):
-        raise error
-    return all(answers.values())
 
 
 class MultiCore(Gripped[M], Generic[M, L]):
@@ -201,3 +202,51 @@ def _checked(names: Collection[str]) -> tuple[str, ...]:
             raise InvalidName(f"multilock was given {name!r} twice")
         seen.add(check_name(name))
     return given
+
+
+class MultiLease(MultiLeaseFacts[Lease]):
+    """Several names held by this process, for threads. ``leases[name]`` is the lease of each."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Set when one of the leases is lost; can be waited for."""
+        return Lost(*self.leases.values())
+
+    def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew all of them now, in one call; see ``Lease.renew``."""
+        run(self._renewing(ttl))
+
+    def release(self) -> bool:
+        """Give all of them back, in one call; see ``Lease.release``."""
+        return run(self._releasing())
+
+    def __enter__(self) -> MultiLease:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            run(self._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class MultiLock(Lockable[MultiLease]):
+    """Several names, all or nothing. A description: acquiring it gives a ``MultiLease``.
+
+    Asks for all in one round trip and holds nothing while it waits, so it deadlocks with nobody. Works like ``Lock``.
+    """
+
+    __slots__ = ()
+
+    _core: MultiCore[MultiLease, Lease]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the lock is about, in the order given."""
+        return self._core.names
+
+    def __repr__(self) -> str:
+        return f"<dibs.MultiLock of {len(self.names)} names>"

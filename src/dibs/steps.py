@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from dibs.errors import LeaseLost
+
 if TYPE_CHECKING:
     from dibs.lane import Ask
     from dibs.session import Session
@@ -73,3 +75,13 @@ def together(many: Sequence[Steps[T]], results: dict[int, T | Exception]) -> Ste
     finally:
         for _, steps, _ in waiting:
             steps.close()
+
+
+def all_of(many: Sequence[Steps[bool]]) -> Steps[bool]:
+    """Take them all to their end in one call; whether all said True. LeaseLost is raised before any other error."""
+    answers: dict[int, bool | Exception] = {}
+    yield from together(many, answers)
+    errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
+    for error in sorted(errors, key=lambda error: not isinstance(error, LeaseLost)):
+        raise error
+    return all(answers.values())

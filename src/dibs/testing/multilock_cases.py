@@ -134,7 +134,12 @@ async def a_multilock_may_be_reentrant(face: Face) -> None:
 async def names_of_a_multilock_are_checked(face: Face) -> None:
     """No name, a name twice, a name that is none, or a text instead of names: an error before any I/O."""
     client = face.idle_client()
-    for names, kind in (([], InvalidOption), ("ab", InvalidOption), (["a", "a"], InvalidName), (["a", ""], InvalidName)):
+    for names, kind in (
+        ([], InvalidOption),
+        ("ab", InvalidOption),
+        (["a", "a"], InvalidName),
+        (["a", ""], InvalidName),
+    ):
         with raises(kind):
             client.multilock(names)
     with raises(InvalidOption):
