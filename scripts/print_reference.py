@@ -129,7 +129,7 @@ A PostgreSQL URL also carries the parameters of PostgreSQL's client library that
 | --- | --- |
 | `DIBS_URL` | where leases are kept, for `dibs.connect()` without an argument and for the command line |
 | `XDG_STATE_HOME` | the folder in which `dibs/dibs.db` is the default file (`~/.local/state` if unset) |
-| `DIBS_NAME`, `DIBS_SLOT`, `DIBS_FENCING_TOKEN` | set by `dibs run` for its command |
+| `DIBS_NAME`, `DIBS_SLOT`, `DIBS_FENCING_TOKEN` | set by `dibs run` and `dibs elect` for their command |
 | `PGPASSWORD`, `PGPASSFILE`, `PGSERVICE` and others | read by PostgreSQL's client library, as by `psql` |
 """
 
@@ -147,6 +147,12 @@ FACES = (
     (dibs.Client, dibs.AsyncClient, "client"),
     (dibs.Lock, dibs.AsyncLock, "lock"),
     (dibs.Lease, dibs.AsyncLease, "lease"),
+    (dibs.MultiLock, dibs.AsyncMultiLock, "multilock"),
+    (dibs.MultiLease, dibs.AsyncMultiLease, "multilease"),
+    (dibs.Once, dibs.AsyncOnce, "once"),
+    (dibs.OnceRun, dibs.AsyncOnceRun, "run"),
+    (dibs.Election, dibs.AsyncElection, "election"),
+    (dibs.Term, dibs.AsyncTerm, "term"),
     (dibs.lease.Lost, dibs.aio.AsyncLost, "lease.lost"),
 )
 BLOCKS = {
@@ -154,6 +160,18 @@ BLOCKS = {
     dibs.Lock: "`with lock as lease:` acquires, or raises LockTimeout. At the end it releases, and raises LeaseLost if "
     "the lease was lost and the block has no error of its own.",
     dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above.",
+    dibs.MultiLock: "`with multilock as lease:` as with a lock.",
+    dibs.Term: "`with term:` resigns at the end, with LeaseLost as with a lease.",
+    dibs.Once: "`with once as run:` begins a run; LockTimeout when somebody else is at it for longer than `timeout`, "
+    'or with `on_busy="skip"` a run that is false. At the end as below.',
+    dibs.OnceRun: "`with run:` marks the work as done at the end, unless the block has an error. LeaseLost when the "
+    "lease was lost, ResultNotKept when only the result cannot be kept, StoreUnavailable when the store did not "
+    "confirm the mark.",
+}
+RECORDS: dict[type, str] = {
+    dibs.LeaseRecord: "`client.leases()` and `client.holder()` return it.",
+    dibs.Leader: "`election.leader()` returns it, `election.observe()` gives one after the other.",
+    dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
 CAPABILITY_WORDS = {
     "survives_restart": "A restart of the store keeps leases and tokens",
@@ -184,7 +202,7 @@ EXIT_CODES = (
     ("BUG", "a fault of dibs"),
     ("SYSTEM", "the system refused a process"),
     ("UNWRITABLE", "output could not be written"),
-    ("BUSY", "held by another for as long as it was to wait"),
+    ("BUSY", "held by another for as long as it was to wait; `elect`: there are standbys enough"),
     ("LOST", "the lease was lost, the command stopped"),
     ("MISCONFIGURED", "not set up, or misconfigured"),
     ("NOT_EXECUTABLE", "the command cannot be executed"),
@@ -210,6 +228,7 @@ LIMITS = {
         "TOKENS_PER_BOOT": "by how much the floor under the tokens rises at each boot of the machine",
     },
     "dibs.stores.postgres": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},
+    "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }
 INSIDE = {
@@ -245,6 +264,15 @@ INSIDE = {
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
         "IDLE_S": "the waiting thread ends after so many seconds without waiters",
+    },
+    "dibs.once": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
+    "dibs.campaign": {
+        "LOOK_MIN_S": "a reserve looks whether somebody leads after at least this long",
+        "LOOK_MAX_S": "and after at most this long",
+        "RESERVE_STEP_S": "how long a reserve sees nobody lead before it asks, for each step of its priority",
+        "PRIORITY_MIN": "lowest priority of a candidate",
+        "OBSERVE_MIN_S": "an observer reads the store at most this often",
+        "OBSERVE_JITTER": "by up to which part its pauses are longer than asked",
     },
     "dibs.store": {
         "LINE_GRACE_S": "a free name is kept this long for waiters ahead in line",
@@ -282,6 +310,7 @@ def parameters(function: Any) -> list[str]:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
             words.append("*")
+        name = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + name  # noqa: PLW2901
         kind = annotation(parameter.annotation)
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         words.append(name + (f": {kind}" if kind else "") + default)
@@ -340,13 +369,13 @@ def api() -> list[str]:
         parts += [method(prefix, name, plain, awaited) for name in members(plain) if name not in properties]
         if plain in BLOCKS:
             parts.append(f"### with {prefix}\n\n{BLOCKS[plain]} *asyncio: `async with`.*\n")
-        if "__call__" in vars(plain):
-            parts.append(f"### @lock\n\n{doc(static(plain, '__call__'))} *asyncio: for async functions.*\n")
-    record, kinds = dibs.LeaseRecord, inspect.get_annotations(dibs.LeaseRecord)
-    fields: list[Row] = [(f"`{name}`", f"`{annotation(kinds[name])}`") for name in record._fields]
+        if any("__call__" in vars(base) for base in plain.__mro__):
+            parts.append(f"### @{prefix}\n\n{doc(static(plain, '__call__'))} *asyncio: for async functions.*\n")
+    for record, source in RECORDS.items():
+        kinds = inspect.get_annotations(record)
+        fields: list[Row] = [(f"`{name}`", f"`{annotation(kinds[name])}`") for name in kinds]
+        parts += [f"## {record.__name__}\n\n{doc(record)} {source}\n", table(("field", "type"), fields)]
     parts += [
-        f"## LeaseRecord\n\n{doc(record)} `client.leases()` and `client.holder()` return it.\n",
-        table(("field", "type"), fields),
         f"## Capabilities\n\n{doc(Capabilities)} The fields: [capabilities](capabilities.md).\n",
         "## Errors\n\nThe tree: [errors](errors.md).\n",
         "## dibs.testing\n",
@@ -374,7 +403,7 @@ def is_awaited(member: Any) -> bool:
 def property_row(prefix: str, name: str, plain: type, awaited: type) -> Row:
     one, two = static(plain, name), static(awaited, name)
     meaning = " ".join(doc(one).split()) + (" *asyncio: awaited.*" if is_awaited(two) else "")
-    return f"`{prefix}.{name}`", f"`{returned(one.fget)}`", meaning
+    return f"`{prefix}.{name}`", f"`{filled(plain, returned(one.fget))}`", meaning
 
 
 def method(prefix: str, name: str, plain: type, awaited: type) -> str:
@@ -382,15 +411,25 @@ def method(prefix: str, name: str, plain: type, awaited: type) -> str:
     if parameters(one) != parameters(two):
         raise Unexplained(f"{plain.__name__}.{name} and {awaited.__name__}.{name} have different parameters")
     notes = ["awaited."] if is_awaited(two) else []
-    if not comparable(doc(one)).startswith(comparable(doc(two))) and "dibs.Client." not in doc(two):
+    if not comparable(doc(one)).startswith(comparable(doc(two))) and not re.search(r"`dibs\.[A-Z]", doc(two)):
         notes.append(doc(two))
     note = f"\n*asyncio:* {' '.join(notes)}\n" if notes else ""
-    return f"### {prefix}.{name}\n\n{signature(f'{prefix}.{name}', one)}\n{doc(one)}\n{note}"
+    shown = filled(plain, signature(f"{prefix}.{name}", one))
+    return f"### {prefix}.{name}\n\n{shown}\n{doc(one)}\n{note}"
+
+
+def filled(plain: type, text: str) -> str:
+    """A signature with the type that its variable stands for: Lockable[Lease] has a T, and it is Lease."""
+    for base in getattr(plain, "__orig_bases__", ()):
+        for kind in getattr(base, "__args__", ()):
+            text = re.sub(r"\b[TL]\b", kind.__name__, text)
+    return text
 
 
 def comparable(text: str) -> str:
     """Docstrings of the two faces that say the same differ in these words alone."""
     text = text.replace("AsyncLease", "Lease").replace("an `Lease", "a `Lease").replace("task", "thread")
+    text = text.replace("AsyncMulti", "Multi").replace("an `Multi", "a `Multi")
     return " ".join(text.split())
 
 

@@ -18,6 +18,7 @@ LINES_MAX = 400
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
 DATA = {"dibs.names", "dibs.hold", "dibs.terms", "dibs.steps"}
 LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer"}
+PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock"}
 ALLOWED: dict[str, set[str]] = {
     # The contract, and what has no opinion on anything above it.
     "dibs._version": set(),
@@ -95,10 +96,16 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.desk": {*CONTRACT, *DATA, "dibs.promises", "dibs.session"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
-    "dibs.lock": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.grips": {"dibs.errors"},
+    "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
+    "dibs.multilock": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
+    "dibs.once_keys": {"dibs.errors"},
+    "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
+    "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     # Faces.
-    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock"},
-    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.hold", "dibs.lease", "dibs.lock"},
+    "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
+    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", *PRIMITIVES, "dibs.once", "dibs.campaign", "dibs.election"},
+    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.hold", *PRIMITIVES, "dibs.once", "dibs.once_keys", "dibs.campaign"},
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
         "dibs.errors",
@@ -122,6 +129,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.steps",
         "dibs.store",
     },
+    "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.operators": {"dibs.cli", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
@@ -163,6 +171,7 @@ LONG = {
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
+    "dibs.testing.election_cases": "a list of cases",
 }
 
 

@@ -25,7 +25,20 @@ from hypothesis.stateful import (
 
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import LINE_GRACE_S, Acquire, Gone, Granted, Held, Release, Released, Renew, Renewed, StoreBusy
+from dibs.store import (
+    ANY_SLOT,
+    LINE_GRACE_S,
+    Acquire,
+    Gone,
+    Granted,
+    Held,
+    Mismatch,
+    Release,
+    Released,
+    Renew,
+    Renewed,
+    StoreBusy,
+)
 from dibs.stores.memory import MemoryStore, Shelf
 from tests.servers.postgres import PostgresServer
 
@@ -125,6 +138,17 @@ class Safety(RuleBasedStateMachine):
         if live is not None and live[0] == claim:
             assert isinstance(outcome, Released)
             del self.live[name]
+            self.ended.add(claim)
+        else:
+            assert isinstance(outcome, Gone)
+
+    @rule(client=clients, name=names, keep=st.sampled_from([0.5, 3.0, 50.0]))
+    def release_and_keep(self, client: int, name: str, keep: float) -> None:
+        claim, live = self.claims[client, name], self.in_force(name)
+        outcome = self.act(client, Release(name, claim, 1, None, keep, "{}"))
+        if live is not None and live[0] == claim:
+            assert isinstance(outcome, Released)
+            self.live[name] = (f"c{claim[1]}-kept", live[1], self.now + keep)
             self.ended.add(claim)
         else:
             assert isinstance(outcome, Gone)
@@ -285,8 +309,17 @@ class Comparison(RuleBasedStateMachine):
         self.act(Release(self.prefix + name, claim, 1, 0 if claim in self.tickets else None))
         self.claim(client, name, fresh=True)
 
+    @rule(client=st.integers(0, 5), name=names, info=st.sampled_from([None, '{"once":"ü"}']))
+    def release_and_keep(self, client: int, name: str, info: str | None) -> None:
+        claim = self.claim(client, name)
+        ticket = 0 if claim in self.tickets else None
+        self.act(Release(self.prefix + name, claim, 1, ticket, 3600.0, info))
+        self.claim(client, name, fresh=True)
+
     @rule(
-        acts=st.lists(st.tuples(st.integers(0, 5), names, st.sampled_from("arx")), unique_by=lambda a: a[1], min_size=2)
+        acts=st.lists(
+            st.tuples(st.integers(0, 5), names, st.sampled_from("arxk")), unique_by=lambda a: a[1], min_size=2
+        )
     )
     def vector(self, acts: list[tuple[int, str, str]]) -> None:
         """One call with requests for different names."""
@@ -298,10 +331,11 @@ class Comparison(RuleBasedStateMachine):
             elif verb == "r":
                 requests.append(Renew(self.prefix + name, claim, 3600.0))
             else:
-                requests.append(Release(self.prefix + name, claim, 1, 0 if claim in self.tickets else None))
+                ticket, keep = 0 if claim in self.tickets else None, 3600.0 if verb == "k" else 0.0
+                requests.append(Release(self.prefix + name, claim, 1, ticket, keep, "{}" if keep else None))
         self.act(*requests)
         for client, name, verb in acts:
-            if verb == "x":
+            if verb in "xk":
                 self.claim(client, name, fresh=True)
 
     @rule(holder=st.integers(0, 5), client=st.integers(0, 5), name=names)
@@ -357,6 +391,65 @@ def compare(open_store: Callable[[], Any], examples: int) -> None:
     )
 
 
+class PermitComparison(Comparison):
+    """The same for names with permits, beside one that is a lock; limits, weights and slots are compared, too."""
+
+    LIMITS = (2, 3)
+
+    @initialize()
+    def begin(self) -> None:
+        super().begin()
+        self.slots: dict[str, int] = {}
+
+    def plain(self, side: int, name: str, outcome: Any) -> tuple[Any, ...]:
+        if isinstance(outcome, Granted):
+            return (*super().plain(side, name, outcome), outcome.slot)
+        return (*super().plain(side, name, outcome), outcome.permits if isinstance(outcome, Mismatch) else None)
+
+    def acquiring(self, client: int, name: str, limit: int = 3, take: int = 1, resize: bool = False) -> Acquire:
+        request = super().acquiring(client, name)
+        if name == NAMES[0]:
+            return request  # a lock, most of the time
+        return request._replace(permits=limit, take=min(take, limit), resize=resize)
+
+    @rule(
+        client=st.integers(0, 5),
+        name=names,
+        limit=st.sampled_from(LIMITS),
+        take=st.sampled_from([1, 1, 1, 2, 3]),
+        resize=st.booleans(),
+    )
+    def acquire_permits(self, client: int, name: str, limit: int, take: int, resize: bool) -> None:
+        self.act(self.acquiring(client, name, limit, take, resize))
+
+    @rule(client=st.integers(0, 5), name=names, limit=st.sampled_from((0, *LIMITS)))
+    def mix_up(self, client: int, name: str, limit: int) -> None:
+        """A lock taken for permits, or the other way round: whichever the name is first, it stays."""
+        self.act(self.acquiring(client, name)._replace(permits=limit, take=1, resize=False))
+
+    @rule(client=st.integers(0, 5), name=names, slot=st.sampled_from([ANY_SLOT, ANY_SLOT, 1, 2, 3]))
+    def release_slot(self, client: int, name: str, slot: int) -> None:
+        if name == NAMES[0]:
+            slot = 1
+        claim = self.claim(client, name)
+        self.act(Release(self.prefix + name, claim, slot, 0 if claim in self.tickets else None))
+        self.claim(client, name, fresh=True)
+
+    @rule(client=st.integers(0, 5), name=names, slot=st.integers(1, 4))
+    def renew_slot(self, client: int, name: str, slot: int) -> None:
+        self.act(Renew(self.prefix + name, self.claim(client, name), 3600.0, slot))
+
+
+def compare_permits(open_store: Callable[[], Any], examples: int) -> None:
+    machine = type("PermitComparison", (PermitComparison,), {"open_store": staticmethod(open_store)})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow], deadline=None
+        ),
+    )
+
+
 def test_sqlite_answers_as_memory_does(sqlite_url: str) -> None:
     """The SQLite store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
     compare(locate(sqlite_url)[0].open, 400)
@@ -365,3 +458,13 @@ def test_sqlite_answers_as_memory_does(sqlite_url: str) -> None:
 def test_postgresql_answers_as_memory_does(postgres: PostgresServer, postgres_url: str) -> None:
     """The PostgreSQL store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
     compare(locate(postgres_url)[0].open, 100)
+
+
+def test_sqlite_answers_on_permits_as_memory_does(sqlite_url: str) -> None:
+    """The SQLite store gives the memory store's outcomes for names with permits, limits and slots included."""
+    compare_permits(locate(sqlite_url)[0].open, 400)
+
+
+def test_postgresql_answers_on_permits_as_memory_does(postgres: PostgresServer, postgres_url: str) -> None:
+    """The PostgreSQL store gives the memory store's outcomes for names with permits, limits and slots included."""
+    compare_permits(locate(postgres_url)[0].open, 100)

@@ -22,6 +22,7 @@ from dibs.errors import (
     LimitMismatch,
     LockTimeout,
     NotHeld,
+    ResultNotKept,
     SetupRequired,
     StoreUnavailable,
     Unsupported,
@@ -29,30 +30,68 @@ from dibs.errors import (
 )
 
 if TYPE_CHECKING:
-    from dibs.aio import AsyncClient, AsyncLease, AsyncLock
-    from dibs.client import Client, Lock
+    from dibs.aio import (
+        AsyncClient,
+        AsyncElection,
+        AsyncLease,
+        AsyncLock,
+        AsyncMultiLease,
+        AsyncMultiLock,
+        AsyncOnce,
+        AsyncOnceRun,
+        AsyncRWLock,
+        AsyncSemaphore,
+        AsyncTerm,
+    )
+    from dibs.campaign import Leader
+    from dibs.client import Client
     from dibs.desk import LeaseRecord
+    from dibs.election import Election, Term
     from dibs.lease import Lease
+    from dibs.lockable import Lock
+    from dibs.multilock import MultiLease, MultiLock
+    from dibs.once import Once, OnceRecord, OnceRun
+    from dibs.rwlock import RWLock
+    from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
 
 __all__ = [
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
     "AsyncLock",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
+    "AsyncOnce",
+    "AsyncOnceRun",
+    "AsyncRWLock",
+    "AsyncSemaphore",
+    "AsyncTerm",
     "Capabilities",
     "Client",
     "DibsError",
+    "Election",
     "InvalidName",
     "InvalidOption",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LeaseRecord",
     "LimitMismatch",
     "Lock",
     "LockTimeout",
+    "MultiLease",
+    "MultiLock",
     "NotHeld",
+    "Once",
+    "OnceRecord",
+    "OnceRun",
+    "RWLock",
+    "ResultNotKept",
+    "Semaphore",
     "SetupRequired",
     "StoreUnavailable",
+    "Term",
     "Unsupported",
     "WouldDeadlock",
     "__version__",
@@ -62,13 +101,31 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "dibs.aio",
+    "AsyncElection": "dibs.aio",
     "AsyncLease": "dibs.aio",
     "AsyncLock": "dibs.aio",
+    "AsyncMultiLease": "dibs.aio",
+    "AsyncMultiLock": "dibs.aio",
+    "AsyncOnce": "dibs.aio",
+    "AsyncOnceRun": "dibs.aio",
+    "AsyncRWLock": "dibs.aio",
+    "AsyncSemaphore": "dibs.aio",
+    "AsyncTerm": "dibs.aio",
     "Capabilities": "dibs.store",
     "Client": "dibs.client",
+    "Election": "dibs.election",
+    "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",
-    "Lock": "dibs.client",
+    "Lock": "dibs.lockable",
+    "MultiLease": "dibs.multilock",
+    "MultiLock": "dibs.multilock",
+    "Once": "dibs.once",
+    "OnceRecord": "dibs.once",
+    "OnceRun": "dibs.once",
+    "RWLock": "dibs.rwlock",
+    "Semaphore": "dibs.semaphore",
+    "Term": "dibs.election",
 }
 
 

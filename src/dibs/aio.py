@@ -10,30 +10,44 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from functools import wraps
+from functools import partial, wraps
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.errors import LeaseLost
-from dibs.hold import HELD, LOST, RELEASED
-from dibs.lease import LeaseFacts
+from dibs.grips import Releasable
+from dibs.hold import HELD, LOST
+from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
-from dibs.names import check_seconds
+from dibs.multilock import MultiCore, MultiLeaseFacts
+from dibs.names import check_name, check_seconds, check_timeout
+from dibs.once import OnceCore, OnceRunFacts, once_options
+from dibs.once_keys import key_of_calls
+from dibs.rwlock import RWCore
+from dibs.semaphore import SemaphoreCore
+from dibs.steps import begun
 
 if TYPE_CHECKING:
     import contextvars
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Collection, Generator
 
+    from dibs.campaign import Leader
     from dibs.desk import Desk, LeaseRecord
+    from dibs.grips import Gripped
     from dibs.hold import Hold
-    from dibs.lane import Ask
     from dibs.names import Seconds
-    from dibs.session import Session
+    from dibs.once import OnceRecord
+    from dibs.once_keys import Key
     from dibs.steps import Steps
     from dibs.store import Capabilities
 
+    OnElected = Callable[["AsyncTerm"], Awaitable[object]]
+    OnLost = Callable[["AsyncTerm"], object]
+
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
+L = TypeVar("L", bound=Releasable)
 
 
 class _Letter:
@@ -170,7 +184,7 @@ class _Begun(Generic[T]):
         else:
             if ask.in_lane:
                 session.lane.start()
-            self._steps = _begun((session, ask, timeout), steps)
+            self._steps = begun((session, ask, timeout), steps)
 
     async def _rest(self) -> T:
         steps, self._steps = self._steps, None
@@ -182,56 +196,43 @@ class _Begun(Generic[T]):
         return self._rest().__await__()
 
 
-def _begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:
-    """The same steps again, from the one that was taken already."""
-    answer = yield first
-    try:
-        while True:
-            answer = yield steps.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-
-
 def _owner() -> object:
     return asyncio.current_task()
 
 
-class AsyncLost:
+class AsyncLost(LostFacts):
     """The event of a lease's loss, as ``asyncio.Event`` without ``set``; it also fires by the clock alone."""
 
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: LeaseFacts) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """True once the lease is over without having been released."""
-        return not self._lease.held and self._lease._hold.state != RELEASED
+    __slots__ = ()
 
     async def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost (True), or released, or ``timeout`` seconds went by (False)."""
-        session, hold = self._lease._session, self._lease._hold
-        until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
+        """Wait until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
+        clock = self._leases[0]._session.clock
+        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
         loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def tell() -> None:
-            try:
-                loop.call_soon_threadsafe(over.set)
-            except RuntimeError:  # the loop is closed, and whoever waited has gone with it
-                pass
-
-        session.when_over(hold, tell)
-        while self._lease.held and not over.is_set():
-            now = session.clock.now()
+        over: asyncio.Event | None = None
+        while not self.is_set() and (held := self._held()):
+            if over is None:
+                over = asyncio.Event()
+                for lease in held:
+                    lease._session.when_over(lease._hold, partial(_call_in, loop, over.set))
+            now = clock.now()
             if until is not None and now >= until:
                 break
-            slice_s = hold.trusted_until - now
+            look_at = min(lease._hold.trusted_until for lease in held)
             try:
-                await asyncio.wait_for(over.wait(), slice_s if until is None else min(slice_s, until - now))
+                await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
+                over = None
             except asyncio.TimeoutError:
                 pass
         return self.is_set()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:  # the loop is closed, and whoever waited has gone with it
+        pass
 
 
 class AsyncLease(LeaseFacts):
@@ -270,25 +271,32 @@ class AsyncLease(LeaseFacts):
 class _Block:
     """One ``async with`` block, whose task is cancelled when its lease is lost."""
 
-    __slots__ = ("_hold", "_task", "cancelled", "over")
+    __slots__ = ("_task", "cancelled", "over")
 
-    def __init__(self, hold: Hold, task: asyncio.Task[Any]) -> None:
-        self._hold = hold
+    def __init__(self, lease: Releasable, task: asyncio.Task[Any]) -> None:
         self._task = task
         self.cancelled = False
         self.over = False
-        # Nobody else knows this hold yet, except the renewer: whoever ends it changes its state before it calls its
-        # listeners, so entering first and looking afterwards misses nothing.
-        hold.listeners = [self._tell]
-        if hold.state != HELD:
-            self._tell()
+        for hold in lease._holds:
+            tell = partial(self._tell, hold)
+            # Nearly always nobody else knows this hold yet, except the renewer: whoever ends it changes its state
+            # before it calls its listeners, so entering first and looking afterwards misses nothing.
+            hold.listeners = [tell] if hold.listeners is None else [*hold.listeners, tell]
+            if hold.state != HELD:
+                self._tell(hold)
 
-    def _tell(self) -> None:
-        if self._hold.state == LOST and not self.over:
-            try:
-                self._task.get_loop().call_soon_threadsafe(self._cancel)
-            except RuntimeError:  # the loop is closed, and the block with it
-                pass
+    def _tell(self, hold: Hold) -> None:
+        if hold.state == LOST and not self.over:
+            _call_in(self._task.get_loop(), self._cancel)
+
+    def end(self, exc_type: type[BaseException] | None) -> bool:
+        """The block is over: whether by the loss of its lease and nothing else."""
+        self.over = True
+        by_loss = self.cancelled and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
+        if self.cancelled and sys.version_info >= (3, 11):
+            # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
+            by_loss = self._task.uncancel() == 0 and by_loss
+        return by_loss
 
     def _cancel(self) -> None:
         if not self.over and not self.cancelled:
@@ -296,30 +304,50 @@ class _Block:
             self._task.cancel("the dibs lease of this block was lost")
 
 
-class AsyncLock:
-    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
+    """Several names held by this process, for tasks. ``leases[name]`` is the lease of each."""
 
-    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
-    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
-    """
+    __slots__ = ()
+
+    @property
+    def lost(self) -> AsyncLost:
+        """Set when one of the leases is lost; can be waited for."""
+        return AsyncLost(*self.leases.values())
+
+    async def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew all of them now, in one call; see ``dibs.Lease.renew``."""
+        await _take(self._renewing(ttl))
+
+    def release(self) -> Awaitable[bool]:
+        """Give all of them back, at once and in one call; see ``AsyncLease.release``."""
+        return _Begun(self._releasing())
+
+    async def __aenter__(self) -> AsyncMultiLease:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            await _take(self._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class AsyncLockable(Generic[L]):
+    """What all locks for tasks have in common: the verbs of ``asyncio.Lock``, ``async with``, and decorating."""
 
     __slots__ = ("_blocks", "_core")
 
-    def __init__(self, core: LockCore[AsyncLease]) -> None:
+    def __init__(self, core: Gripped[L]) -> None:
         self._core = core
         self._blocks: dict[object, list[_Block]] = {}
 
-    @property
-    def name(self) -> str:
-        """What the lock is about."""
-        return self._core.name
-
-    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> AsyncLease | None:
-        """Wait up to ``timeout`` seconds for the name; an ``AsyncLease``, or None when it could not be had.
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
+        """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
 
         ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
         Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
-        WouldDeadlock when this task holds the name already and would wait without limit.
+        WouldDeadlock when this task holds it already and would wait without limit.
         """
         return await _take(self._core.acquire(_owner(), blocking, timeout))
 
@@ -333,10 +361,10 @@ class AsyncLock:
         return _Begun(self._core.release(_owner()))
 
     def locked(self) -> bool:
-        """Whether this client holds the name now, as far as this process knows."""
+        """Whether this client holds it now, as far as this process knows."""
         return self._core.locked()
 
-    async def __aenter__(self) -> AsyncLease:
+    async def __aenter__(self) -> L:
         task = asyncio.current_task()
         assert task is not None
         lease = await _take(self._core.acquire(task))
@@ -345,8 +373,8 @@ class AsyncLock:
         self._enter(task, lease)
         return lease
 
-    def _enter(self, task: asyncio.Task[Any], lease: AsyncLease) -> None:
-        block = _Block(lease._hold, task)
+    def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
+        block = _Block(lease, task)
         blocks = self._blocks.get(task)
         if blocks is None:
             self._blocks[task] = [block]
@@ -359,11 +387,7 @@ class AsyncLock:
         block = blocks.pop()
         if not blocks:
             del self._blocks[task]
-        block.over = True
-        by_loss = block.cancelled and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
-        if block.cancelled and sys.version_info >= (3, 11) and task is not None:
-            # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
-            by_loss = task.uncancel() == 0 and by_loss
+        by_loss = block.end(exc_type)
         lease = self._core.leave(task)
         if lease is not None:
             try:
@@ -398,8 +422,323 @@ class AsyncLock:
 
         return locked  # type: ignore[return-value]
 
+
+class AsyncLock(AsyncLockable[AsyncLease]):
+    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+
+    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
+    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
     def __repr__(self) -> str:
         return f"<dibs.AsyncLock {self.name!r}>"
+
+
+class AsyncMultiLock(AsyncLockable[AsyncMultiLease]):
+    """Several names, all or nothing, for asyncio; see ``dibs.MultiLock``. Acquiring it gives an ``AsyncMultiLease``."""
+
+    __slots__ = ()
+
+    _core: MultiCore[AsyncMultiLease, AsyncLease]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the lock is about, in the order given."""
+        return self._core.names
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncMultiLock of {len(self.names)} names>"
+
+
+class AsyncOnceRun(OnceRunFacts[AsyncLease]):
+    """What ``begin()`` found: true when the work is this caller's to do, false when it is done or being done.
+
+    Leaving the block without an exception marks the work as done, and keeps it so for ``keep`` seconds; an exception,
+    whichever, gives the name up for the next to try. A block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ("_block",)
+
+    async def __aenter__(self) -> AsyncOnceRun:
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
+        self._block: _Block | None = None
+        if self._lease is not None:
+            self._lease.check()
+            task = asyncio.current_task()
+            assert task is not None
+            self._block = _Block(self._lease, task)
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        block = self._block
+        by_loss = block is not None and block.end(exc_type)
+        try:
+            await _take(self._core.end(self, exc_type is not None))
+        except LeaseLost:
+            if exc_type is None or by_loss:
+                raise
+
+
+class AsyncOnce:
+    """Work that is to be done at most once in ``keep`` seconds. A description: ``begin()`` makes a run of it.
+
+    ``async with once as run:`` begins one, waiting as long as ``timeout`` while somebody else is at it. Safe to share
+    among tasks.
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: OnceCore[AsyncLease, AsyncOnceRun]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """The name under which it is kept: name/key, or the name alone. ``client.holder(once.name)`` shows it."""
+        return self._core.name
+
+    async def begin(self, timeout: Seconds | None = -1) -> AsyncOnceRun:
+        """A run, to be used as ``async with`` block: true when the work is this caller's to do; see ``dibs.Once``."""
+        return await _take(self._core.begin(_owner(), timeout))
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Await the function unless it is done, and return its result; see ``dibs.Once.run``."""
+        check_decorated(function, awaited=True)
+        async with self as begun:
+            if begun:
+                begun.result = await function(*args, **kwargs)
+        return begun.result
+
+    async def done(self) -> OnceRecord | None:
+        """The successful run that is kept; None when there is none, also while one goes on."""
+        return await _take(self._core.look())
+
+    async def forget(self) -> bool:
+        """Let it be run again although it is done; False when it is not. Does nothing to a run that goes on."""
+        return await _take(self._core.forget())
+
+    async def __aenter__(self) -> AsyncOnceRun:
+        begun = await _take(self._core.enter(_owner()))
+        begun._enter()
+        return begun
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        await self._core.leave(_owner()).__aexit__(exc_type, *exc)
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncOnce {self.name!r}>"
+
+
+class AsyncSemaphore(AsyncLockable[AsyncLease]):
+    """At most so many holders of a name at a time, for asyncio; see ``dibs.Semaphore``.
+
+    Works like ``asyncio.BoundedSemaphore``, as an async context manager and as a decorator: one object, many holders.
+    """
+
+    __slots__ = ()
+
+    _core: SemaphoreCore[AsyncLease]
+
+    @property
+    def name(self) -> str:
+        """What the semaphore is about."""
+        return self._core.name
+
+    @property
+    def limit(self) -> int:
+        """How many permits there are."""
+        return self._core.terms.permits
+
+    def release(self, n: int = 1) -> Awaitable[bool]:
+        """Release ``n`` of what was acquired through this object, first what this task did.
+
+        It happens at once; await it to know that the store has confirmed (False: it did not, and those leases end by
+        their ttl). Raises ValueError when so many are not held through it, LeaseLost when one had been lost.
+        """
+        return _Begun(self._core.release_some(_owner(), n))
+
+    async def available(self) -> int:
+        """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""
+        return await _take(self._core.available())
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncSemaphore {self.name!r} of {self.limit}>"
+
+
+class AsyncRWLock:
+    """Many readers or one writer of a name, for asyncio; see ``dibs.RWLock``.
+
+    ``read()`` and ``write()`` are locks like ``AsyncLock``.
+    """
+
+    __slots__ = ("_core", "_read", "_write")
+
+    def __init__(self, core: RWCore[AsyncLease]) -> None:
+        self._core = core
+        self._read = AsyncLock(core.readers)
+        self._write = AsyncLock(core.writers)
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
+    def read(self) -> AsyncLock:
+        """The side of the readers: any number of them at a time, while no writer holds it or waits for it."""
+        return self._read
+
+    def write(self) -> AsyncLock:
+        """The side of the writers: one at a time, and no reader meanwhile."""
+        return self._write
+
+    async def downgrade(self) -> None:
+        """Make the write lease of this task a read lease, with no gap; see ``dibs.RWLock.downgrade``."""
+        await _take(self._core.downgrade(_owner()))
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncRWLock {self.name!r}>"
+
+
+class AsyncTerm(TermFacts, AsyncLease):
+    """One reign: an ``AsyncLease`` on the name of an election. ``async with term:`` resigns at the end."""
+
+    __slots__ = ()
+
+    def resign(self) -> Awaitable[bool]:
+        """Stop leading, and let the next candidate win at once. The same as ``release()``."""
+        return self.release()
+
+    async def __aenter__(self) -> AsyncTerm:
+        return self
+
+
+class AsyncLead:
+    """``async with election.lead() as term:`` campaigns, leads, and resigns at the end."""
+
+    __slots__ = ("_block", "_core", "_timeout")
+
+    def __init__(self, core: ElectionCore[AsyncTerm], timeout: float | None) -> None:
+        self._core = core
+        self._block = AsyncLockable(core)
+        self._timeout = timeout
+
+    async def __aenter__(self) -> AsyncTerm:
+        task = asyncio.current_task()
+        assert task is not None
+        term = await _take(self._core.campaign(task, self._timeout))
+        if term is None:
+            raise self._core.timed_out()
+        self._block._enter(task, term)
+        return term
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._block.__aexit__(*exc)
+
+
+class AsyncLeaders:
+    """Who leads, one after the other: an asynchronous iterator of ``Leader``, and of None when nobody does."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def close(self) -> None:
+        """End the iteration, also from another task while it waits."""
+        self._watch.close()
+
+    def __aiter__(self) -> AsyncLeaders:
+        return self
+
+    async def __anext__(self) -> Leader | None:
+        try:
+            return await _take(self._watch.next())
+        except Over:
+            raise StopAsyncIteration from None
+
+
+class AsyncElection:
+    """One leader among candidates, for asyncio. A description: campaigning gives an ``AsyncTerm``."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: ElectionCore[AsyncTerm]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """What the election is about. A lock of the same name excludes it: they are the same."""
+        return self._core.name
+
+    async def campaign(self, timeout: Seconds | None = None) -> AsyncTerm | None:
+        """Wait up to ``timeout`` seconds to be elected; see ``dibs.Election.campaign``."""
+        return await _take(self._core.campaign(_owner(), timeout))
+
+    def lead(self, timeout: Seconds | None = None) -> AsyncLead:
+        """Lead for the length of a block: ``async with election.lead() as term:``.
+
+        Raises LockTimeout where ``campaign`` returns None. A block whose term is lost is cancelled and ends with
+        LeaseLost.
+        """
+        return AsyncLead(self._core, check_timeout(timeout))
+
+    async def run(self, on_elected: OnElected, on_lost: OnLost | None = None, *, forever: bool = False) -> None:
+        """Campaign, await ``on_elected(term)`` in this task, and resign when it returns; with ``forever`` again.
+
+        When the term is lost meanwhile, ``on_elected`` is cancelled at once, before another can win; when it has ended,
+        ``on_lost(term)`` is called, and awaited if it is async. Then LeaseLost is raised, or with ``forever`` the next
+        campaign begins. Any other error of ``on_elected`` ends the term and is raised.
+
+        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
+        """
+        check_decorated(on_elected, awaited=True)
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost takes a function, not {on_lost!r}")
+        while True:
+            term: AsyncTerm | None = None
+            try:
+                async with self.lead() as term:
+                    await on_elected(term)
+            except (Exception, asyncio.CancelledError) as error:
+                lost = term is not None and term.lost.is_set()
+                if lost and term is not None and on_lost is not None:
+                    done = on_lost(term)
+                    if hasattr(done, "__await__"):
+                        await done
+                if not (lost and forever and isinstance(error, LeaseLost)):
+                    raise
+            if not forever:
+                return
+
+    def resign(self) -> Awaitable[bool]:
+        """Stop leading, if it was through this object, and let the next candidate win at once.
+
+        It happens at once; await it to know that the store has confirmed (False: it did not, and the term ends by its
+        ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost when the term had been lost.
+        """
+        return _Begun(self._core.release(_owner()))
+
+    async def leader(self) -> Leader | None:
+        """Who leads now, or None."""
+        return await _take(self._core.leader())
+
+    def observe(self, interval: Seconds = 1.0) -> AsyncLeaders:
+        """Who leads, at once and then whenever that changes: ``async for leader in election.observe():``.
+
+        See ``dibs.Election.observe``.
+        """
+        return AsyncLeaders(self._core.watch(interval))
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncElection {self.name!r}>"
 
 
 class AsyncClient:
@@ -428,6 +767,128 @@ class AsyncClient:
         """Describe a lock on ``name``; nothing is sent. The parameters are those of ``dibs.Client.lock``."""
         terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
         return AsyncLock(LockCore(self._desk, name, terms, AsyncLease))
+
+    def multilock(
+        self,
+        names: Collection[str],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncMultiLock:
+        """Describe a lock on all of these names at once; see ``dibs.Client.multilock``."""
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return AsyncMultiLock(MultiCore(self._desk, names, terms, AsyncLease, AsyncMultiLease))
+
+    def election(
+        self,
+        name: str,
+        *,
+        value: Any = None,
+        ttl: Seconds | None = None,
+        priority: int = 0,
+        standby_max: int | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> AsyncElection:
+        """Describe an election, in which this client is a candidate or looks on; see ``dibs.Client.election``."""
+        return AsyncElection(election_core(self._desk, name, AsyncTerm, value, ttl, priority, standby_max, info))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        weight: int = 1,
+        resize: bool = False,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncSemaphore:
+        """Describe a semaphore: at most ``limit`` permits of ``name``; see ``dibs.Client.semaphore``."""
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return AsyncSemaphore(SemaphoreCore(self._desk, name, limit, weight, resize, terms, AsyncLease))
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncRWLock:
+        """Describe a lock for many readers or one writer of ``name``; see ``dibs.Client.rwlock``."""
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return AsyncRWLock(RWCore(self._desk, name, terms, AsyncLease))
+
+    def once(
+        self,
+        name: str,
+        key: Key | None = None,
+        *,
+        keep: Seconds,
+        keep_result: bool = True,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> AsyncOnce:
+        """Describe work that is to be done at most once in ``keep`` seconds for this key; see ``dibs.Client.once``."""
+        options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
+        return AsyncOnce(OnceCore(self._desk, name, key, options, AsyncLease, AsyncOnceRun))
+
+    def once_per(
+        self,
+        name: str,
+        *,
+        keep: Seconds,
+        key: Callable[..., Key] | None = None,
+        keep_result: bool = True,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Decorate an async function: each call is ``once(name, its key).run(function, …)``.
+
+        See ``dibs.Client.once_per``.
+        """
+        options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
+        check_name(name)
+
+        def decorate(function: F) -> F:
+            check_decorated(function, awaited=True)
+            key_of = key_of_calls(function, key)
+
+            @wraps(function)
+            async def at_most_once(*args: Any, **kwargs: Any) -> Any:
+                core = OnceCore(self._desk, name, key_of(*args, **kwargs), options, AsyncLease, AsyncOnceRun)
+                return await AsyncOnce(core).run(function, *args, **kwargs)
+
+            return at_most_once  # type: ignore[return-value]
+
+        return decorate
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

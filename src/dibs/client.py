@@ -2,97 +2,29 @@
 
 from __future__ import annotations
 
-from _thread import get_ident
-from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.lease import Lease
-from dibs.lock import LockCore, check_decorated
+from dibs.lock import LockCore
+from dibs.lockable import Lock
+from dibs.names import check_name
 from dibs.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from dibs.desk import Desk, LeaseRecord
+    from dibs.election import Election
+    from dibs.multilock import MultiLock
     from dibs.names import Seconds
+    from dibs.once import Once
+    from dibs.once_keys import Key
+    from dibs.rwlock import RWLock
+    from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
 
+
 F = TypeVar("F", bound="Callable[..., Any]")
-
-
-class Lock:
-    """A name held by one at a time. A description: acquiring it gives a ``Lease``.
-
-    Works like ``threading.Lock`` (``threading.RLock`` with ``reentrant=True``), as a context manager and as a
-    decorator. Safe to share among threads.
-    """
-
-    __slots__ = ("_core",)
-
-    def __init__(self, core: LockCore[Lease]) -> None:
-        self._core = core
-
-    @property
-    def name(self) -> str:
-        """What the lock is about."""
-        return self._core.name
-
-    def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> Lease | None:
-        """Wait up to ``timeout`` seconds for the name; a ``Lease``, or None when it could not be had.
-
-        ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
-        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
-        WouldDeadlock when this thread holds the name already and would wait without limit.
-        """
-        return run(self._core.acquire(get_ident(), blocking, timeout))
-
-    def release(self) -> bool:
-        """Release what this thread acquired through this lock, or what another did if the lock is not reentrant.
-
-        Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it had been lost. Returns False when the
-        store did not confirm; the lease then ends by its ttl.
-        """
-        return run(self._core.release(get_ident()))
-
-    def locked(self) -> bool:
-        """Whether this client holds the name now, as far as this process knows."""
-        return self._core.locked()
-
-    def __enter__(self) -> Lease:
-        lease = run(self._core.acquire(get_ident()))
-        if lease is None:
-            raise self._core.timed_out()
-        return lease
-
-    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        lease = self._core.leave(get_ident())
-        if lease is not None:
-            lease.__exit__(exc_type)
-
-    def __call__(self, function: F) -> F:
-        """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
-        check_decorated(function, awaited=False)
-        core = self._core
-
-        @wraps(function)
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            lease = self.acquire()
-            if lease is None:
-                if core.terms.on_busy == "skip":
-                    return None
-                raise core.timed_out()
-            try:
-                result = function(*args, **kwargs)
-            except BaseException:
-                self.__exit__(BaseException)
-                raise
-            self.__exit__(None)
-            return result
-
-        return locked  # type: ignore[return-value]
-
-    def __repr__(self) -> str:
-        return f"<dibs.Lock {self.name!r}>"
 
 
 class Client:
@@ -128,6 +60,172 @@ class Client:
         """
         terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
         return Lock(LockCore(self._desk, name, terms, Lease))
+
+    def multilock(
+        self,
+        names: Collection[str],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> MultiLock:
+        """Describe a lock on all of these names at once; nothing is sent. The other parameters are those of ``lock``.
+
+        All or nothing: they are asked for in one round trip, and whoever waits holds none of them meanwhile, so that no
+        set of multilocks can deadlock. ``timeout`` is for all of them together.
+
+        Raises InvalidName for a name given twice, and InvalidOption.
+        """
+        from dibs.multilock import MultiCore, MultiLease, MultiLock
+
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return MultiLock(MultiCore(self._desk, names, terms, Lease, MultiLease))
+
+    def election(
+        self,
+        name: str,
+        *,
+        value: Any = None,
+        ttl: Seconds | None = None,
+        priority: int = 0,
+        standby_max: int | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Election:
+        """Describe an election, in which this client is a candidate or looks on; nothing is sent.
+
+        value: what observers see of the leader, an address for example; anything that JSON can express. It is kept in
+        the lease's info and shares its 4 KiB. ttl: seconds after which a leader that died is replaced. priority: 0
+        stands in line with the others; -1 to -9 is a reserve, which leads only when no candidate of a higher priority
+        has come forward, 1.5 s later for each step. standby_max: with this many standbys in line already, do not join
+        them; about, since some that come at the same moment may pass. info: more for whoever looks at the lease.
+
+        Raises InvalidName, InvalidOption, and Unsupported for standby_max on a store without a waiting line.
+        """
+        # Loaded by those who use it: `dibs run` stands in crontabs.
+        from dibs.campaign import election_core
+        from dibs.election import Election, Term
+
+        return Election(election_core(self._desk, name, Term, value, ttl, priority, standby_max, info))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        weight: int = 1,
+        resize: bool = False,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> Semaphore:
+        """Describe a semaphore: at most ``limit`` permits of ``name`` are held at a time. Nothing is sent.
+
+        weight: how many permits each acquire takes, all or nothing. resize: make ``limit`` the number that the store
+        keeps from now on; without it, LimitMismatch is raised by ``acquire`` when the store keeps another one. A
+        smaller limit takes nothing from those who hold; nobody is granted any until it suffices. reentrant: nested use
+        by one thread takes no second permit. The other parameters are those of ``lock``.
+
+        Raises InvalidName, InvalidOption, and Unsupported where the store has only locks.
+        """
+        from dibs.semaphore import Semaphore, SemaphoreCore
+
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return Semaphore(SemaphoreCore(self._desk, name, limit, weight, resize, terms, Lease))
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        timeout: Seconds | None = None,
+        reentrant: bool = False,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> RWLock:
+        """Describe a lock for many readers or one writer of ``name``; nothing is sent. Parameters as in ``lock``.
+
+        Raises InvalidName, InvalidOption, and Unsupported where the store has only locks.
+        """
+        from dibs.rwlock import RWCore, RWLock
+
+        terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
+        return RWLock(RWCore(self._desk, name, terms, Lease))
+
+    def once(
+        self,
+        name: str,
+        key: Key | None = None,
+        *,
+        keep: Seconds,
+        keep_result: bool = True,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> Once:
+        """Describe work that is to be done at most once in ``keep`` seconds for this key; nothing is sent.
+
+        At most one *successful* run per key in ``keep`` seconds, counted from its end by the store's clock, on all
+        machines together. A run that fails or crashes may be tried again: at once, or after its ttl. A crash after the
+        work was done and before the store was told may let it be done again.
+
+        key: a str, an int or a date (2026-11-21); with ``name`` it makes the lock ``name/key`` that a run holds.
+        keep: at most the store's longest ttl. keep_result: keep the result as well, JSON that shares the 4 KiB of
+        ``info``. timeout: how long to wait while somebody else is at it; then LockTimeout, or with on_busy="skip" a
+        run that is false. ttl, max_hold, on_lost, info: as for ``lock``.
+
+        Raises InvalidName and InvalidOption.
+        """
+        # Loaded by those who use it: `dibs run` stands in crontabs.
+        from dibs.once import Once, OnceCore, OnceRun, once_options
+
+        options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
+        return Once(OnceCore(self._desk, name, key, options, Lease, OnceRun))
+
+    def once_per(
+        self,
+        name: str,
+        *,
+        keep: Seconds,
+        key: Callable[..., Key] | None = None,
+        keep_result: bool = True,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        on_busy: str = "raise",
+        info: dict[str, Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Decorate a function: each call is ``once(name, its key).run(function, …)``.
+
+        key: a function of the same arguments that returns the key. By default it is made of the arguments, each a str,
+        an int or a date, in the order of the function's parameters, defaults filled in: joined by ``/``, with ``/`` and
+        ``%`` inside them as ``%2F`` and ``%25``. A function without parameters has no key. Other arguments, and keys
+        that make no name, are InvalidName when it is called. The other parameters are those of ``once``.
+        """
+        from dibs.once import Once, OnceCore, OnceRun, once_options, once_per
+
+        options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
+        check_name(name)
+        return once_per(lambda key: Once(OnceCore(self._desk, name, key, options, Lease, OnceRun)), key)
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -54,6 +54,14 @@ class WouldDeadlock(DibsError, RuntimeError):
     """The caller would wait for itself without limit."""
 
 
+class ResultNotKept(DibsError, ValueError):
+    """The work was done and is kept as done, but its ``result`` is not: it is no JSON, or too large."""
+
+    def __init__(self, message: str, *, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class LimitMismatch(DibsError, ValueError):
     """Two clients use one semaphore with different limits."""
 

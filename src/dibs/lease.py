@@ -7,6 +7,7 @@ threads (``dibs.aio.AsyncLease`` has them for tasks). Whether a lease is held is
 from __future__ import annotations
 
 import os
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
@@ -16,8 +17,10 @@ from dibs.steps import run
 from dibs.store import Gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
+    from dibs.clock import Gate
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
@@ -94,6 +97,29 @@ class LeaseFacts:
         """Whether this process may still rely on the lease. Decided by the clock: no network, no thread."""
         return self._session.is_held(self._hold)
 
+    @property
+    def _holds(self) -> tuple[Hold]:
+        return (self._hold,)
+
+    @property
+    def _over(self) -> bool:
+        return self._hold.state != HELD
+
+    @property
+    def _given_back(self) -> bool:
+        return self._hold.state == RELEASED
+
+    def _drop(self) -> None:
+        """Give it back without anybody having used it, and without waiting for the answer."""
+        self._hold.given = False
+        self._session.give_back(self._hold)
+
+    def _end(self) -> None:
+        """Give it back, if that has not begun, without waiting for the answer."""
+        session, hold = self._session, self._hold
+        if session.pid == os.getpid() and session.release(hold) is not None:
+            session.lane.start()
+
     def remaining(self) -> float:
         """Seconds for which the lease can be relied on without another renewal; 0 when it is over."""
         if not self.held:
@@ -133,12 +159,12 @@ class LeaseFacts:
         if not session.renewed(hold, ask):
             raise LeaseLost(self._why())
 
-    def _releasing(self) -> Steps[bool]:
+    def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:
         session, hold = self._session, self._hold
         if session.pid != os.getpid():
             return False
         try:
-            ask = session.release(hold)
+            ask = session.release(hold, keep, info)
             if ask is None:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())
@@ -183,34 +209,52 @@ class LeaseFacts:
                 )
 
 
-class Lost:
-    """The event of a lease's loss, as ``threading.Event`` without ``set``; it also fires by the clock alone."""
+class LostFacts:
+    """The loss of a lease, or of the first of several: decided by the clock alone."""
 
-    __slots__ = ("_lease",)
+    __slots__ = ("_leases",)
 
-    def __init__(self, lease: LeaseFacts) -> None:
-        self._lease = lease
+    def __init__(self, *leases: LeaseFacts) -> None:
+        self._leases = leases
 
     def is_set(self) -> bool:
-        """True once the lease is over without having been released."""
-        return not self._lease.held and self._lease._hold.state != RELEASED
+        """True once a lease is over without having been released."""
+        return any(not lease.held and lease._hold.state != RELEASED for lease in self._leases)
+
+    def _held(self) -> list[LeaseFacts]:
+        return [lease for lease in self._leases if lease.held]
+
+
+class Lost(LostFacts):
+    """The event of a lease's loss, as ``threading.Event`` without ``set``; it also fires by the clock alone."""
+
+    __slots__ = ()
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Block until the lease is lost (True), or released, or ``timeout`` seconds went by (False)."""
-        session, hold = self._lease._session, self._lease._hold
-        until = None if timeout is None else session.clock.now() + check_seconds("timeout", timeout)
-        if session.pid != os.getpid():
-            return True
-        gate = session.clock.gate()
-        session.when_over(hold, gate.open)
-        while session.is_held(hold):
-            now = session.clock.now()
+        """Block until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
+        clock = self._leases[0]._session.clock
+        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        gate: Gate | None = None
+        while not self.is_set() and (held := self._held()):
+            if gate is None:
+                gate = clock.gate()
+                tell = _once(gate.open)
+                for lease in held:
+                    lease._session.when_over(lease._hold, tell)
+            now = clock.now()
             if until is not None and now >= until:
                 break
-            slice_s = hold.trusted_until - now
-            if gate.wait(slice_s if until is None else min(slice_s, until - now)):
-                break
+            # Trust moves on with each renewal: its end as known now is the time for another look.
+            look_at = min(lease._hold.trusted_until for lease in held)
+            if gate.wait(look_at - now if until is None else min(look_at, until) - now):
+                gate = None
         return self.is_set()
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    """The same, to be called by several threads of which the first counts."""
+    calls = count()
+    return lambda: None if next(calls) else function()
 
 
 class _LongLost:

@@ -64,6 +64,8 @@ class Renewer:
         self._queues: dict[tuple[float, bool], OrderedDict[Hold, None]] = {}
         self._heap: list[tuple[float, int, Hold]] = []
         self._pushes = 0
+        #: What the call under way renews.
+        self._batch: list[Hold] = []
         self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
         self._bell: Bell | None = None
         self._store: Store | None = None
@@ -108,6 +110,7 @@ class Renewer:
         """Every hold that is looked after (the session gives them back when it closes)."""
         holds = [hold for queue in self._queues.values() for hold in queue]
         holds += [hold for due, _, hold in self._heap if hold.due == due]
+        holds += [hold for hold in self._batch if hold.in_flight]
         return holds
 
     def _push(self, hold: Hold, due: float) -> None:
@@ -154,6 +157,7 @@ class Renewer:
             with self._mutex:
                 now = self._clock.now()
                 batch, lost, unwanted = self._collect(now)
+                self._batch = batch
                 earliest = self._earliest_deadline(batch)
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
@@ -270,6 +274,7 @@ class Renewer:
         gone: list[Hold] = []
         with self._mutex:
             now = self._clock.now()
+            self._batch = []
             for index, hold in enumerate(batch):
                 hold.in_flight = False
                 if hold.state != HELD:

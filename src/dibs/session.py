@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dibs.clock import RealClock
 from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import ANY_TICKET, Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
 from dibs.trust import local_deadline
 from dibs.waiting import AcquireAsk, Waiting
 
@@ -32,6 +33,26 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
+
+
+class Reduction(Ask):
+    """Asks that the claim of a hold keep fewer permits.
+
+    If the claim had ended meanwhile, this grants it anew, with another token: that one is given back at once.
+    """
+
+    def __init__(self, request: Acquire, give_up_at: float, session: Session, hold: Hold) -> None:
+        super().__init__(request, give_up_at)
+        self._session = session
+        self._token = hold.granted.fencing_token
+
+    def received(self, outcome: object) -> None:
+        if type(outcome) is Granted and outcome.fencing_token != self._token:
+            session, request = self._session, self.request
+            undo = Release(request.name, request.claim_id, outcome.slot)
+            session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
+            outcome = GONE
+        self.settle(outcome)
 
 
 class Session:
@@ -71,6 +92,9 @@ class Session:
         self._claims = count(1)
         #: Who in this process holds a name, as far as this process knows.
         self.held: dict[str, Hold] = {}
+        #: The same for names with permits, which many may hold at a time.
+        self.sharing: dict[str, dict[Hold, None]] = {}
+        self._pauses: WeakSet[Ask] = WeakSet()
         self.closed = False
 
     # -- acquiring ------------------------------------------------------------------------------------------------
@@ -83,6 +107,8 @@ class Session:
         request = Acquire(
             key, f"{client_id}-{claims}", terms.ttl, self.holder, terms.info, client_id if blocking else None
         )
+        if terms.permits:
+            request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
 
     def submit(self, ask: AcquireAsk) -> None:
@@ -112,7 +138,10 @@ class Session:
             hold = ask.hold
             if hold is None:
                 hold = ask.hold = Hold(request.name, request.claim_id, outcome, terms, ask.owner, t0)
-            self.held[request.name] = hold
+            if terms.permits:
+                self.sharing.setdefault(request.name, {})[hold] = None
+            else:
+                self.held[request.name] = hold
             self.renewer.track(hold, t0)
             if ask.blocking:
                 self.waiting.leave_line(ask)
@@ -157,14 +186,16 @@ class Session:
         """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
         request = ask.request
         ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
-        return Ask(Release(request.name, request.claim_id, 1, ticket), self.clock.now() + self.patience_s)
+        slot = ANY_SLOT if request.permits else 1
+        return Ask(Release(request.name, request.claim_id, slot, ticket), self.clock.now() + self.patience_s)
 
     # -- the end of a hold ----------------------------------------------------------------------------------------
 
-    def release(self, hold: Hold) -> Ask | None:
+    def release(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Ask | None:
         """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
 
-        The ask's outcome is Released or Gone.
+        With ``keep``, the name is kept for that many seconds from now, and shown with ``info``. The ask's outcome is
+        Released or Gone.
         """
         try:
             with self.mutex:
@@ -177,12 +208,12 @@ class Session:
                     late = False
                     hold.state = RELEASED
                     listeners, hold.listeners = hold.listeners, None
-                    ask = self._end(hold, now)
+                    ask = self._end(hold, now, keep, info)
         except BaseException:
             # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
             with self.mutex:
                 if hold.state == RELEASED:
-                    self._end(hold, self.clock.now())
+                    self._end(hold, self.clock.now(), keep, info)
             self.lane.start()
             raise
         if late:
@@ -192,15 +223,13 @@ class Session:
             listener()
         return ask
 
-    def _end(self, hold: Hold, now: float) -> Ask:
+    def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
-        if self.held.get(hold.key) is hold:
-            del self.held[hold.key]
+        self._not_held(hold)
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
-        keep = 0.0
         if hold.terms.min_hold and hold.state == RELEASED:
-            keep = max(0.0, hold.t0 + hold.terms.min_hold - now)
-        request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep)
+            keep = max(keep, hold.t0 + hold.terms.min_hold - now)
+        request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep, info)
         ask = Ask(request, now + self.patience_s)
         if self.renewer.forget(hold):
             hold.after_renewal = ask  # so that no renewal reaches the store after the release
@@ -208,6 +237,21 @@ class Session:
             self.lane.put(ask)
             self.waiting.nudge(hold.key)
         return ask
+
+    def _not_held(self, hold: Hold) -> None:
+        if self.held.get(hold.key) is hold:
+            del self.held[hold.key]
+        sharing = self.sharing.get(hold.key)
+        if sharing is not None:
+            sharing.pop(hold, None)
+            if not sharing:
+                del self.sharing[hold.key]
+
+    def shared_by(self, owner: object, key: str) -> list[Hold]:
+        """The holds of permits of a name that this owner has, as far as this process knows."""
+        with self.mutex:
+            holds = list(self.sharing.get(key, ()))
+        return [hold for hold in holds if hold.owner == owner and not hold.orphan and self.is_held(hold)]
 
     def _renewal_over(self, hold: Hold) -> None:
         with self.mutex:
@@ -226,8 +270,7 @@ class Session:
             if hold.orphan:
                 hold.reason = "its Lease object was dropped without release()"
                 self.renewer.forget(hold)
-                if self.held.get(hold.key) is hold:
-                    del self.held[hold.key]
+                self._not_held(hold)
                 return
             hold.reason = "it was granted to a caller that was gone"
             if not self.closed:
@@ -302,6 +345,16 @@ class Session:
             self.lane.put(ask)
             return ask
 
+    def give_back_some(self, hold: Hold, take: int) -> Ask:
+        """Keep only ``take`` of the permits that a hold has, under the same claim. Answered Granted, or Gone."""
+        with self.mutex:
+            terms = hold.terms
+            request = Acquire(hold.key, hold.claim_id, hold.ttl, self.holder, terms.info)
+            request = request._replace(permits=terms.permits, take=take)
+            ask = Reduction(request, self.clock.now() + self.patience_s, self, hold)
+            self.lane.put(ask)
+            return ask
+
     def renewed(self, hold: Hold, ask: Ask) -> bool:
         """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
         outcome = ask.outcome
@@ -345,6 +398,15 @@ class Session:
             self.lane.put(ask)
         return ask
 
+    def pause(self) -> Ask:
+        """What steps yield that want to sleep for a while: nobody answers it, but ``close`` settles it."""
+        ask = Ask(None, float("inf"))
+        with self.mutex:
+            self._pauses.add(ask)
+            if self.closed:
+                ask.settle(None)
+        return ask
+
     # -- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> list[Ask]:
@@ -356,9 +418,12 @@ class Session:
             now = self.clock.now()
             waiters = self.waiting.everybody()
             releases = []
-            for hold in self.renewer.tracked() + [h for h in self.held.values() if h.in_flight]:
+            listeners: list[Callable[[], None]] = []
+            for hold in self.renewer.tracked():
                 if hold.state == HELD:
                     hold.state = RELEASED
+                    listeners += hold.listeners or ()
+                    hold.listeners = None
                     releases.append(self._end(hold, now))
             for ask in waiters:
                 ask.dropped = True
@@ -366,6 +431,11 @@ class Session:
                     undo = self._undo(ask)
                     self.lane.put(undo)
                     releases.append(undo)
+            pauses = list(self._pauses)
+        for listener in listeners:
+            listener()
+        for pause in pauses:
+            pause.settle(None)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
         # Whoever waits for the releases serves the lane: at the interpreter's end no thread can be started any more.

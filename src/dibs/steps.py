@@ -7,8 +7,10 @@ An exception at the waiting point (Ctrl-C, cancellation) is thrown into the step
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
+
+from dibs.errors import LeaseLost
 
 if TYPE_CHECKING:
     from dibs.lane import Ask
@@ -31,3 +33,55 @@ def run(steps: Steps[T]) -> T:
                 session, ask, timeout = steps.send(settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:
+    """The same steps again, from the one that was taken already."""
+    step = first
+    try:
+        while True:
+            try:
+                answer = yield step
+            except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def together(many: Sequence[Steps[T]], results: dict[int, T | Exception]) -> Steps[None]:
+    """Take several steps at once; ``results`` gets what each returned or raised, by its place.
+
+    The first step of all is taken before any is waited for, so what they ask of the store travels in one call. When
+    the waiting is interrupted, those that are not over clean up after themselves; the rest stand in ``results``.
+    """
+    waiting: list[tuple[int, Steps[T], Steps[T]]] = []
+    try:
+        for place, steps in enumerate(many):
+            try:
+                waiting.append((place, steps, begun(next(steps), steps)))
+            except StopIteration as stop:
+                results[place] = stop.value
+            except Exception as error:  # noqa: BLE001 - what becomes of the others is for the caller to decide
+                results[place] = error
+        while waiting:
+            place, _, rest = waiting[0]
+            try:
+                results[place] = yield from rest
+            except Exception as error:  # noqa: BLE001 - as above
+                results[place] = error
+            del waiting[0]
+    finally:
+        for _, steps, _ in waiting:
+            steps.close()
+
+
+def all_of(many: Sequence[Steps[bool]]) -> Steps[bool]:
+    """Take them all to their end in one call; whether all said True. LeaseLost is raised before any other error."""
+    answers: dict[int, bool | Exception] = {}
+    yield from together(many, answers)
+    errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
+    for error in sorted(errors, key=lambda error: not isinstance(error, LeaseLost)):
+        raise error
+    return all(answers.values())

@@ -17,6 +17,12 @@ within the last ``LINE_GRACE_S``. So any number of waiters that died while the n
 ``LINE_GRACE_S`` together, and nobody has to write heartbeats meanwhile. A grant removes the line up to the granted
 ticket.
 
+A name is a lock, or it is a *pool* that has so many permits (``Acquire.permits``), of which a claim takes
+``Acquire.take``, all or nothing, and is given a number of its own among those that hold (``Granted.slot``). A claim on
+a pool is granted when what is left after the live waiters ahead suffices for it; a waiter counts as alive there if it
+has asked within the last ``LINE_GRACE_S``, and a grant leaves those ahead in line who count as alive. How many permits a name has is
+kept by the store: whoever asks for another number is told ``Mismatch``, unless it says ``resize``; fewer evict nobody.
+
 One store object is used by one thread at a time; a session opens one per lane.
 """
 
@@ -37,6 +43,10 @@ LINE_GRACE_S = 1.2
 LAST_TICKET = 2**63 - 1
 # The ticket of a waiter that was never told its ticket: its place is found by its claim. (Real ones begin with 1.)
 ANY_TICKET = 0
+# The slot of a claim that was never told its slot: whichever it has, if any. (Real ones begin with 1.)
+ANY_SLOT = 0
+# The most permits a name may have.
+PERMITS_MAX = 2**31 - 1
 
 
 class Acquire(NamedTuple):
@@ -45,7 +55,8 @@ class Acquire(NamedTuple):
     Repeated for a claim that holds, it lasts ``ttl`` seconds from the repetition at least, and never less than before.
 
     ``holder`` and ``info`` are for people. ``wake`` asks for a place in line and says where a signal reaches the
-    waiter (see Watch); ``ticket`` is the place an earlier answer gave.
+    waiter (see Watch); ``ticket`` is the place an earlier answer gave. ``permits`` is how many the name has in all, or
+    0 for a lock, ``take`` how many of them this claim takes; ``resize`` makes ``permits`` its number from now on.
     """
 
     name: str
@@ -55,6 +66,9 @@ class Acquire(NamedTuple):
     info: str | None = None
     wake: str | None = None
     ticket: int | None = None
+    permits: int = 0
+    take: int = 1
+    resize: bool = False
 
 
 class Renew(NamedTuple):
@@ -72,7 +86,11 @@ class Renew(NamedTuple):
 class Release(NamedTuple):
     """End the lease of ``claim_id`` now, and its place in line if ``ticket`` is given; wake who is next in line.
 
-    With ``keep``, nobody gets the name for that many seconds yet (min_hold), the releaser included.
+    Who was never told its slot or ticket gives ``ANY_SLOT`` and ``ANY_TICKET``.
+
+    With ``keep``, nobody gets the name for that many seconds yet, the releaser included. Meanwhile the name is shown
+    with its holder and token as before, and with ``info`` if that is given. A release that keeps is as durable as a
+    grant: what was kept and told so is not forgotten in a crash. (A plain one that is forgotten ends by its ttl.)
     """
 
     name: str
@@ -80,13 +98,17 @@ class Release(NamedTuple):
     slot: int = 1
     ticket: int | None = None
     keep: float = 0.0
+    info: str | None = None
 
 
 Request = Union[Acquire, Renew, Release]  # noqa: UP007 - evaluated at run time on Python 3.10
 
 
 class Granted(NamedTuple):
-    """The claim holds the name. ``acquired_at`` is Unix time by the store's clock, for people."""
+    """The claim holds the name. ``acquired_at`` is Unix time by the store's clock, for people.
+
+    ``slot`` is the smallest number, from 1, that no other claim which holds the name has; it is kept until the end.
+    """
 
     fencing_token: int
     acquired_at: float
@@ -106,6 +128,12 @@ class Held(NamedTuple):
     free_in: float
     ticket: int | None = None
     ahead: bool = False
+
+
+class Mismatch(NamedTuple):
+    """The name has another number of permits than was asked for (0: it is a lock); nothing was changed."""
+
+    permits: int
 
 
 class Renewed(NamedTuple):
@@ -129,7 +157,7 @@ class Gone(NamedTuple):
 RELEASED = Released()
 GONE = Gone()
 
-Outcome = Union[Granted, Held, Renewed, Released, Gone]  # noqa: UP007 - as above
+Outcome = Union[Granted, Held, Mismatch, Renewed, Released, Gone]  # noqa: UP007 - as above
 
 
 class StoredLease(NamedTuple):
@@ -144,6 +172,7 @@ class StoredLease(NamedTuple):
     expires_in: float
     info: str | None
     waiting: int
+    take: int = 1
 
 
 class Capabilities(NamedTuple):
@@ -164,6 +193,8 @@ class Capabilities(NamedTuple):
     resolution_s: float
     # Trust ends this long before the store's expiry, on top of the allowance for clock rates.
     margin_s: float
+    # A name may have several permits: semaphores, readers and writers.
+    permits: bool = False
 
 
 class Finding(NamedTuple):

@@ -31,6 +31,10 @@ class Terms(NamedTuple):
     trust_s: float
     #: Seconds after which the renewer looks at a hold: to renew it, or to tell its loss.
     delay_s: float
+    #: Of a pool: how many permits it has in all, how many are taken, whether it is to have that many from now on.
+    permits: int = 0
+    take: int = 1
+    resize: bool = False
 
 
 def make_terms(

@@ -19,8 +19,9 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline
+from dibs.errors import LimitMismatch
 from dibs.lane import Ask
-from dibs.store import LINE_GRACE_S, Acquire, Held
+from dibs.store import LINE_GRACE_S, PERMITS_MAX, Acquire, Held, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,8 @@ class AcquireAsk(Ask):
                 self._session.waiting.fall_asleep(self, outcome)
             else:
                 self.settle(outcome)
+        elif type(outcome) is Mismatch:
+            self.failed(LimitMismatch(_mismatch(outcome.permits, self.request)))
         elif not self.dropped:
             self._session.granted(self, outcome)  # type: ignore[arg-type]
 
@@ -87,6 +90,21 @@ class AcquireAsk(Ask):
         if self.blocking:
             self._session.waiting.leave_line(self)
         self.settle(None, error)
+
+
+def _mismatch(permits: int, request: Acquire) -> str:
+    name = request.name.partition(":")[2]
+    kept, wanted = _kind(permits), _kind(request.permits)
+    do = "name one limit everywhere, or resize=True once" if permits and request.permits else "use another name"
+    if PERMITS_MAX in (permits, request.permits):
+        do = "use another name"
+    return f"{name!r} is {kept} in the store and was asked for as {wanted}: {do}"
+
+
+def _kind(permits: int) -> str:
+    if permits == PERMITS_MAX:
+        return "a lock for readers and writers"
+    return f"a semaphore of {permits} permits" if permits else "a lock"
 
 
 class Waiting:
@@ -109,6 +127,8 @@ class Waiting:
         self._patience_s = patience_s
         self._lines: dict[str, list[AcquireAsk]] = {}
         self._asleep: dict[str, AcquireAsk] = {}
+        #: Those whose time is over and who only wait for a first answer, by name; seldom any.
+        self._overdue: dict[str, list[AcquireAsk]] = {}
         self._heap: list[tuple[float, int, AcquireAsk]] = []
         self._pushes = 0
         self._wake_at = float("-inf")
@@ -140,6 +160,10 @@ class Waiting:
         Called again after a Ctrl-C in the middle of it, it finishes what was begun.
         """
         key = ask.request.name
+        if self._overdue:
+            late = [other for other in self._overdue.pop(key, ()) if other is not ask]
+            if late:
+                self._overdue[key] = late
         line = self._lines.get(key)
         if line is None:
             return False
@@ -151,7 +175,7 @@ class Waiting:
             del self._lines[key]
             return False
         first = line[0]
-        if first.in_lane or key in self._asleep:
+        if first.in_lane or first.settled or key in self._asleep:
             return False
         self._ask_again(first)
         return True
@@ -163,12 +187,25 @@ class Waiting:
         ask.give_up_at = self._clock.now() + self._patience_s
         self._lane.put(ask)
 
+    def hurry(self, ask: AcquireAsk) -> None:
+        """The ask's time is over. What the first in line was told last, or else is told next, is its answer."""
+        line = self._lines.get(ask.request.name)
+        if ask.settled or not line:
+            return
+        if line[0].heard:
+            ask.heard, ask.seen = True, line[0].seen
+        else:
+            self._overdue.setdefault(ask.request.name, []).append(ask)
+
     def everybody(self) -> list[AcquireAsk]:
         """All who wait (the session refuses them when it closes)."""
         return [ask for line in self._lines.values() for ask in line]
 
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
         """The store said Held: sleep until there is a reason to ask again."""
+        for late in self._overdue.pop(ask.request.name, ()):
+            late.heard, late.seen = True, held
+            late.settle(held)  # it leaves the line when it is withdrawn, and is not sent asking until then
         if ask.dropped or ask.settled:
             return
         if held.ticket is not None:

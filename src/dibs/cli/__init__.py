@@ -19,6 +19,7 @@ from dibs.errors import (
     InvalidName,
     InvalidOption,
     LeaseLost,
+    LimitMismatch,
     LockTimeout,
     SetupRequired,
     StoreUnavailable,
@@ -52,6 +53,7 @@ BROKEN_PIPE = SIGNALLED + 13
 
 COMMANDS = {
     "run": ("dibs.cli.run", "run a command while holding a lock"),
+    "elect": ("dibs.cli.elect", "run a command on one machine, with a standby on every other"),
     "ls": ("dibs.cli.operators", "list what is held"),
     "show": ("dibs.cli.operators", "show who holds a name"),
     "break": ("dibs.cli.operators", "take a lease from its holder"),
@@ -65,6 +67,7 @@ EPILOG = """\
 examples:
   dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
   dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
+  dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still
   dibs doctor                               can the store be reached, and what does it promise
@@ -73,7 +76,7 @@ examples:
 
 exit codes:
   0 done, 64 wrong usage, 69 store unreachable, 75 held by another, 76 lease lost, 78 not set up or misconfigured;
-  `dibs run` otherwise exits as its command does: with the command's own code, or 128+n when signal n ended it
+  `dibs run` and `dibs elect` otherwise exit as their command does: with its own code, or 128+n when signal n ended it
 
 `dibs COMMAND --help` tells more about each.
 """
@@ -148,7 +151,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace | None:
     # dibs speaks English; argparse would look for translations of its words, and import locale for it, in 1 ms.
     argparse._ = str  # type: ignore[attr-defined]
     if argv and argv[0] in COMMANDS:
-        # The short cut of nearly every call: not to make the parsers of seven other commands saves 2 ms.
+        # The short cut of nearly every call: not to make the parsers of all other commands saves 2 ms.
         command, what = argv[0], COMMANDS[argv[0]][1]
         args = Parser(command, prog=f"dibs {command}", description=_sentence(what)).parse_args(argv[1:])
         for option in ("url", "namespace"):
@@ -252,6 +255,7 @@ def exit_code(error: DibsError) -> int:
         (StoreUnavailable, UNREACHABLE),
         (SetupRequired, MISCONFIGURED),
         (Unsupported, MISCONFIGURED),
+        (LimitMismatch, MISCONFIGURED),
         (InvalidName, USAGE),
         (InvalidOption, USAGE),
     ):

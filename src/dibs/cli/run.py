@@ -1,4 +1,4 @@
-"""``dibs run NAME -- COMMAND``: a command that runs only while a lease is trusted.
+"""``dibs run NAME -- COMMAND``: a command that runs only while a lease is trusted. ``dibs elect`` uses it, too.
 
 Two processes are forked before this one starts any thread. The *command* waits, as a process group of its own, at the
 end of a pipe until the lease is held, and then becomes the command. The *guard* (``dibs.cli.guard``) ends the group
@@ -26,10 +26,10 @@ import os
 import select
 import signal
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from dibs.cli import (
-    BUSY,
     LOST,
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -48,9 +48,12 @@ from dibs.trust import DRIFT, RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
     from typing import NoReturn
 
+    from dibs.client import Client
     from dibs.lease import Lease
 
 GRACE_DEFAULT_S = 10.0
@@ -85,6 +88,10 @@ examples:
   dibs run nightly --on-busy skip --min-hold 5m -- ./backup.sh
       in the crontabs of several hosts: one of them runs it, also when it is over in a second and the hosts' clocks
       differ by a minute
+  dibs run report/$(date +%F) --once-per 2d -- send-report
+      once a day, on whichever host comes first: run it again when it has failed, and not when it has succeeded
+  dibs run gpu --slots 2 -- sh -c 'CUDA_VISIBLE_DEVICES=$((DIBS_SLOT - 1)) ./train'
+      two at a time, each with a GPU of its own
   dibs run deploy/web --info '{"ticket": "OPS-7"}' -- make deploy
       show others why (`dibs ls`)
   dibs run report --max-hold 2h -- sh -c 'make-report | mail -s "Report $DIBS_FENCING_TOKEN" boss'
@@ -119,6 +126,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     waiting.add_argument("--timeout", type=duration, metavar="T", help="how long to wait for it (default: for ever)")
     waiting.add_argument("--nowait", action="store_true", help="do not wait: the same as --timeout 0")
     parser.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="let N run at a time, each with a number from 1 to N in DIBS_SLOT; the same N everywhere",
+    )
+    parser.add_argument(
         "--on-busy",
         choices=("fail", "skip"),
         default="fail",
@@ -133,8 +146,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="nobody else gets it before this long after the start, however soon the command ends",
     )
     parser.add_argument(
+        "--once-per",
+        type=duration,
+        metavar="T",
+        help="when the command has succeeded (exit code 0), nobody runs it again for this long: who tries exits 0 "
+        "silently",
+    )
+    parser.add_argument(
         "--max-hold", type=duration, metavar="T", help="stop the command when it has held the lock this long"
     )
+    add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of all commands that run a command."""
     parser.add_argument("--info", metavar="JSON", help="a small JSON object to show to others")
     parser.add_argument(
         "--grace",
@@ -157,11 +182,50 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
+class AlreadyDone(Exception):
+    """Within the time of ``--once-per`` a command has succeeded."""
+
+
 def run(args: argparse.Namespace) -> int:
     """``dibs run``: returns the exit code."""
-    path = _find(args.command_line[0])
-    info = None if args.info is None else _info(args.info)
+    info = parse_info(args.info)
     timeout = 0.0 if args.nowait or (args.on_busy == "skip" and args.timeout is None) else args.timeout
+
+    if args.once_per is not None and args.min_hold:
+        raise CommandError(USAGE, "give --min-hold or --once-per: each says how long the name stays taken")
+    if args.once_per is not None and args.slots is not None:
+        raise CommandError(USAGE, "give --slots or --once-per: what is done once has one slot")
+
+    @contextmanager
+    def lock(client: Client) -> Iterator[Lease]:
+        same: dict[str, Any] = {"ttl": args.ttl, "timeout": timeout, "max_hold": args.max_hold, "info": info}
+        if args.once_per is None:
+            same["min_hold"] = args.min_hold
+            with (
+                client.lock(args.name, **same)
+                if args.slots is None
+                else client.semaphore(args.name, args.slots, **same) as lease
+            ):
+                yield lease
+        else:
+            with client.once(args.name, keep=args.once_per, **same) as attempt:
+                if not attempt:
+                    raise AlreadyDone
+                yield attempt.lease
+
+    try:
+        return run_under(args, lock)
+    except AlreadyDone:
+        return 0
+    except LockTimeout:
+        if args.on_busy == "skip":
+            return 0
+        raise
+
+
+def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractContextManager[Lease]]) -> int:
+    """Run the command of ``args`` for as long as it runs and ``with lease_of(client)`` goes on; its exit code."""
+    path = _find(args.command_line[0])
     _open_standard_files()
     # Nothing may interrupt the forks: each process first decides for itself what a signal does.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -178,22 +242,12 @@ def run(args: argparse.Namespace) -> int:
         if client._desk.address.shown.startswith("memory:"):
             raise InvalidOption("memory:// is seen by one process only, so a command run under it would exclude nobody")
         try:
-            lock = client.lock(
-                args.name,
-                ttl=args.ttl,
-                timeout=timeout,
-                min_hold=args.min_hold,
-                max_hold=args.max_hold,
-                on_lost=signals.ring,
-                info=info,
-            )
-            with lock as lease:
+            with lease_of(client) as lease:
                 signals.collect()
+                lease._session.when_over(lease._hold, signals.ring)
                 code = Supervisor(command, guard, signals, lease, args.grace).supervise()
-        except LockTimeout as error:
-            if args.on_busy == "skip":
-                return 0
-            raise CommandError(BUSY, str(error)) from None
+                if code:
+                    lease.release()  # before the end of the block, which would mark a once as done
         except LeaseLost as error:
             # With a code, the command had ended by itself before anybody noticed the loss.
             ended = "" if code is None else f"the command ended with code {code}, but "
@@ -211,7 +265,10 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _info(text: str) -> dict[str, object]:
+def parse_info(text: str | None) -> dict[str, object] | None:
+    """What stands behind ``--info``."""
+    if text is None:
+        return None
     import json
 
     try:

@@ -7,11 +7,13 @@ stores do with conditional writes is here a few lines on a dictionary under one 
 from __future__ import annotations
 
 import threading
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dibs.clock import boot_now, wall_now
 from dibs.store import (
+    ANY_SLOT,
     GONE,
     LAST_TICKET,
     LINE_GRACE_S,
@@ -21,6 +23,7 @@ from dibs.store import (
     Finding,
     Granted,
     Held,
+    Mismatch,
     Outcome,
     Release,
     Renew,
@@ -30,6 +33,7 @@ from dibs.store import (
     StoredLease,
     Watch,
 )
+from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -49,6 +53,7 @@ CAPABILITIES = Capabilities(
     ttl_max_s=30 * 24 * 3600.0,
     resolution_s=0.0,
     margin_s=0.010,
+    permits=True,
 )
 OPTIONS = ()
 
@@ -77,6 +82,50 @@ class _Waiter:
         self.seen_at = seen_at
 
 
+class _Pool:
+    """A name with permits: how many, its last token, who holds it by slot, who waits, since when it is idle."""
+
+    def __init__(self, fencing_token: int) -> None:
+        self.permits = 0
+        self.fencing_token = fencing_token
+        self.holdings: dict[int, tuple[Acquire, _Permit]] = {}
+        self.line: list[tuple[Acquire, _Waiter]] = []
+        self.idle_since = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Let go of whoever's time is over."""
+        for slot, (_, permit) in list(self.holdings.items()):
+            if permit.expires_at <= now:
+                del self.holdings[slot]
+                self.idle_since = max(self.idle_since, permit.expires_at)
+
+    def state(self, now: float, wall_offset: float) -> State:
+        """What the decision needs to know."""
+        return State(
+            self.permits or None,
+            self.fencing_token,
+            [
+                Holding(
+                    slot,
+                    permit.claim_id or "",
+                    request.take,
+                    permit.holder,
+                    permit.fencing_token,
+                    permit.acquired_at + wall_offset,
+                    permit.expires_at - now,
+                )
+                for slot, (request, permit) in self.holdings.items()
+            ],
+            [Waiting(w.ticket, w.claim_id, request.take, now - w.seen_at) for request, w in self.line],
+        )
+
+    def worth_asking(self, now: float) -> bool:
+        """Whether enough is left for the first in line who is alive."""
+        first = next((request.take for request, waiter in self.line if now < waiter.seen_at + LINE_GRACE_S), 0)
+        taken = sum(request.take for request, permit in self.holdings.values() if permit.expires_at > now)
+        return self.permits - taken >= first
+
+
 class Shelf:
     """The rows that several memory stores share, as connections share a database."""
 
@@ -84,6 +133,7 @@ class Shelf:
         self.now = now
         self.mutex = threading.Lock()
         self.permits: dict[str, _Permit] = {}
+        self.pools: dict[str, _Pool] = {}
         self.lines: dict[str, list[_Waiter]] = {}
         self.last_ticket = 0
         self.token_floor = 0
@@ -112,19 +162,26 @@ class MemoryStore:
         shelf = self._shelf
         with shelf.mutex:
             now = shelf.now()
+            found = [(name, 1, permit, len(shelf.lines.get(name, ())), 1) for name, permit in shelf.permits.items()]
+            for name, pool in shelf.pools.items():
+                found += [
+                    (name, slot, permit, len(pool.line), request.take)
+                    for slot, (request, permit) in pool.holdings.items()
+                ]
             return [
                 StoredLease(
                     name,
-                    1,
+                    slot,
                     permit.holder,
                     permit.fencing_token,
                     permit.acquired_at + shelf.wall_offset,
                     permit.expires_at + shelf.wall_offset,
                     permit.expires_at - now,
                     permit.info,
-                    len(shelf.lines.get(name, ())),
+                    waiting,
+                    take,
                 )
-                for name, permit in sorted(shelf.permits.items())
+                for name, slot, permit, waiting, take in sorted(found, key=itemgetter(0, 1))
                 if first <= name < before and permit.claim_id is not None and permit.expires_at > now
             ]
 
@@ -132,10 +189,11 @@ class MemoryStore:
         shelf = self._shelf
         with shelf.mutex:
             moment = shelf.now()
-            permit = shelf.permits.get(name)
+            pool = shelf.pools.get(name)
+            permits = [shelf.permits[name]] if name in shelf.permits else []
+            permits += [permit for _, permit in pool.holdings.values()] if pool is not None else []
+            permit = next((permit for permit in permits if permit.fencing_token == fencing_token), None)
             if permit is None or permit.claim_id is None or permit.expires_at <= moment:
-                return False
-            if permit.fencing_token != fencing_token:
                 return False
             permit.claim_id = None if now else ""
             if now:
@@ -156,7 +214,18 @@ class MemoryStore:
             for name in old:
                 shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
                 shelf.lines.pop(name, None)
-            return len(old)
+            for pool in shelf.pools.values():
+                pool.look(now)
+            idle = [
+                name
+                for name, pool in shelf.pools.items()
+                if not pool.holdings
+                and pool.idle_since <= before
+                and not any(now < waiter.seen_at + LINE_GRACE_S for _, waiter in pool.line)
+            ]
+            for name in idle:
+                shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)
+            return len(old) + len(idle)
 
     def setup(self, deadline: Deadline) -> None:
         """Nothing to make."""
@@ -176,8 +245,15 @@ class MemoryStore:
 
 def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
     if isinstance(request, Acquire):
-        return _acquire(shelf, request, now)
-    permit = shelf.permits.get(request.name)
+        return _acquire_pool(shelf, request, now) if request.permits else _acquire(shelf, request, now)
+    permit = shelf.permits.get(request.name) if request.slot in (1, ANY_SLOT) else None
+    pool = shelf.pools.get(request.name)
+    if pool is not None:
+        if isinstance(request, Release) and request.ticket is not None:
+            pool.line = [place for place in pool.line if place[1].claim_id != request.claim_id]
+        pool.look(now)
+        held = ((slot, p) for slot, (_, p) in pool.holdings.items() if p.claim_id == request.claim_id)
+        permit = next((p for slot, p in held if request.slot in (slot, ANY_SLOT)), None)
     if isinstance(request, Release) and request.ticket is not None:
         places = (w.ticket for w in shelf.lines.get(request.name, ()) if w.claim_id == request.claim_id)
         _leave_line(shelf, request.name, next(places, request.ticket))
@@ -188,11 +264,53 @@ def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
         return Renewed(permit.expires_at + shelf.wall_offset)
     permit.claim_id = "" if request.keep > 0 else None
     permit.expires_at = now + request.keep
+    if request.info is not None:
+        permit.info = request.info
     return RELEASED
+
+
+def _acquire_pool(shelf: Shelf, request: Acquire, now: float) -> Outcome:
+    name = request.name
+    if name in shelf.permits:
+        return Mismatch(0)
+    pool = shelf.pools.setdefault(name, _Pool(shelf.token_floor))
+    pool.look(now)
+    decision = decide(pool.state(now, shelf.wall_offset), request)
+    if isinstance(decision, Mismatch):
+        return decision
+    if isinstance(decision, Grant):
+        slot, token, again, take, _, pool.permits = decision
+        permit = pool.holdings[slot][1] if again else _Permit(token)
+        if again is None:
+            permit.acquired_at = now
+            pool.fencing_token = token
+        permit.claim_id, permit.holder, permit.info = request.claim_id, request.holder, request.info
+        permit.expires_at = max(permit.expires_at, now + request.ttl)
+        pool.holdings[slot] = (request._replace(take=take), permit)
+        pool.line = [
+            (asked, waiter)
+            for asked, waiter in pool.line
+            if waiter.claim_id != request.claim_id and now < waiter.seen_at + LINE_GRACE_S
+        ]
+        return Granted(token, permit.acquired_at + shelf.wall_offset, slot)
+    pool.permits = request.permits
+    if request.wake is None:
+        return decision
+    place = next((waiter for _, waiter in pool.line if waiter.claim_id == request.claim_id), None)
+    if place is None:
+        if request.ticket is None:
+            shelf.last_ticket += 1
+        place = _Waiter(request.ticket or shelf.last_ticket, request.claim_id, now)
+        pool.line.append((request, place))
+        pool.line.sort(key=lambda placed: placed[1].ticket)
+    place.seen_at = now
+    return decision._replace(ticket=place.ticket)
 
 
 def _acquire(shelf: Shelf, request: Acquire, now: float) -> Outcome:
     name = request.name
+    if name in shelf.pools:
+        return Mismatch(shelf.pools[name].permits)
     permit = shelf.permits.get(name)
     if permit is None:
         permit = _Permit(shelf.token_floor)
@@ -287,8 +405,13 @@ class MemoryWatch:
         with self._shelf.mutex:
             self._seen = self._shelf.changes
             now = self._shelf.now()
-            permits = self._shelf.permits
-            return [n for n in names if n not in permits or permits[n].claim_id is None or permits[n].expires_at <= now]
+            permits, pools = self._shelf.permits, self._shelf.pools
+            return [
+                name
+                for name in names
+                if (pools[name].worth_asking(now) if name in pools else name not in permits)
+                or (name in permits and (permits[name].claim_id is None or permits[name].expires_at <= now))
+            ]
 
     def close(self) -> None:
         """Nothing to close."""

@@ -22,6 +22,7 @@ from dibs.store import (
     Capabilities,
     Finding,
     Granted,
+    Mismatch,
     Outcome,
     Renewed,
     Request,
@@ -29,7 +30,7 @@ from dibs.store import (
     StoreBusy,
     StoredLease,
 )
-from dibs.stores import postgres_sql, rounds
+from dibs.stores import postgres_pools, postgres_sql, rounds
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.rounds import Row, Seen
 
@@ -61,6 +62,7 @@ CAPABILITIES = Capabilities(
     ttl_max_s=30 * 24 * 3600.0,
     resolution_s=0.001,
     margin_s=0.010,
+    permits=True,
 )
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
@@ -88,9 +90,15 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('jit', 'off', false),
     set_config('client_min_messages', 'error', false),
     set_config('statement_timeout', $1, false),
+    set_config('idle_in_transaction_session_timeout', $1, false),
     set_config('synchronous_commit',
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
+"""
+# A decision on permits. A process that is stopped in the middle of one must not keep everybody else out.
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+_LIMITS = b"""\
+SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
 """
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
@@ -107,8 +115,10 @@ class PostgresStore:
         self._names = {
             "lease": qualified + quoted_table(table),
             "line": qualified + quoted_table(table + "_line"),
+            "pool": qualified + quoted_table(table + "_pool"),
             "meta": qualified + quoted_table(table + "_meta"),
         }
+        self._names["lease_text"] = "'" + self._names["lease"].replace("'", "''") + "'"
         self._schema_name = schema
         self._pg: PGconn | None = None
         self._ready: Readiness | None = None
@@ -125,6 +135,9 @@ class PostgresStore:
                 "BREAK_NOW",
                 "PURGE",
             )
+        }
+        self._sql |= {
+            verb: getattr(postgres_pools, verb).format(**self._names).encode() for verb in postgres_pools.VERBS
         }
         for verb in postgres_sql.ASKED:
             text = getattr(postgres_sql, verb)
@@ -157,7 +170,7 @@ class PostgresStore:
         columns: tuple[bytes | None, ...]
         if len(rows) == 1:
             verb += "_ONE"
-            name, claim_id, ttl, holder, info, _, ticket = rows[0][2]
+            name, claim_id, ttl, holder, info, _, ticket, *_permits = rows[0][2]
             columns = (name.encode(), claim_id.encode(), b"%r" % ttl, holder.encode(), _plain(info), _plain(ticket))
         else:
             columns = _acquire_columns([row[2] for row in rows])
@@ -197,6 +210,9 @@ class PostgresStore:
                 continue
             found, ticket = get(r, 3), get(r, 8)
             seen = None
+            if get(r, 10) is not None:
+                outcomes[row[1]] = Mismatch(_int(get(r, 10)))
+                continue
             if found is not None:
                 seen = Seen(
                     _text(get(r, 2)),
@@ -209,6 +225,37 @@ class PostgresStore:
                 )
             rounds.told(row, seen, outcomes, again)
         return again
+
+    def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        try:
+            self._acquire_permits(rows, outcomes, deadline)
+        except _TablesMissing:
+            self._make_missing_tables(deadline)
+            try:
+                self._acquire_permits(rows, outcomes, deadline)
+            except _TablesMissing as error:
+                raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+
+    def _acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        def execute(verb: str, parameters: Sequence[bytes | None]) -> PGresult:
+            return self._execute(self._sql[verb], parameters, deadline)
+
+        self._open(deadline)
+        try:
+            self._execute(_BEGIN, (), deadline)
+            if self._pooled:
+                self._execute(_LIMITS, (_milliseconds(deadline),), deadline)
+            wire = postgres_pools.Wire(execute, _texts, _numbers, _int, _text, _instant)
+            postgres_pools.acquire(wire, rows, outcomes)
+            self._execute(b"COMMIT", (), deadline)
+        except BaseException:
+            # What was sent is not known to be undone before the server says so, or the connection is gone.
+            if self._pg is not None:
+                try:
+                    self._simple(b"ROLLBACK", deadline.within(FINISH_S))
+                except (StoreUnavailable, SetupRequired, StoreBusy, _TablesMissing):
+                    self.close()
+            raise
 
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]
@@ -227,12 +274,18 @@ class PostgresStore:
             outcomes[index] = Renewed(now + request.ttl)
 
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        verb = "RELEASE"
+        kept = [row for row in rows if row[2].keep > 0]
+        if kept:
+            self._release("KEEP", kept, outcomes, deadline)
+            rows = [row for row in rows if row[2].keep <= 0]
+        if rows:
+            self._release("RELEASE", rows, outcomes, deadline)
+
+    def _release(self, verb: str, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         columns: tuple[bytes | None, ...]
         if len(rows) == 1:
-            verb += "_ONE"
-            name, claim_id, slot, ticket, keep = rows[0][2]
-            columns = (name.encode(), b"%d" % slot, claim_id.encode(), _plain(ticket), b"%r" % keep)
+            name, claim_id, slot, ticket, keep, info = rows[0][2]
+            columns = (name.encode(), b"%d" % slot, claim_id.encode(), _plain(ticket), b"%r" % keep, _plain(info))
         else:
             requests = [row[2] for row in rows]
             columns = (
@@ -241,8 +294,10 @@ class PostgresStore:
                 _texts([r.claim_id for r in requests]),
                 _numbers([r.ticket for r in requests]),
                 _numbers([r.keep for r in requests]),
+                _texts([r.info for r in requests]),
             )
-        result = self._run(self._sql[verb], columns, deadline)
+        columns = columns[: len(postgres_sql.ASKED[verb])]
+        result = self._run(self._sql[verb + "_ONE" if len(rows) == 1 else verb], columns, deadline)
         get = result.get_value
         for r in range(result.ntuples):
             outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
@@ -254,7 +309,7 @@ class PostgresStore:
         get = result.get_value
         found = []
         for r in range(result.ntuples):
-            name, slot, holder, token, since, until, left, info, waiting = (get(r, column) for column in range(9))
+            name, slot, holder, token, since, until, left, info, waiting, take = (get(r, c) for c in range(10))
             found.append(
                 StoredLease(
                     _text(name) or "",
@@ -266,6 +321,7 @@ class PostgresStore:
                     _FLOAT8(left)[0] if left is not None else 0.0,
                     _text(info),
                     _int(waiting),
+                    _int(take),
                 )
             )
         return found
@@ -335,17 +391,20 @@ class PostgresStore:
             return self._execute(sql, parameters, deadline)
         except _TablesMissing:
             pass
-        try:
-            self._make_tables(deadline)
-        except SetupRequired as refused:
-            raise SetupRequired(
-                f"the tables of dibs are missing, and this login may not make them ({refused}). Let somebody who may "
-                "run `dibs setup`, or what `dibs schema` prints"
-            ) from refused
+        self._make_missing_tables(deadline)
         try:
             return self._execute(sql, parameters, deadline)
         except _TablesMissing as error:
             raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+
+    def _make_missing_tables(self, deadline: Deadline) -> None:
+        try:
+            self._make_tables(deadline)
+        except SetupRequired as refused:
+            raise SetupRequired(
+                f"the tables of dibs are missing or of an older version, and this login may not make them ({refused}). "
+                "Let somebody who may run `dibs setup`, or what `dibs schema` prints"
+            ) from refused
 
     def _execute(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
         pg = self._pg
@@ -507,7 +566,7 @@ class PostgresStore:
             raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
         if pid == str(pg.backend_pid):
             # The server gives up on a statement that we no longer wait for.
-            self._execute(_SETTINGS, (str(max(100, int(deadline.remaining() * 1000))).encode(),), deadline)
+            self._execute(_SETTINGS, (_milliseconds(deadline),), deadline)
             self._pooled = False
             commit = "on" if commit == "off" else commit
         self._facts = {
@@ -573,6 +632,11 @@ def _acquire_columns(requests: list[Acquire]) -> tuple[bytes, ...]:
         _texts([r.info for r in requests]),
         _numbers([r.ticket for r in requests]),
     )
+
+
+def _milliseconds(deadline: Deadline) -> bytes:
+    """What is left, as PostgreSQL's settings take it."""
+    return str(max(100, int(deadline.remaining() * 1000))).encode()
 
 
 def _plain(value: str | int | None) -> bytes | None:

@@ -7,7 +7,7 @@ the order of the arrays, which are sorted by name, so that two clients never loc
 
 from __future__ import annotations
 
-from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
+from dibs.store import ANY_SLOT, ANY_TICKET, LAST_TICKET, LINE_GRACE_S, PERMITS_MAX
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (
@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     fencing_token bigint NOT NULL,
     info          text,
     claim_id      text COLLATE "C",       -- NULL: released
+    take          integer,                -- of how many permits, where the name has permits; NULL: the name is a lock
     PRIMARY KEY (name, slot)
 ) WITH (fillfactor = 70);
 CREATE TABLE IF NOT EXISTS {line} (
@@ -27,20 +28,34 @@ CREATE TABLE IF NOT EXISTS {line} (
     claim_id text COLLATE "C" NOT NULL,
     wake     text NOT NULL,               -- the channel on which the waiter listens
     seen_at  timestamptz NOT NULL,
+    take     integer NOT NULL DEFAULT 1,
     PRIMARY KEY (name, ticket)
+);
+CREATE TABLE IF NOT EXISTS {pool} (       -- names with permits: semaphores, locks for readers and writers
+    name          text COLLATE "C" PRIMARY KEY,
+    permits       integer NOT NULL,
+    fencing_token bigint NOT NULL         -- the last that was granted
 );
 CREATE TABLE IF NOT EXISTS {meta} (
     key   text PRIMARY KEY,
     value bigint NOT NULL
 );
 INSERT INTO {meta} (key, value) VALUES ('token_floor', 0), ('version', 1) ON CONFLICT (key) DO NOTHING;
+-- Tables that were made before names could have permits. (ALTER TABLE asks for the owner even if there is nothing to do.)
+DO $do$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = {lease_text}::regclass AND attname = 'take') THEN
+        ALTER TABLE {lease} ADD COLUMN take integer;
+        ALTER TABLE {line} ADD COLUMN take integer NOT NULL DEFAULT 1;
+    END IF;
+END $do$;
 """
 
 # What is asked, by verb: the types of the columns. One request alone is faster with plain values than with arrays.
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
-    "RELEASE": ("text", "integer", "text", "bigint", "float8"),
+    "RELEASE": ("text", "integer", "text", "bigint"),
+    "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
 }
 
 
@@ -67,7 +82,7 @@ SET claim_id = a.claim_id,
     expires_at = greatest(  -- a repetition, however late, never shortens what a renewal gave
         CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
 FROM {asked} AS a (name, claim_id, ttl, holder, info, i)
-WHERE l.name = a.name AND l.slot = 1
+WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL
   AND (l.claim_id = a.claim_id
        OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
            AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name)))
@@ -89,7 +104,7 @@ WITH asked AS (
         expires_at = greatest(
             CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
     FROM asked AS a
-    WHERE l.name = a.name AND l.slot = 1
+    WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL
       AND (l.claim_id = a.claim_id
            OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
                AND NOT EXISTS (
@@ -114,13 +129,14 @@ WITH asked AS (
     SELECT a.i, a.name, a.claim_id, a.ttl, a.holder, a.info, a.wake,
         own.ticket IS NULL AS absent,
         coalesce(a.ticket, own.ticket) AS ticket,
+        (SELECT p.permits FROM {{pool}} AS p WHERE p.name = a.name) AS permits,
         l.fencing_token, l.holder AS held_by, l.acquired_at, l.expires_at,
         l.claim_id IS NULL OR l.expires_at <= clock_timestamp() AS free,
         EXISTS (SELECT FROM {{line}} AS w
                 WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)
                   AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s') AS ahead
     FROM asked AS a
-    LEFT JOIN LATERAL (SELECT * FROM {{lease}} AS x WHERE x.name = a.name AND x.slot = 1 LIMIT 1) AS l ON true
+    LEFT JOIN LATERAL (SELECT * FROM {{lease}} AS x WHERE x.name = a.name AND x.slot = 1 AND x.take IS NULL LIMIT 1) AS l ON true
     -- Its own place: by ticket, or by claim when a first request is repeated because no answer came.
     LEFT JOIN LATERAL (
         SELECT w.ticket FROM {{line}} AS w
@@ -131,7 +147,7 @@ WITH asked AS (
     SELECT s.name, 1, s.claim_id, s.holder,
         (SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR SHARE) + 1,
         clock_timestamp(), clock_timestamp() + s.ttl * interval '1 second', s.info
-    FROM seen AS s WHERE s.fencing_token IS NULL ORDER BY s.name
+    FROM seen AS s WHERE s.fencing_token IS NULL AND s.permits IS NULL ORDER BY s.name
     ON CONFLICT DO NOTHING
     RETURNING name, claim_id, fencing_token, acquired_at
 ), entered AS (
@@ -142,16 +158,16 @@ WITH asked AS (
 ), still_there AS (
     INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at)
     SELECT s.name, s.ticket, s.claim_id, s.wake, clock_timestamp()
-    FROM seen AS s WHERE (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
+    FROM seen AS s WHERE s.permits IS NULL AND (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at
 )
 SELECT 's' AS kind, NULL AS name, s.held_by AS text, s.fencing_token AS number, s.acquired_at, s.free, s.ahead,
-    extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS free_in, s.ticket, s.i
+    extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS free_in, s.ticket, s.i, s.permits
 FROM seen AS s
 UNION ALL
-SELECT 'm', m.name, m.claim_id, m.fencing_token, m.acquired_at, NULL, NULL, NULL, NULL, NULL FROM made AS m
+SELECT 'm', m.name, m.claim_id, m.fencing_token, m.acquired_at, NULL, NULL, NULL, NULL, NULL, NULL FROM made AS m
 UNION ALL
-SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
+SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
 # One row comes back for all: ten thousand rows would take as long to read as their leases to renew.
@@ -166,37 +182,56 @@ WITH renewed AS (
 SELECT array_agg(i), clock_timestamp() FROM renewed
 """
 
+_DEPARTED = f"""\
+departed AS (
+    DELETE FROM {{line}} AS w USING asked AS a
+    WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.claim_id = a.claim_id
+      AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})
+)"""
+
+# The slot that was asked for, or any; said so that the primary key finds it.
+_SLOT = f"l.slot BETWEEN a.slot AND CASE a.slot WHEN {ANY_SLOT} THEN {PERMITS_MAX} ELSE a.slot END"
+
 # A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
 RELEASE = f"""\
 WITH asked AS (
-    SELECT * FROM {{asked}} AS r (name, slot, claim_id, ticket, keep, i)
+    SELECT * FROM {{asked}} AS r (name, slot, claim_id, ticket, i)
 ), relaxed AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 ), released AS (
     UPDATE {{lease}} AS l
-    SET claim_id = CASE WHEN a.keep > 0 THEN '' END,  -- kept under a claim that nobody has, or free
-        holder = CASE WHEN a.keep > 0 THEN l.holder END,
-        info = CASE WHEN a.keep > 0 THEN l.info END,
-        expires_at = clock_timestamp() + a.keep * interval '1 second'
+    SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
     FROM asked AS a, relaxed
-    WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
-    RETURNING a.i, l.name, a.keep
-), departed AS (
-    DELETE FROM {{line}} AS w USING asked AS a
-    WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.claim_id = a.claim_id
-      AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})
-)
+    WHERE l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
+    RETURNING a.i, l.name, l.take
+), {_DEPARTED}
 SELECT r.i, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
-FROM released AS r LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name AND r.keep = 0 ORDER BY w.ticket LIMIT 1
+FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+    ORDER BY w.ticket LIMIT 1
 ) AS n ON true
+"""
+
+# A release after which the name is kept, under a claim that nobody has. Durable, and nobody need be woken.
+KEEP = f"""\
+WITH asked AS (
+    SELECT * FROM {{asked}} AS r (name, slot, claim_id, ticket, keep, info, i)
+), kept AS (
+    UPDATE {{lease}} AS l
+    SET claim_id = '', info = coalesce(a.info, l.info), expires_at = clock_timestamp() + a.keep * interval '1 second'
+    FROM asked AS a
+    WHERE l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
+    RETURNING a.i
+), {_DEPARTED}
+SELECT i FROM kept
 """
 
 LIST = """\
 SELECT l.name, l.slot, l.holder, l.fencing_token, l.acquired_at, l.expires_at,
     extract(epoch FROM l.expires_at - clock_timestamp())::float8, l.info,
-    (SELECT count(*) FROM {line} AS w WHERE w.name = l.name)
+    (SELECT count(*) FROM {line} AS w WHERE w.name = l.name), coalesce(l.take, 1)
 FROM {lease} AS l
 WHERE l.name >= $1 AND l.name < $2 AND l.claim_id IS NOT NULL AND l.expires_at > clock_timestamp()
 ORDER BY l.name, l.slot
@@ -228,8 +263,24 @@ WITH floor AS MATERIALIZED (
     RETURNING l.name, l.fencing_token
 ), departed AS (
     DELETE FROM {{line}} AS w USING gone AS g WHERE w.name = g.name
+), emptied AS (  -- pools that nobody holds or waits for; who locks one to take from it goes first, or finds it gone
+    -- (Whoever took from one meanwhile has raised its token, and the row as it is now is no longer the one seen.)
+    DELETE FROM {{pool}} AS p USING {{pool}} AS seen
+    WHERE (SELECT value FROM floor) IS NOT NULL
+      AND seen.name = p.name AND seen.fencing_token = p.fencing_token
+      AND NOT EXISTS (
+          SELECT FROM {{line}} AS w
+          WHERE w.name = p.name AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+      AND NOT EXISTS (
+          SELECT FROM {{lease}} AS l
+          WHERE l.name = p.name AND l.expires_at > clock_timestamp() - $1::float8 * interval '1 second')
+    RETURNING p.name, p.fencing_token
+), left_behind AS (
+    DELETE FROM {{line}} AS w USING emptied AS e
+    WHERE w.name = e.name AND NOT EXISTS (SELECT FROM gone AS g WHERE g.name = w.name)
 ), raised AS (
-    UPDATE {{meta}} SET value = greatest(value, (SELECT coalesce(max(fencing_token), 0) FROM gone))
+    UPDATE {{meta}} SET value = greatest(value, (SELECT coalesce(max(fencing_token), 0) FROM gone),
+        (SELECT coalesce(max(fencing_token), 0) FROM emptied))
     WHERE key = 'token_floor'
 )
 SELECT count(*) FROM gone

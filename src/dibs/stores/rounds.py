@@ -29,6 +29,10 @@ class Verbs(Protocol):
         """Grant what can be granted, to newcomers or by the rules of the line; return the rest."""
         ...
 
+    def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        """Decide acquires of permits, at most one a name."""
+        ...
+
     def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
         """Make missing rows, line up who wants to wait, say who holds the rest; return whom to ask for once more."""
         ...
@@ -61,6 +65,10 @@ def _renew(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadlin
 
 
 def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    pools = [row for row in rows if row[2].permits]
+    if pools:
+        verbs.acquire_permits(pools, outcomes, deadline)
+        rows = [row for row in rows if not row[2].permits]
     newcomers = [row for row in rows if row[2].ticket is None]
     waiters = [row for row in rows if row[2].ticket is not None] if len(newcomers) < len(rows) else []
     refused = verbs.acquire_rows(newcomers, outcomes, deadline, in_line=False) if newcomers else []

@@ -5,7 +5,8 @@ reads, decides and writes. Either happens inside one write transaction, and SQLi
 was read is still true when it is written. A vector of several requests is one ``BEGIN IMMEDIATE`` transaction.
 
 *Clock.* There is no server, so the host's boot clock decides: it cannot be set. Rows carry the number of the boot they
-were written in; under a new boot id every older lease is over. A file whose last boot was another machine's is refused.
+were written in; under a new boot id every older lease is over: whoever held it is gone. A name that was kept when it
+was released (``Release.keep``) stays kept, by the wall clock. A file whose last boot was another machine's is refused.
 
 *Tokens.* The file is in WAL mode with ``synchronous=NORMAL``: a process that is killed loses nothing, a power cut may
 lose the last commits. Tokens must not repeat even then, so the first process of a boot raises the floor under all
@@ -25,15 +26,18 @@ from weakref import WeakSet
 from dibs.clock import boot_id, boot_now, wall_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import (
+    ANY_SLOT,
     GONE,
     LAST_TICKET,
     LINE_GRACE_S,
+    PERMITS_MAX,
     RELEASED,
     Acquire,
     Capabilities,
     Finding,
     Granted,
     Held,
+    Mismatch,
     Outcome,
     Release,
     Renewed,
@@ -63,14 +67,20 @@ CAPABILITIES = Capabilities(
     ttl_max_s=30 * 24 * 3600.0,
     resolution_s=0.001,
     margin_s=0.010,
+    permits=True,
 )
 OPTIONS = ("table",)
 TOKENS_PER_BOOT = 2**40
+# Of the tables: 2 has permits.
+VERSION = "2"
 # How long a fork waits for a request under way: they last well under a millisecond.
 FORK_WAIT_S = 1.0
 # How often a connection in use makes sure that the file at its path is still the one it has open.
 LOOK_AT_FILE_S = 0.05
 PAGE_BYTES = 1024
+# A waiter for permits is written down as alive when that was last done this long ago. With the pause between two polls
+# it fits into the grace for the dead.
+SEEN_AGAIN_S = 0.1
 # Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
 CHECKPOINT_PAGES = 4096
 SQLITE_MIN = (3, 35, 0)
@@ -93,6 +103,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     granted_boot  REAL NOT NULL,       -- seconds on the boot clock
     expires_boot  REAL NOT NULL,       -- seconds on the boot clock: when it is, or was, free
     info          TEXT,
+    take          INTEGER,             -- of how many permits, where the name has permits; NULL: the name is a lock
     acquired_at   TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', granted_wall, 'unixepoch')) VIRTUAL,
     expires_at    TEXT GENERATED ALWAYS AS
         (strftime('%Y-%m-%d %H:%M:%f', granted_wall + expires_boot - granted_boot, 'unixepoch')) VIRTUAL,
@@ -102,9 +113,15 @@ CREATE TABLE IF NOT EXISTS {line} (
     ticket    INTEGER PRIMARY KEY AUTOINCREMENT,
     name      TEXT NOT NULL,
     claim_id  TEXT NOT NULL,
-    seen_boot REAL NOT NULL            -- when it last asked, on the boot clock
+    seen_boot REAL NOT NULL,           -- when it last asked, on the boot clock
+    take      INTEGER NOT NULL DEFAULT 1
 );
 CREATE INDEX IF NOT EXISTS {line_index} ON {line} (name);
+CREATE TABLE IF NOT EXISTS {pool} (
+    name          TEXT PRIMARY KEY,    -- a name with permits: a semaphore, or a lock for readers and writers
+    permits       INTEGER NOT NULL,
+    fencing_token INTEGER NOT NULL     -- the last that was granted
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS {meta} (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -135,6 +152,8 @@ class SQLiteStore:
         self._fork_waits = False
         self._file: tuple[int, int] = (0, 0)
         self._look_at = 0.0
+        #: Commits of the connection wait for the disk.
+        self._synced = False
         self._boot = 0
         self._floor = 0
         self._meta_table = table + "_meta"
@@ -142,10 +161,12 @@ class SQLiteStore:
             "lease": quoted_table(table),
             "line": quoted_table(table + "_line"),
             "line_index": quoted_table(table + "_line_name"),
+            "pool": quoted_table(table + "_pool"),
             "meta": quoted_table(table + "_meta"),
         }
         self._schema = _SCHEMA.format(**names)
         names["old"] = _OLD.format(**names)
+        names["empty"] = _EMPTY.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
         self._grant_at_once = self._sql["grant_at_once"]
 
@@ -162,7 +183,12 @@ class SQLiteStore:
     def _act(self, requests: Sequence[Request]) -> list[Outcome]:
         db = self._open()
         outcomes: list[Outcome] = []
+        # What is kept must outlive a power cut; of everything else only the tokens must, and the floor sees to that.
+        synced = any(type(request) is Release and request.keep > 0 for request in requests)
         try:
+            if synced != self._synced:
+                db.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+                self._synced = synced
             if len(requests) == 1:
                 # Most requests are one statement, which is a transaction by itself.
                 outcome = self._at_once(db, requests[0], boot_now())
@@ -185,8 +211,8 @@ class SQLiteStore:
     def _at_once(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome | None:
         """The outcome, when one statement decides it; None when an acquire must be looked into."""
         if type(request) is Acquire:
-            name, claim_id, ttl, holder, info, _, ticket = request
-            if ticket is not None:
+            name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
+            if ticket is not None or permits:
                 return None
             granted = db.execute(
                 self._grant_at_once,
@@ -198,13 +224,12 @@ class SQLiteStore:
                 found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
                 if found is not None:
                     db.execute(self._sql["leave"], found)
+            slots = (request.slot, request.slot) if request.slot != ANY_SLOT else (1, PERMITS_MAX)
+            whose = (request.name, *slots, request.claim_id, self._boot, now)
             done = (
-                db.execute(self._sql["release"], (now, request.name, request.slot, request.claim_id, self._boot, now))
+                db.execute(self._sql["release"], (now, *whose))
                 if not request.keep
-                else db.execute(
-                    self._sql["release_later"],
-                    (now + request.keep, request.name, request.slot, request.claim_id, self._boot, now),
-                )
+                else db.execute(self._sql["release_later"], (now + request.keep, request.info, *whose))
             )
             return RELEASED if done.rowcount else GONE
         done = db.execute(
@@ -215,14 +240,19 @@ class SQLiteStore:
 
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
         """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
+        if request.permits:
+            return self._acquire_pool(db, request, now)
         name, claim_id = request.name, request.claim_id
         row = db.execute(self._sql["read"], (name,)).fetchone()
-        if row is None:
+        if row is None or row[-1] is not None:
+            pool = db.execute(self._sql["read_pool"], (name,)).fetchone()
+            if pool is not None:
+                return Mismatch(pool[0])
             # The floor as it is now: another process may have purged this very name.
             token = self._floor = self._meta(db, "token_floor")
             held_by, holder, granted_wall, free_at = None, None, 0.0, float("-inf")
         else:
-            held_by, token, holder, boot, granted_wall, free_at = row
+            held_by, token, holder, boot, granted_wall, free_at, _ = row
             if boot != self._boot:
                 held_by, free_at = None, float("-inf")
         mine = held_by == claim_id
@@ -251,6 +281,48 @@ class SQLiteStore:
         ahead = place is not None and db.execute(self._sql["anybody_before"], (name, place)).fetchone() is not None
         return Held(holder, token, granted_wall, free_at - now, place, ahead)
 
+    def _acquire_pool(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
+        """An acquire of permits, in the open transaction."""
+        from dibs.stores.permits import Holding, State, Waiting, decide
+
+        name, claim_id = request.name, request.claim_id
+        pool = db.execute(self._sql["read_pool"], (name,)).fetchone()
+        if pool is None:
+            if db.execute(self._sql["read"], (name,)).fetchone() is not None:
+                return Mismatch(0)
+            self._floor = self._meta(db, "token_floor")
+        permits, token = pool or (None, 0)
+        holdings = db.execute(self._sql["holdings"], (now, name, self._boot, now)).fetchall()
+        line = db.execute(self._sql["read_line"], (now, name)).fetchall()
+        state = State(
+            permits, max(token, self._floor), [Holding(*row) for row in holdings], [Waiting(*row) for row in line]
+        )
+        decision = decide(state, request)
+        if isinstance(decision, Mismatch):
+            return decision
+        if isinstance(decision, Held):
+            if request.permits != permits:
+                db.execute(self._sql["write_pool"], (name, request.permits, state.fencing_token))
+            place = None
+            if request.wake is not None:
+                # Seen alive once in a while, not at every look: each write stirs all who look for changes.
+                silent = (waiting.silent_for for waiting in state.line if waiting.claim_id == claim_id)
+                place = self._enter_line(db, request, next(silent, SEEN_AGAIN_S) >= SEEN_AGAIN_S, now)
+            return decision._replace(ticket=place)
+        granted_wall, until = wall_now(), now + request.ttl
+        if decision.again is not None:
+            granted_wall, until = decision.again.acquired_at, max(until, now + decision.again.ends_in)
+        db.execute(self._sql["write_pool"], (name, decision.permits, max(decision.fencing_token, state.fencing_token)))
+        db.execute(
+            self._sql["grant_permits"],
+            (
+                *(name, decision.slot, claim_id, request.holder, decision.fencing_token, self._boot),
+                *(granted_wall, now, until, request.info, decision.take),
+            ),
+        )
+        db.execute(self._sql["leave_claim"], (name, claim_id, now - LINE_GRACE_S))
+        return Granted(decision.fencing_token, granted_wall, decision.slot)
+
     def _ahead(self, db: sqlite3.Connection, request: Acquire, ticket: int, free_at: float, now: float) -> bool:
         """Whether a live waiter stands before this ticket."""
         seen_since = float("-inf") if now < free_at + LINE_GRACE_S else now - LINE_GRACE_S
@@ -265,9 +337,9 @@ class SQLiteStore:
             # That it was seen alive matters only while the name is free: no write, and no stir, at every other look. A
             # waiter that was passed over while it slept comes back to the place it had.
             if free or found is None:
-                db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now))
+                db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now, request.take))
             return int(ticket)
-        entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now)).lastrowid
+        entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now, request.take)).lastrowid
         assert entered is not None
         return entered
 
@@ -285,8 +357,10 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return [
-            StoredLease(name, slot, holder or "", token, granted, wall + expires - now, expires - now, info, waiting)
-            for name, slot, holder, token, granted, expires, info, waiting in rows
+            StoredLease(
+                name, slot, holder or "", token, since, wall + expires - now, expires - now, info, waiting, take
+            )
+            for name, slot, holder, token, since, expires, info, waiting, take in rows
         ]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
@@ -313,10 +387,13 @@ class SQLiteStore:
             (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
             db.execute(self._sql["purge_line"], old)
             purged = db.execute(self._sql["purge"], old).rowcount
-            if purged:
+            (highest_of_pools,) = db.execute(self._sql["purge_pool_floor"], old).fetchone()
+            highest = max(highest or 0, highest_of_pools or 0)
+            if highest:
                 # In the same transaction as the deletion, so neither can be lost without the other.
                 floor = max(self._meta(db, "token_floor"), highest)
                 db.execute(self._sql["set_meta"], ("token_floor", str(floor)))
+            db.execute(self._sql["purge_pool"], old)
             db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._translated(error) from error
@@ -390,6 +467,7 @@ class SQLiteStore:
         there = os.stat(self._path)
         self._file = (there.st_dev, there.st_ino)
         self._look_at = now + LOOK_AT_FILE_S
+        self._synced = False
         self._db = db
         return db
 
@@ -425,7 +503,7 @@ class SQLiteStore:
         known = db.execute(
             "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (self._meta_table,)
         ).fetchone()[0]
-        if not known or self._meta(db, "boot_id") != this_boot:
+        if not known or self._meta(db, "boot_id") != this_boot or self._meta(db, "version") != VERSION:
             self._begin_boot(db, this_boot, moved_here)
         self._boot = self._meta(db, "boot")
         self._floor = self._meta(db, "token_floor")
@@ -445,6 +523,10 @@ class SQLiteStore:
             for statement in self._schema.split(";\n"):
                 if statement.strip():
                     db.execute(statement)
+            for table in ("lease", "line"):  # of a file that was made before names could have permits
+                if "take" not in {row[1] for row in db.execute(self._sql[f"columns_of_{table}"])}:
+                    db.execute(self._sql[f"widen_{table}"])
+            db.execute(self._sql["set_meta"], ("version", VERSION))
             last_boot = self._meta(db, "boot_id")
             if last_boot != this_boot:
                 here, there = _machine_id(), self._meta(db, "machine_id")
@@ -465,6 +547,7 @@ class SQLiteStore:
                 ):
                     db.execute(self._sql["set_meta"], (key, value))
                 db.execute(self._sql["clear_line"])
+                db.execute(self._sql["carry_over"], (boot, boot_now(), wall_now(), boot - 1))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -607,7 +690,10 @@ class SQLiteWatch:
         db, now = store._open(), boot_now()
         free: list[str] = []
         for name in names:
-            row = db.execute(store._sql["peek"], {"name": name, "boot": store._boot, "now": now}).fetchone()
+            values = {"name": name, "boot": store._boot, "now": now, "alive": now - LINE_GRACE_S}
+            row = db.execute(store._sql["peek"], values).fetchone()
+            if row is None or row[2]:  # no lock
+                row = db.execute(store._sql["peek_pool"], values).fetchone()
             # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty).
             if row is None or (row[0] and (row[1] is None or row[1].startswith(self._mine))):
                 free.append(name)
@@ -622,9 +708,11 @@ _OLD = (
     "(boot <> :boot OR expires_boot <= :before AND (expires_boot <= :alive OR name NOT IN (SELECT name FROM {line}))"
     " AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive))"
 )
+# Pools that nobody has held for long enough, and nobody who is alive waits for.
+_EMPTY = "name NOT IN (SELECT name FROM {lease}) AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive)"
 _STATEMENTS = {
     "read": (
-        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot FROM {lease}"
+        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take FROM {lease}"
         " WHERE name = ? AND slot = 1"
     ),
     # A name with a row, that is free or this claim's already, and for which nobody waits.
@@ -634,7 +722,7 @@ _STATEMENTS = {
         " expires_boot = CASE WHEN claim_id = ?2 THEN max(expires_boot, ?7) ELSE ?7 END, granted_boot = ?6,"
         " granted_wall = CASE WHEN claim_id = ?2 THEN granted_wall ELSE ?8 END,"
         " fencing_token = CASE WHEN claim_id = ?2 THEN fencing_token ELSE max(fencing_token, ?9) + 1 END"
-        " WHERE name = ?1 AND slot = 1 AND (claim_id = ?2 AND boot = ?5"
+        " WHERE name = ?1 AND slot = 1 AND take IS NULL AND (claim_id = ?2 AND boot = ?5"
         " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?6)"
         " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?1))"
         " RETURNING fencing_token, granted_wall"
@@ -649,29 +737,57 @@ _STATEMENTS = {
     ),
     "release": (
         "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = ?"
-        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+        " WHERE name = ? AND slot BETWEEN ? AND ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
     ),
     # Under a claim that nobody has, so that nothing renews it.
     "release_later": (
-        "UPDATE {lease} SET claim_id = '', expires_boot = ?"
-        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+        "UPDATE {lease} SET claim_id = '', expires_boot = ?, info = coalesce(?, info)"
+        " WHERE name = ? AND slot BETWEEN ? AND ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    # What was kept (or broken) in the last boot is kept on in this one, for what the wall clock says is left of it:
+    # there is no other clock that goes on while the machine is off. If it was set back, for the whole time once more.
+    "carry_over": (
+        # 1 boot, 2 now, 3 Unix time, 4 the boot before
+        "UPDATE {lease} SET boot = ?1, granted_boot = ?2 + granted_wall - ?3,"
+        " expires_boot = ?2 + min(expires_boot - granted_boot, granted_wall + expires_boot - granted_boot - ?3)"
+        " WHERE claim_id = '' AND boot = ?4 AND granted_wall + expires_boot - granted_boot > ?3"
     ),
     "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
     "anybody_before": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? LIMIT 1",
     "place": "SELECT ticket FROM {line} WHERE name = ? AND claim_id = ?",
-    "enter": "INSERT INTO {line} (name, claim_id, seen_boot) VALUES (?, ?, ?)",
-    "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot) VALUES (?, ?, ?, ?)",
+    "enter": "INSERT INTO {line} (name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?)",
+    "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?, ?)",
     "leave": "DELETE FROM {line} WHERE ticket = ?",
+    # With those who ask no more.
+    "leave_claim": "DELETE FROM {line} WHERE name = ? AND (claim_id = ? OR seen_boot <= ?)",
+    "read_pool": "SELECT permits, fencing_token FROM {pool} WHERE name = ?",
+    "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
+    "holdings": (
+        "SELECT slot, claim_id, take, coalesce(holder, ''), fencing_token, granted_wall, expires_boot - ? FROM {lease}"
+        " WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
+    ),
+    "read_line": "SELECT ticket, claim_id, take, ? - seen_boot FROM {line} WHERE name = ?",
+    "grant_permits": (
+        "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info, take) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    ),
     "leave_until": "DELETE FROM {line} WHERE name = ? AND ticket <= ?",
     "clear_line": "DELETE FROM {line}",
     "peek": (
         "SELECT claim_id IS NULL OR boot <> :boot OR expires_boot <= :now,"
-        " (SELECT claim_id FROM {line} WHERE name = :name ORDER BY ticket LIMIT 1)"
+        " (SELECT claim_id FROM {line} WHERE name = :name ORDER BY ticket LIMIT 1), take IS NOT NULL"
         " FROM {lease} WHERE name = :name AND slot = 1"
+    ),
+    # Whether enough is left for the first in line who is alive.
+    "peek_pool": (
+        "SELECT w.take <= p.permits - (SELECT coalesce(sum(take), 0) FROM {lease}"
+        " WHERE name = :name AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now), w.claim_id"
+        " FROM {pool} p JOIN {line} w ON w.name = p.name WHERE p.name = :name AND w.seen_boot > :alive"
+        " ORDER BY w.ticket LIMIT 1"
     ),
     "list": (
         "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"
-        " (SELECT count(*) FROM {line} w WHERE w.name = l.name)"
+        " (SELECT count(*) FROM {line} w WHERE w.name = l.name), coalesce(take, 1)"
         " FROM {lease} l WHERE name >= ? AND name < ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
         " ORDER BY name, slot"
     ),
@@ -687,6 +803,12 @@ _STATEMENTS = {
     "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE {old}",
     "purge_line": "DELETE FROM {line} WHERE name IN (SELECT name FROM {lease} WHERE {old})",
     "purge": "DELETE FROM {lease} WHERE {old}",
+    "purge_pool_floor": "SELECT max(fencing_token) FROM {pool} WHERE {empty}",
+    "purge_pool": "DELETE FROM {pool} WHERE {empty}",
+    "columns_of_lease": "PRAGMA table_info({lease})",
+    "columns_of_line": "PRAGMA table_info({line})",
+    "widen_lease": "ALTER TABLE {lease} ADD COLUMN take INTEGER",
+    "widen_line": "ALTER TABLE {line} ADD COLUMN take INTEGER NOT NULL DEFAULT 1",
     "get_meta": "SELECT value FROM {meta} WHERE key = ?",
     "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
 }

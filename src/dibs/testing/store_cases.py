@@ -352,6 +352,89 @@ def an_expired_lease_is_gone(bench: Bench) -> None:
     equal(held(store.acquire(name, mine), "the holder before, again").fencing_token, token, "the new holder's token")
 
 
+# -- names that are kept ----------------------------------------------------------------------------------------------
+
+
+@case("3")
+def a_kept_name_is_refused_and_shown(bench: Bench) -> None:
+    """A name released with ``keep`` is refused to all until then, and shown with its holder, token and new info."""
+    store, second, name, (mine, other) = bench.open(), bench.open(), bench.name(), claims(2)
+    token = granted(store.act(asking(name, mine, 20, info='{"a":1}'))[0], "a free name")
+    before = store.shown(name)
+    equal(store.act(Release(name, mine, keep=120, info='{"once":"ü"}'))[0], RELEASED, "a release that keeps the name")
+    for connection in (store, second):
+        kept = connection.shown(name)
+        expected = before._replace(info='{"once":"ü"}', expires_at=kept.expires_at, expires_in=kept.expires_in)
+        equal(kept, expected, "the kept name as shown, but for its end")
+        assert 110 < kept.expires_in <= 120, f"a name kept for 120 s: {kept}"
+        for claim in (mine, other):
+            refused = held(connection.acquire(name, claim), "a kept name")
+            equal((refused.holder, refused.fencing_token), (before.holder, token), "who has it, as told to who asks")
+            assert 110 < refused.free_in <= 120, f"free_in of a name kept for 120 s: {refused.free_in}"
+    gone(store.renew(name, mine, 600), "renewal of a kept name by who had it")
+    for again in (Release(name, mine), Release(name, mine, keep=600, info="{}"), Release(name, other, keep=600)):
+        gone(store.act(again)[0], "another release of a kept name")
+    store.purge(0)
+    after = store.shown(name)
+    equal((after.info, after.fencing_token), ('{"once":"ü"}', token), "info and token after all that")
+    assert after.expires_in <= 120, f"a kept name that was extended: {after}"
+
+
+@case("3")
+def a_kept_name_shows_the_lease_it_was(bench: Bench) -> None:
+    """Kept without a new info, a name is shown with that of its lease; plain releases in the same call free theirs."""
+    store, (mine, other), (a, b, c) = bench.open(), claims(2), bench.names(3)
+    store.act(*[asking(name, mine, info='{"a":1}') for name in (a, b, c)])
+    outcomes = store.act(Release(a, mine, keep=60), Release(b, mine), Release(c, mine, keep=60, info='{"c":1}'))
+    equal(outcomes, [RELEASED] * 3, "three releases")
+    shown = [(lease.name, lease.info) for lease in store.leases(bench.namespace + ":")]
+    equal(shown, [(a, '{"a":1}'), (c, '{"c":1}')], "what is shown after releases of which two keep")
+    granted(store.acquire(b, other), "the name that was not kept")
+
+
+@case("P2")
+def a_kept_name_is_free_in_time(bench: Bench) -> None:
+    """A kept name is free when its time is over, with no janitor, and the next grant has a greater token."""
+    store, name, (mine, other) = bench.open(), bench.name(), claims(2)
+    first = granted(store.acquire(name, mine, 60), "a free name")
+    equal(store.act(Release(name, mine, keep=bench.short_ttl, info="{}"))[0], RELEASED, "a release that keeps the name")
+    held(store.acquire(name, other), "a kept name")
+    second = store.until_granted(name, other, "a name that was kept")
+    rising([first, second], "grants across a time in which the name was kept")
+    equal(store.shown(name).info, None, "the info of the next lease")
+
+
+@case("P2")
+def a_kept_name_can_be_freed(bench: Bench) -> None:
+    """An operator frees a kept name at once by its token; broken for its expiry it stays kept and shown."""
+    store, name, (mine, other) = bench.open(), bench.name(), claims(2)
+    token = granted(store.acquire(name, mine, 60), "a free name")
+    equal(store.act(Release(name, mine, keep=120, info='{"a":1}'))[0], RELEASED, "a release that keeps the name")
+    equal(store.break_lease(name, token + 1, now=True), False, "breaking with another token")
+    equal(store.break_lease(name, token, now=False), True, "breaking it for its expiry")
+    equal(store.shown(name).info, '{"a":1}', "the info after that")
+    held(store.acquire(name, other), "a kept name that was broken for its expiry")
+    equal(store.break_lease(name, token, now=True), True, "breaking it at once")
+    equal(store.lease(name), None, "what is shown after that")
+    rising([token, granted(store.acquire(name, other), "its name")], "grants across a break of a kept name")
+
+
+@case("3")
+def keeping_is_by_claim(bench: Bench) -> None:
+    """A release that would keep the name does nothing when the claim does not hold it any more."""
+    store, name, (mine, other) = bench.open(), bench.name(), claims(2)
+    gone(store.act(Release(name, mine, keep=60, info="{}"))[0], "keeping a name nobody ever had")
+    granted(store.acquire(name, mine, bench.short_ttl), "a free name")
+    store.until_expired(name, "the end of a short lease")
+    time.sleep(bench.capabilities.resolution_s)
+    gone(store.act(Release(name, mine, keep=60, info="{}"))[0], "keeping a name whose lease has expired")
+    token = granted(store.acquire(name, other, 60), "an expired name")
+    gone(store.act(Release(name, mine, keep=600, info="{}"))[0], "keeping the name of the next holder")
+    lease = store.shown(name)
+    equal((lease.fencing_token, lease.info), (token, None), "the next holder's lease")
+    assert lease.expires_in <= 60, f"the next holder's lease, extended by another: {lease}"
+
+
 # -- vectors ----------------------------------------------------------------------------------------------------------
 
 

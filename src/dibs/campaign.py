@@ -1,0 +1,296 @@
+"""Electing one of several candidates, in steps for either face.
+
+An election is a lock on its name and a term is a lease, so everything that holds of leases holds of terms: one leader
+at a time, a number that rises with every term (the fencing token), loss told before another can win, ``dibs ls`` and
+``dibs break``. What is added here is the leader's ``value``, kept in the lease's info and so granted with it in one
+step; whom the store puts off or turns away; and observing who leads.
+
+A candidate that campaigns is one of three things:
+
+* *standby*: in the store's line, like everybody who waits for a lock, and woken when it is its turn;
+* *reserve* (``priority`` below 0): in no line. It looks about once a second, and asks when nobody has led for
+  ``-priority * RESERVE_STEP_S``, in which every standby and every reserve of a higher priority had its chance;
+* refused: the line already has ``standby_max`` standbys. Looking and lining up are two acts, so of several candidates
+  that come at the same moment a few too many may pass.
+
+Priority and ``standby_max`` choose who is elected next. They unseat nobody and can do no harm to exclusion: who leads
+is decided by the same conditional write as for any lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dibs.errors import InvalidOption, LockTimeout, StoreUnavailable, Unsupported, WouldDeadlock
+from dibs.lease import LeaseFacts
+from dibs.lock import LockCore
+from dibs.names import check_seconds, check_timeout, people_call
+from dibs.steps import begun
+from dibs.store import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from dibs.desk import Desk, LeaseRecord
+    from dibs.hold import Hold
+    from dibs.lane import Ask
+    from dibs.names import Seconds
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+
+# A reserve, like whoever waits in line, looks after a random time between these two.
+LOOK_MIN_S = 0.7
+LOOK_MAX_S = 1.0
+# How much longer than those of the next higher priority a reserve sees nobody lead before it asks. Whoever is one step
+# higher notices a free name within LOOK_MAX_S and asks one step later, so that this leaves it 0.5 s for its request.
+RESERVE_STEP_S = 1.5
+assert LOOK_MAX_S + 0.5 <= RESERVE_STEP_S
+PRIORITY_MIN = -9
+# An observer reads the store at most this often; its pauses are up to OBSERVE_JITTER longer, so that observers that
+# were started together do not read together for ever.
+OBSERVE_MIN_S = 1.0
+OBSERVE_JITTER = 0.3
+
+# The leader's value stands under this key of the lease's info.
+VALUE = "value"
+
+L = TypeVar("L", bound=LeaseFacts)
+
+
+class Leader(NamedTuple):
+    """Who leads, as the store shows it to anybody: the number of the term, its value, the holder, and since when."""
+
+    number: int
+    value: Any
+    holder: str
+    since: datetime
+
+
+class TermFacts(LeaseFacts):
+    """What a term has besides what every lease has."""
+
+    __slots__ = ()
+
+    @property
+    def number(self) -> int:
+        """The number of the term: its fencing token, greater than that of every earlier term."""
+        return self.fencing_token
+
+    @property
+    def value(self) -> Any:
+        """What the candidate tells observers about itself."""
+        return (self.info or {}).get(VALUE)
+
+
+class ElectionCore(LockCore[L]):
+    """What an election does, in steps for either face."""
+
+    __slots__ = ("_full", "priority", "standby_max")
+
+    def __init__(
+        self,
+        desk: Desk,
+        name: str,
+        terms: Terms,
+        make_term: Callable[[Session, Hold, str], L],
+        priority: int,
+        standby_max: int | None,
+    ) -> None:
+        super().__init__(desk, name, terms, make_term)
+        self.priority = priority
+        self.standby_max = standby_max
+        #: Who led, and how many stood by, when this candidate was last turned away.
+        self._full: tuple[LeaseRecord, int] | None = None
+
+    def campaign(self, owner: object, timeout: Seconds | None) -> Steps[L | None]:
+        """A term; None when it could not be had in time, or there were standbys enough."""
+        return self.acquire(owner, True, check_timeout(timeout))
+
+    def obtain(self, owner: object, limit_s: float | None) -> Steps[L | None]:
+        self._full = None
+        if limit_s is None:
+            self.refuse_own(owner)
+        if limit_s == 0 or not (self.priority or self.standby_max is not None):
+            return (yield from super().obtain(owner, limit_s))
+        clock = self._desk.session().clock
+        until = None if limit_s is None else clock.now() + limit_s
+        if self.priority:
+            return (yield from self._in_reserve(owner, until))
+        self._full = yield from self._standbys_enough(until)
+        if self._full is not None:
+            return None
+        return (yield from super().obtain(owner, None if until is None else max(0.0, until - clock.now())))
+
+    def refuse_own(self, owner: object) -> None:
+        try:
+            super().refuse_own(owner)
+        except WouldDeadlock:
+            raise WouldDeadlock(
+                f"{self.name!r} is led by this very caller, who would wait for itself for ever: resign first, or pass "
+                "a timeout"
+            ) from None
+
+    def _look(self, until: float | None) -> Steps[LeaseRecord | None]:
+        """Who leads, if the store answers within one request's time after ``until``."""
+        steps = self._desk.holder(self.name)
+        session, ask, timeout = next(steps)
+        if until is not None:
+            left_s = max(0.0, until - session.clock.now()) + session.request_timeout_s
+            timeout = left_s if timeout is None else min(timeout, left_s)
+        return (yield from begun((session, ask, timeout), steps))
+
+    def _standbys_enough(self, until: float | None) -> Steps[tuple[LeaseRecord, int] | None]:
+        """Who leads and how many stand by, if those are enough. With nobody leading the line is about to move."""
+        record = yield from self._look(until)
+        if record is None or self.standby_max is None:
+            return None
+        session = self._desk.session()
+        with session.mutex:  # of the candidates of one client, only the first stands in the store's line
+            ours = sum(ask.request.name == self._key for ask in session.waiting.everybody())
+        standbys = record.waiting + max(0, ours - 1)
+        return (record, standbys) if standbys >= self.standby_max else None
+
+    def _in_reserve(self, owner: object, until: float | None) -> Steps[L | None]:
+        """Ask when nobody has led for long enough that nobody of a higher priority can be there."""
+        session = self._desk.session()
+        clock = session.clock
+        began = clock.now()
+        turn_at: float | None = None
+        while True:
+            record = yield from self._look(until)
+            now = clock.now()
+            if record is not None:
+                turn_at = None
+                seen = Held(
+                    record.holder, record.fencing_token, record.acquired_at.timestamp(), max(0.0, record.expires_in)
+                )
+            else:
+                turn_at = now - self.priority * RESERVE_STEP_S if turn_at is None else turn_at
+                if now >= turn_at:
+                    lease = yield from super().obtain(owner, 0.0)
+                    if lease is not None:
+                        return lease
+                seen = Held(None, 0, 0.0, 0.0)
+            now = clock.now()
+            if until is not None and now >= until:
+                self.refused = (seen, now - began)
+                return None
+            pause_s = LOOK_MIN_S + (LOOK_MAX_S - LOOK_MIN_S) * clock.jitter()
+            look_at = now + pause_s if turn_at is None or now >= turn_at else min(now + pause_s, turn_at)
+            yield session, session.pause(), (look_at if until is None else min(look_at, until)) - now
+            if session.closed:
+                raise StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False)
+
+    def timed_out(self) -> LockTimeout:
+        if self._full is None:
+            return super().timed_out()
+        record, standbys = self._full
+        many = f"{standbys} candidates stand" if standbys != 1 else "1 candidate stands"
+        return LockTimeout(
+            f"{self.name!r} is led by {people_call(record.holder)} (term {record.fencing_token}), and {many} by "
+            f"already, where standby_max is {self.standby_max}",
+            name=self.name,
+            holder=record.holder,
+            since=record.acquired_at.timestamp(),
+            free_in=max(0.0, record.expires_in),
+        )
+
+    def leader(self) -> Steps[Leader | None]:
+        record = yield from self._desk.holder(self.name)
+        if record is None:
+            return None
+        return Leader(record.fencing_token, (record.info or {}).get(VALUE), record.holder, record.acquired_at)
+
+    def watch(self, interval: Seconds) -> Watch:
+        return Watch(self._desk, self, check_seconds("interval", interval, least=OBSERVE_MIN_S))
+
+
+def election_core(
+    desk: Desk,
+    name: str,
+    make_term: Callable[[Session, Hold, str], L],
+    value: Any,
+    ttl: Seconds | None,
+    priority: Any,
+    standby_max: Any,
+    info: dict[str, Any] | None,
+) -> ElectionCore[L]:
+    """Check what a caller gave; raises InvalidName, InvalidOption and Unsupported before any I/O."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not PRIORITY_MIN <= priority <= 0:
+        raise InvalidOption(
+            f"priority is 0 for a candidate in line, or {PRIORITY_MIN} to -1 for a reserve, not {priority!r}"
+        )
+    if standby_max is not None:
+        if isinstance(standby_max, bool) or not isinstance(standby_max, int) or standby_max < 0:
+            raise InvalidOption(f"standby_max is a whole number from 0, or None for no limit, not {standby_max!r}")
+        if priority:
+            raise InvalidOption("standby_max is for candidates in line: one with a priority below 0 stands in none")
+        line = desk.address.capabilities.waiting_line
+        if line != "FIFO":
+            raise Unsupported(f"standby_max needs a waiting line, and that of {desk.address.shown} is: {line}")
+    if isinstance(info, dict) and VALUE in info:
+        raise InvalidOption(f"{VALUE!r} in the info of an election is its own: give it as value=")
+    if info is None and desk.info is not None:
+        import json
+
+        info = {key: each for key, each in json.loads(desk.info).items() if key != VALUE}
+    if value is not None and (info is None or isinstance(info, dict)):
+        info = {**(info or {}), VALUE: value}
+    terms = desk.terms(ttl, True, None, False, 0, None, None, "raise", info)
+    return ElectionCore(desk, name, terms, make_term, priority, standby_max)
+
+
+class Over(Exception):
+    """There will be no more leaders to tell of: the observer or its client was closed."""
+
+
+class Watch:
+    """From one leader to the next, in steps for either face."""
+
+    def __init__(self, desk: Desk, core: ElectionCore[Any], interval_s: float) -> None:
+        self._desk = desk
+        self._core = core
+        self._interval_s = interval_s
+        self._look_at = float("-inf")
+        #: Whom the last step told of, in a tuple; empty before the first.
+        self._told: tuple[Leader | None, ...] = ()
+        self._pause: Ask | None = None
+        self._closed = False
+
+    def next(self) -> Steps[Leader | None]:
+        """Who leads, once that is another than last time. Raises Over at the end."""
+        while not (self._closed or self._desk.closed):
+            session = self._desk.session()
+            if session.closed:
+                break
+            pause_s = self._look_at - session.clock.now()
+            if pause_s > 0:
+                self._pause = session.pause()
+                if not self._closed:
+                    yield session, self._pause, pause_s
+                self._pause = None
+                continue
+            self._look_at = session.clock.now() + self._interval_s * (1 + OBSERVE_JITTER * session.clock.jitter())
+            try:
+                leader = yield from self._core.leader()
+            except StoreUnavailable:
+                if self._desk.closed:
+                    break
+                raise
+            if not self._told or _term(leader) != _term(self._told[0]):
+                self._told = (leader,)
+                return leader
+        raise Over
+
+    def close(self) -> None:
+        self._closed = True
+        pause = self._pause
+        if pause is not None:
+            pause.settle(None)
+
+
+def _term(leader: Leader | None) -> object:
+    """What tells one term from another, also where numbers are best effort."""
+    return leader and (leader.number, leader.holder)

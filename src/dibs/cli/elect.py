@@ -1,0 +1,96 @@
+"""``dibs elect NAME -- COMMAND``: a command on one machine, and a standby on every other that is ready to take over.
+
+It is ``dibs run`` that waits without limit, in the words of elections; how the command is run, watched and stopped is
+all in ``dibs.cli.run``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.cli import duration
+from dibs.cli.run import add_common, parse_info, run_under
+
+if TYPE_CHECKING:
+    import argparse
+    from contextlib import AbstractContextManager
+
+    from dibs.client import Client
+    from dibs.lease import Lease
+
+EPILOG = """\
+examples:
+  dibs elect scheduler -- scheduler --foreground
+      on every machine: one of them runs the scheduler, the others stand by; when it dies, the next one runs it
+  dibs elect scheduler --value http://$(hostname):8080 -- scheduler --port 8080
+      tell everybody where the leader is: `dibs show scheduler`, or election.observe() in Python
+  dibs elect scheduler --standby-max 1 -- scheduler
+      one leader and one standby are enough: exit 75 where both are there already
+  dibs elect scheduler --priority -1 -- scheduler
+      on the machines of the other site: lead only when no machine of this site stands by
+  dibs elect scheduler --ttl 10s -- scheduler
+      a dead machine is replaced within ten seconds or so, and a store may be away for most of that
+
+The command finds DIBS_NAME, DIBS_SLOT and DIBS_FENCING_TOKEN in its environment. The token is the number of the term,
+greater than that of every earlier one; what the command writes to can compare it and refuse latecomers.
+
+When leadership is lost, the command is stopped, its whole process group with TERM and then KILL, before another
+machine can win; also when dibs itself is killed with -9 or paused. When the command ends by itself, leadership is
+resigned and the next standby starts its own. Either way dibs ends: let the service manager start it again as a standby.
+
+exit codes:
+  the command's own, 128+n when signal n ended it; 75 standbys enough, 76 leadership lost, 69 store unreachable, 78 not
+  set up or misconfigured, 64 wrong usage, 126 not executable, 127 not found
+"""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dibs elect NAME [options] -- COMMAND [argument …]"
+    parser.description = (
+        "Wait to be elected the leader of NAME, then run a command for as long as the leadership lasts.\n"
+        "Says nothing unless something is wrong."
+    )
+    parser.epilog = EPILOG
+    parser.takes_command = True  # type: ignore[attr-defined]
+    parser.add_argument("name", metavar="NAME", help="what one machine at a time leads")
+    parser.add_argument(
+        "--ttl",
+        type=duration,
+        metavar="T",
+        help="how long a dead leader keeps the others waiting; renewed every third of it (default: 30s)",
+    )
+    parser.add_argument("--value", metavar="TEXT", help="what observers see of the leader, its address for example")
+    parser.add_argument(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="P",
+        help="-1 to -9: lead only when no candidate of a higher priority is there (default: 0)",
+    )
+    parser.add_argument(
+        "--standby-max",
+        type=int,
+        metavar="N",
+        help="exit 75 at once when about N candidates stand by already (default: no limit)",
+    )
+    add_common(parser)
+
+
+ARGUMENTS = {"elect": _arguments}
+
+
+def elect(args: argparse.Namespace) -> int:
+    """``dibs elect``: returns the exit code."""
+    info = parse_info(args.info)
+
+    def lead(client: Client) -> AbstractContextManager[Lease]:
+        return client.election(
+            args.name,
+            value=args.value,
+            ttl=args.ttl,
+            priority=args.priority,
+            standby_max=args.standby_max,
+            info=info,
+        ).lead()
+
+    return run_under(args, lead)

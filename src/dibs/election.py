@@ -1,0 +1,198 @@
+"""The face for threads of elections: ``Election`` and ``Term``. How candidates are elected is in ``dibs.campaign``.
+
+A module of its own because ``dibs run``, which stands in crontabs, has no need of it.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+from dibs.campaign import Over, TermFacts
+from dibs.errors import LeaseLost
+from dibs.lease import Lease
+from dibs.lock import check_decorated
+from dibs.names import check_timeout
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.campaign import ElectionCore, Leader, Watch
+    from dibs.names import Seconds
+
+    OnElected = Callable[["Term"], object]
+    OnLost = Callable[["Term"], object]
+
+
+class Term(TermFacts, Lease):
+    """One reign: a ``Lease`` on the name of an election. ``with term:`` resigns at the end."""
+
+    __slots__ = ()
+
+    def resign(self) -> bool:
+        """Stop leading, and let the next candidate win at once. The same as ``release()``."""
+        return self.release()
+
+    def __enter__(self) -> Term:
+        return self
+
+
+class Leaders:
+    """Who leads, one after the other: an iterator of ``Leader``, and of None when nobody does. For one thread."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def close(self) -> None:
+        """End the iteration, also from another thread while it waits."""
+        self._watch.close()
+
+    def __iter__(self) -> Leaders:
+        return self
+
+    def __next__(self) -> Leader | None:
+        try:
+            return run(self._watch.next())
+        except Over:
+            raise StopIteration from None
+
+
+class Lead:
+    """``with election.lead() as term:`` campaigns, leads, and resigns at the end."""
+
+    __slots__ = ("_core", "_term", "_timeout")
+
+    def __init__(self, core: ElectionCore[Term], timeout: float | None) -> None:
+        self._core = core
+        self._timeout = timeout
+        self._term: Term | None = None
+
+    def __enter__(self) -> Term:
+        term = self._term = run(self._core.campaign(get_ident(), self._timeout))
+        if term is None:
+            raise self._core.timed_out()
+        return term
+
+    def __exit__(self, *exc: Any) -> None:
+        term, self._term = self._term, None
+        if term is not None:
+            term.__exit__(*exc)
+
+
+class Election:
+    """One leader among candidates. A description: campaigning gives a ``Term``. Safe to share among threads."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: ElectionCore[Term]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """What the election is about. A lock of the same name excludes it: they are the same."""
+        return self._core.name
+
+    def campaign(self, timeout: Seconds | None = None) -> Term | None:
+        """Wait up to ``timeout`` seconds to be elected; the term, or None when that was not to be.
+
+        ``timeout=None`` waits for ever, 0 asks exactly once. None is returned at once when ``standby_max`` standbys are
+        there already. The term is renewed until it is resigned or lost.
+
+        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up, WouldDeadlock when
+        this thread leads already and would wait without limit.
+        """
+        return run(self._core.campaign(get_ident(), timeout))
+
+    def lead(self, timeout: Seconds | None = None) -> Lead:
+        """Lead for the length of a block: ``with election.lead() as term:``.
+
+        Raises LockTimeout where ``campaign`` returns None. At the end it resigns, and raises LeaseLost if the term was
+        lost and the block has no error of its own.
+        """
+        return Lead(self._core, check_timeout(timeout))
+
+    def run(self, on_elected: OnElected, on_lost: OnLost | None = None, *, forever: bool = False) -> None:
+        """Campaign, call ``on_elected(term)`` in this thread, and resign when it returns; with ``forever`` again.
+
+        When the term is lost meanwhile, ``on_lost(term)`` is called at once, in a thread of its own, before another can
+        win. A running function cannot be stopped from outside: ``on_elected`` has to return, which ``term.check()`` or
+        ``term.lost`` tell it. Once both have returned, LeaseLost is raised, or with ``forever`` the next campaign
+        begins. Any other error of ``on_elected`` ends the term and is raised.
+
+        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
+        """
+        check_decorated(on_elected, awaited=False)
+        if on_lost is not None:
+            check_decorated(on_lost, awaited=False)
+        while True:
+            term = self.campaign()
+            if term is None:
+                raise self._core.timed_out()
+            try:
+                with _Told(term, on_lost), term:
+                    on_elected(term)
+            except LeaseLost:
+                if not (forever and term.lost.is_set()):
+                    raise
+            if not forever:
+                return
+
+    def resign(self) -> bool:
+        """Stop leading, if it was through this object, and let the next candidate win at once.
+
+        Raises NotHeld when it leads through this object in no term, LeaseLost when the term had been lost. Returns
+        False when the store did not confirm; the term then ends by its ttl.
+        """
+        return run(self._core.release(get_ident()))
+
+    def leader(self) -> Leader | None:
+        """Who leads now, or None."""
+        return run(self._core.leader())
+
+    def observe(self, interval: Seconds = 1.0) -> Leaders:
+        """Who leads, at once and then whenever that changes: ``for leader in election.observe():``.
+
+        Gives a ``Leader``, or None when nobody leads. It reads the store every ``interval`` seconds (1 or more), or up
+        to 30 % later, so a reign that was shorter, or a time without one, may not be seen. It ends when it or the
+        client is closed, and holds nothing meanwhile. Raises StoreUnavailable when the store gives no answer; the same
+        iterator can then be asked again.
+        """
+        return Leaders(self._core.watch(interval))
+
+    def __repr__(self) -> str:
+        return f"<dibs.Election {self.name!r}>"
+
+
+class _Told:
+    """Sees to it that ``on_lost`` is called once if the term is lost; at the end of the block it has returned."""
+
+    def __init__(self, term: Term, on_lost: OnLost | None) -> None:
+        self._term = term
+        self._on_lost = on_lost
+        self._called = False
+        self._gate = term._session.clock.gate()
+
+    def __enter__(self) -> None:
+        if self._on_lost is not None:
+            self._term._session.clock.spawn("dibs-on-lost", self._watch)
+
+    def _watch(self) -> None:
+        try:
+            if self._term.lost.wait():
+                self._call()
+        finally:
+            self._gate.open()
+
+    def _call(self) -> None:
+        self._called = True
+        if self._on_lost is not None:
+            self._on_lost(self._term)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._on_lost is not None:
+            self._gate.wait(None)  # the term is over, and so the thread has done its part
+            if self._term.lost.is_set() and not self._called:  # that it was lost has shown only when it was resigned
+                self._call()

@@ -1,0 +1,135 @@
+"""What was acquired through one object, remembered so that it can be released like ``threading.Lock``.
+
+A lock is a description; what is true of holding lives on the lease. A *grip* is one lease acquired through an object:
+whoever releases loosens the grip of its own first, or for a plain lock that of whoever holds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from dibs.errors import NotHeld
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.errors import LockTimeout
+    from dibs.hold import Hold
+    from dibs.names import Seconds
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+
+
+class Releasable(Protocol):
+    """A lease of one name, or of several."""
+
+    @property
+    def held(self) -> bool: ...
+    @property
+    def _over(self) -> bool:
+        """It was released, or its loss is known."""
+        ...
+
+    @property
+    def _given_back(self) -> bool:
+        """It was released."""
+        ...
+
+    @property
+    def _holds(self) -> Sequence[Hold]: ...
+    def _releasing(self) -> Steps[bool]: ...
+
+
+L = TypeVar("L", bound=Releasable)
+
+
+class Grip(Generic[L]):
+    """One lease acquired through a lock, by whom, and how often (reentrant)."""
+
+    __slots__ = ("count", "lease", "owner")
+
+    def __init__(self, owner: object, lease: L) -> None:
+        self.owner = owner
+        self.lease = lease
+        self.count = 1
+
+
+class Gripped(Generic[L]):
+    """What was acquired through one object, so that it can be released through it."""
+
+    __slots__ = ("_grips", "name", "terms")
+
+    def __init__(self, name: str, terms: Terms) -> None:
+        self.name = name
+        self.terms = terms
+        self._grips: list[Grip[L]] = []
+
+    # What differs:
+
+    def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
+        """What was asked for, or None when it could not be had in time (``timed_out`` makes the error of it)."""
+        raise NotImplementedError
+
+    def timed_out(self) -> LockTimeout:
+        """The error for a caller who could not get it: who has it, since when, for how long still."""
+        raise NotImplementedError
+
+    def locked(self) -> bool:
+        """Whether this client holds it, as far as this process knows. ``client.holder(name)`` asks the store."""
+        raise NotImplementedError
+
+    # What is the same:
+
+    def _held_by(self, owner: object) -> Grip[L] | None:
+        """A reentrant owner's own grip, if it is still held."""
+        return next((grip for grip in self._grips if grip.owner == owner and grip.lease.held), None)
+
+    def _grip(self, owner: object, lease: L) -> None:
+        grips = self._grips
+        if grips:
+            # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
+            grips[:] = [
+                grip for grip in grips if not grip.lease._over or (grip.owner != owner and not grip.lease._given_back)
+            ]
+        grips.append(Grip(owner, lease))
+
+    def release(self, owner: object) -> Steps[bool]:
+        """Release as ``threading.Lock`` and ``RLock`` do: what this owner acquired, else (plain locks) what is held."""
+        grip = self._find(owner)
+        if grip is None:
+            if self.terms.reentrant and self._grips:
+                raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can release it")
+            raise NotHeld(f"release of {self.name!r}, which is not held through this lock")
+        lease = self._let_go(grip)
+        return True if lease is None else (yield from lease._releasing())
+
+    def leave(self, owner: object) -> L | None:
+        """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
+        grips = self._grips
+        grip = grips[-1] if grips else None
+        if grip is None or grip.owner != owner:
+            grip = self._find(owner)
+            if grip is None or grip.owner != owner:
+                return None
+        return self._let_go(grip)
+
+    def _find(self, owner: object) -> Grip[L] | None:
+        grips = self._grips
+        for grip in reversed(grips):
+            if grip.owner == owner:
+                return grip
+        if self.terms.reentrant:
+            return None
+        # A plain lock may be released by anybody: the grip that is held, if there is one.
+        return next((grip for grip in reversed(grips) if not grip.lease._over), None)
+
+    def _let_go(self, grip: Grip[L]) -> L | None:
+        """Loosen a grip; the lease to be released when that was the last of it."""
+        if grip.count > 1:
+            grip.count -= 1
+            return None
+        try:
+            self._grips.remove(grip)
+        except ValueError:
+            raise NotHeld(f"{self.name!r} was released by another thread at the same moment") from None
+        return grip.lease

@@ -1,0 +1,107 @@
+"""The verbs that all locks for threads have in common (``dibs.aio`` has them for tasks)."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dibs.errors import LeaseLost
+from dibs.grips import Releasable
+from dibs.lease import Lease
+from dibs.lock import check_decorated
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.grips import Gripped
+    from dibs.names import Seconds
+
+F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T", bound=Releasable)
+
+
+class Lockable(Generic[T]):
+    """What all locks for threads have in common: the verbs of ``threading.Lock``, ``with``, and decorating."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: Gripped[T]) -> None:
+        self._core = core
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> T | None:
+        """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
+
+        ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
+        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
+        WouldDeadlock when this thread holds it already and would wait without limit.
+        """
+        return run(self._core.acquire(get_ident(), blocking, timeout))
+
+    def release(self) -> bool:
+        """Release what this thread acquired through this lock, or what another did if the lock is not reentrant.
+
+        Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it had been lost. Returns False when the
+        store did not confirm; the lease then ends by its ttl.
+        """
+        return run(self._core.release(get_ident()))
+
+    def locked(self) -> bool:
+        """Whether this client holds it now, as far as this process knows."""
+        return self._core.locked()
+
+    def __enter__(self) -> T:
+        lease = run(self._core.acquire(get_ident()))
+        if lease is None:
+            raise self._core.timed_out()
+        return lease
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        lease = self._core.leave(get_ident())
+        if lease is not None:
+            try:
+                run(lease._releasing())
+            except LeaseLost:
+                if exc_type is None:
+                    raise
+
+    def __call__(self, function: F) -> F:
+        """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
+        check_decorated(function, awaited=False)
+        core = self._core
+
+        @wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            lease = self.acquire()
+            if lease is None:
+                if core.terms.on_busy == "skip":
+                    return None
+                raise core.timed_out()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                self.__exit__(BaseException)
+                raise
+            self.__exit__(None)
+            return result
+
+        return locked  # type: ignore[return-value]
+
+
+class Lock(Lockable[Lease]):
+    """A name held by one at a time. A description: acquiring it gives a ``Lease``.
+
+    Works like ``threading.Lock`` (``threading.RLock`` with ``reentrant=True``), as a context manager and as a
+    decorator. Safe to share among threads.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
+    def __repr__(self) -> str:
+        return f"<dibs.Lock {self.name!r}>"

@@ -1,0 +1,396 @@
+"""Once: at most one successful run per name and key in ``keep`` seconds, also across machines and crashes.
+
+A once is a lock on ``name/key``, and a run is one lease of it; so while one runs nobody else does, and a run that fails
+or dies gives the name up like any holder. What is added is how a run ends that succeeded: it is released with ``keep``.
+The store then keeps the name for that long under a claim that nobody has, in the same conditional write that ends the
+lease, and shows the *mark* of success in its info, with the result. Whoever asks meanwhile is refused as by a holder,
+looks at what is shown, and finds it
+
+* *done*: the mark is there;
+* *running*: it is not. Whoever may wait stands in line like for a lock, which ends when the run fails, and looks again
+  every ``LOOK_S``, which ends when it succeeds.
+
+A crash after the work was done and before the mark was written leaves no mark, and so the work may be done again. No
+store can prevent that from outside: an effect that must not be repeated needs the fencing token, or the caller's own
+transaction.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
+from dibs.hold import RELEASED
+from dibs.lease import Lease, LeaseFacts
+from dibs.lock import LockCore, check_decorated, wait_limit
+from dibs.names import check_info, check_name, check_seconds
+from dibs.once_keys import check_key, key_of_calls
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from dibs.desk import Desk, LeaseRecord
+    from dibs.errors import LockTimeout
+    from dibs.hold import Hold
+    from dibs.names import Seconds
+    from dibs.once_keys import Key
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+
+# Whoever waits for a run that goes on looks this often whether it has succeeded.
+LOOK_S = 1.0
+# The mark of success stands under this key of the info that is shown with the name.
+MARK = "once"
+
+F = TypeVar("F", bound="Callable[..., Any]")
+L = TypeVar("L", bound=LeaseFacts)
+R = TypeVar("R", bound="OnceRunFacts[Any]")
+
+
+class OnceRecord(NamedTuple):
+    """A successful run, as the store shows it to anybody while it is kept.
+
+    ``name`` is name/key, ``result`` what it left behind, ``holder`` who ran it (host/pid/client). It began at
+    ``began_at``, was done at ``done_at``, and is kept until ``kept_until``, ``expires_in`` seconds after the store was
+    asked, all by the store's clock.
+    """
+
+    name: str
+    result: Any
+    holder: str
+    fencing_token: int
+    began_at: datetime
+    done_at: datetime
+    kept_until: datetime
+    expires_in: float
+
+
+class OnceRunFacts(Generic[L]):
+    """What ``begin()`` found: true when the work is this caller's to do, false when it is done or being done."""
+
+    __slots__ = ("_core", "_done", "_lease", "_result")
+
+    def __init__(self, core: OnceCore[L, Any], lease: L | None, done: OnceRecord | None) -> None:
+        self._core = core
+        self._lease = lease
+        self._done = done
+        self._result: Any = None if done is None else done.result
+
+    def __bool__(self) -> bool:
+        return self._lease is not None
+
+    @property
+    def done(self) -> OnceRecord | None:
+        """The successful run that is kept. None when the work is this caller's to do, or somebody is doing it now."""
+        return self._done
+
+    @property
+    def lease(self) -> L:
+        """The lease under which this run goes on: ``run.lease.check()``, ``run.lease.fencing_token``.
+
+        Raises NotHeld when the work is not this caller's to do. Releasing it ends the run without a mark.
+        """
+        if self._lease is None:
+            raise NotHeld(f"{self._core.name!r} is not this caller's to do: look at `if run:` first")
+        return self._lease
+
+    @property
+    def result(self) -> Any:
+        """What is kept with the mark, to be set inside the block: small JSON. Of an earlier run, what was kept."""
+        return self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if self._lease is None:
+            raise NotHeld(f"{self._core.name!r} is not this caller's to do, so it has no result to keep")
+        self._result = value
+
+    def __repr__(self) -> str:
+        state = "done" if self._done is not None else "somebody else's" if self._lease is None else repr(self._lease)
+        return f"<{type(self).__name__} {self._core.name!r}: {state}>"
+
+
+class OnceCore(Generic[L, R]):
+    """What a once does, in steps for either face."""
+
+    __slots__ = ("_desk", "_fields", "_lock", "_make_run", "keep_result", "keep_s", "name", "runs", "terms")
+
+    def __init__(
+        self,
+        desk: Desk,
+        name: str,
+        key: Key | None,
+        options: OnceOptions,
+        make_lease: Callable[[Session, Hold, str], L],
+        make_run: Callable[[OnceCore[L, R], L | None, OnceRecord | None], R],
+    ) -> None:
+        check_name(name)
+        self.name = name if key is None else f"{name}/{check_key(key)}"
+        self._desk = desk
+        self.terms, self.keep_s, self.keep_result, self._fields = options
+        self._lock: LockCore[L] = LockCore(desk, self.name, self.terms, make_lease)
+        self._make_run = make_run
+        #: The blocks that each thread or task is in, the innermost last.
+        self.runs: dict[object, list[R]] = {}
+
+    def begin(self, owner: object, timeout: Seconds | None = -1) -> Steps[R]:
+        """A run: this caller's to do, done before, or neither when ``timeout`` seconds did not suffice."""
+        limit_s = wait_limit(self.terms, True, timeout)
+        clock = self._desk.session().clock
+        if limit_s is None:
+            self._lock.refuse_own(owner)
+        began = clock.now()
+        slice_s = 0.0
+        while True:
+            lease = yield from self._lock.obtain(owner, slice_s)
+            if lease is not None:
+                return self._make_run(self, lease, None)
+            done = yield from self.look()
+            waited = clock.now() - began
+            if done is not None or (limit_s is not None and waited >= limit_s):
+                self._lock.refused = (self._lock.refused[0], waited)
+                return self._make_run(self, None, done)
+            slice_s = LOOK_S if limit_s is None else min(LOOK_S, limit_s - waited)
+
+    def enter(self, owner: object) -> Steps[R]:
+        """The beginning of a ``with`` block."""
+        begun = yield from self.begin(owner)
+        if begun or begun.done is not None or self.terms.on_busy == "skip":
+            self.runs.setdefault(owner, []).append(begun)
+            return begun
+        raise self.timed_out()
+
+    def leave(self, owner: object) -> R:
+        """The end of a ``with`` block: the run that it was about."""
+        runs = self.runs[owner]
+        begun = runs.pop()
+        if not runs:
+            del self.runs[owner]
+        return begun
+
+    def timed_out(self) -> LockTimeout:
+        return self._lock.timed_out()
+
+    def end(self, begun: OnceRunFacts[L], failed: bool) -> Steps[None]:
+        """End a run: give the name up if it failed, else mark it done and keep it so."""
+        if not begun:
+            return
+        lease = begun.lease
+        if failed:
+            yield from lease._releasing()
+            return
+        if lease._hold.state == RELEASED:
+            if lease._session.closed:
+                raise StoreUnavailable(
+                    f"{self.name!r} is not marked as done: the dibs client was closed inside the block",
+                    maybe_applied=False,
+                )
+            return
+        lease.check()
+        text, problem = self._mark(begun)
+        told = yield from lease._releasing(self.keep_s, text)
+        if not told:
+            yield from self._make_sure(lease)
+        if problem is not None:
+            raise ResultNotKept(
+                f"{self.name!r} was run and is kept as done, but its result cannot be kept: {problem}",
+                result=begun.result,
+            ) from problem
+
+    def _mark(self, begun: OnceRunFacts[L]) -> tuple[str | None, Exception | None]:
+        """The info that says done, and what is wrong with the result if it cannot be part of it."""
+        mark: dict[str, Any] = {"keep": self.keep_s}
+        problem = None
+        if self.keep_result and begun._result is not None:
+            try:
+                text = check_info({**self._fields, MARK: {**mark, "result": begun._result}})
+                begun._result = _kept_result(text)
+                return text, None
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run has succeeded
+                problem = error
+        return check_info({**self._fields, MARK: mark}), problem
+
+    def _make_sure(self, lease: L) -> Steps[None]:
+        """The store did not confirm the mark. It is there, or it is told that it may not be."""
+        why: StoreUnavailable | None = None
+        try:
+            done = yield from self.look()
+            if done is not None and done.fencing_token == lease.fencing_token:
+                return
+        except StoreUnavailable as error:
+            why = error
+        raise StoreUnavailable(
+            f"{self.name!r} was run (token {lease.fencing_token}), but the store did not confirm that it is kept as "
+            "done: it may be run again"
+        ) from why
+
+    def look(self) -> Steps[OnceRecord | None]:
+        """The successful run that is kept, if there is one."""
+        return _record(self.name, (yield from self._desk.holder(self.name)))
+
+    def forget(self) -> Steps[bool]:
+        """Forget the successful run that is kept; False when there is none."""
+        done = yield from self.look()
+        return done is not None and (yield from self._desk.breaking(self.name, done.fencing_token, True))
+
+
+def _kept_result(text: str | None) -> Any:
+    import json
+
+    return json.loads(text or "{}")[MARK]["result"]
+
+
+def _record(name: str, shown: LeaseRecord | None) -> OnceRecord | None:
+    mark = None if shown is None or shown.info is None else shown.info.get(MARK)
+    if shown is None or not isinstance(mark, dict):
+        return None
+    from datetime import timedelta
+
+    kept_until = shown.expires_at
+    done_at = kept_until - timedelta(seconds=mark.get("keep", 0.0))
+    result, holder, token = mark.get("result"), shown.holder, shown.fencing_token
+    return OnceRecord(name, result, holder, token, shown.acquired_at, done_at, kept_until, shown.expires_in)
+
+
+# -- what a caller may pass -------------------------------------------------------------------------------------------
+
+
+class OnceOptions(NamedTuple):
+    """The checked options of a once, the same for all of its keys."""
+
+    terms: Terms
+    keep_s: float
+    keep_result: bool
+    #: The info that is shown besides the mark.
+    fields: dict[str, Any]
+
+
+def once_options(
+    desk: Desk,
+    keep: Seconds,
+    keep_result: bool,
+    ttl: Seconds | None,
+    timeout: Seconds | None,
+    max_hold: Seconds | None,
+    on_lost: Callable[[], object] | None,
+    on_busy: str,
+    info: dict[str, Any] | None,
+) -> OnceOptions:
+    """Check what a caller gave; raises InvalidOption before any I/O."""
+    limits = desk.address.capabilities
+    keep_s = check_seconds("keep", keep, least=limits.ttl_min_s, most=limits.ttl_max_s)
+    terms = desk.terms(ttl, True, timeout, False, 0, max_hold, on_lost, on_busy, info)
+    fields: dict[str, Any] = {}
+    if terms.info is not None:
+        import json
+
+        fields = json.loads(terms.info)
+        if MARK in fields:
+            raise InvalidOption(f"info may not contain {MARK!r}: there stands whether the work is done")
+        check_info({**fields, MARK: {"keep": keep_s}})
+    return OnceOptions(terms, keep_s, bool(keep_result), fields)
+
+
+# -- the face for threads ---------------------------------------------------------------------------------------------
+
+
+class OnceRun(OnceRunFacts[Lease]):
+    """What ``begin()`` found: true when the work is this caller's to do, false when it is done or being done.
+
+    Leaving the block without an exception marks the work as done, and keeps it so for ``keep`` seconds; an exception,
+    whichever, gives the name up for the next to try.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> OnceRun:
+        if self._lease is not None:
+            self._lease.check()
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            run(self._core.end(self, exc_type is not None))
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+class Once:
+    """Work that is to be done at most once in ``keep`` seconds. A description: ``begin()`` makes a run of it.
+
+    ``with once as run:`` begins one, waiting as long as ``timeout`` while somebody else is at it. Safe to share among
+    threads.
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: OnceCore[Lease, OnceRun]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """The name under which it is kept: name/key, or the name alone. ``client.holder(once.name)`` shows it."""
+        return self._core.name
+
+    def begin(self, timeout: Seconds | None = -1) -> OnceRun:
+        """A run, to be used as ``with`` block: true when the work is this caller's to do.
+
+        False at once when it is done (``run.done``); false after ``timeout`` seconds when somebody is still doing it.
+        ``timeout=-1`` means what the once was built with, None for ever, 0 asks exactly once. Raises StoreUnavailable
+        and SetupRequired as ``lock.acquire``, WouldDeadlock when this thread is doing it and would wait without limit.
+        """
+        return run(self._core.begin(get_ident(), timeout))
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function unless it is done, and return its result, now or from the run that is kept.
+
+        What it returns is kept and returned as JSON has it (a tuple comes back as a list); with keep_result=False it
+        is returned as it is, and None when it was done before. An exception of the function is raised, and nothing is
+        marked. While somebody else is at it, waits as long as ``timeout`` says; then LockTimeout, or None with
+        on_busy="skip". Raises LeaseLost when the lease was lost meanwhile, ResultNotKept when it is done and the
+        result is too large or no JSON.
+        """
+        check_decorated(function, awaited=False)
+        with self as begun:
+            if begun:
+                begun.result = function(*args, **kwargs)
+        return begun.result
+
+    def done(self) -> OnceRecord | None:
+        """The successful run that is kept; None when there is none, also while one goes on."""
+        return run(self._core.look())
+
+    def forget(self) -> bool:
+        """Let it be run again although it is done; False when it is not. Does nothing to a run that goes on."""
+        return run(self._core.forget())
+
+    def __enter__(self) -> OnceRun:
+        return run(self._core.enter(get_ident()))
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        self._core.leave(get_ident()).__exit__(exc_type, *exc)
+
+    def __repr__(self) -> str:
+        return f"<dibs.Once {self.name!r}>"
+
+
+def once_per(make: Callable[[Key | None], Once], key: Callable[..., Key] | None) -> Callable[[F], F]:
+    """The decorator behind ``client.once_per``."""
+
+    def decorate(function: F) -> F:
+        check_decorated(function, awaited=False)
+        key_of = key_of_calls(function, key)
+
+        @wraps(function)
+        def at_most_once(*args: Any, **kwargs: Any) -> Any:
+            return make(key_of(*args, **kwargs)).run(function, *args, **kwargs)
+
+        return at_most_once  # type: ignore[return-value]
+
+    return decorate

@@ -1,0 +1,147 @@
+"""Many readers or one writer: a pool of permits of which a reader takes one and a writer all.
+
+So the rules of the line do what is wanted: a waiting writer counts as taking everything, which holds back the readers
+who come after it, and a dead reader or writer delays others by its ttl only. A writer becomes a reader by giving back
+all permits but one in a single write, with nobody in between; the other way round two readers would wait for each other
+for ever, so it is refused.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, once_more
+from dibs.lease import Lease, LeaseFacts
+from dibs.lock import LockCore
+from dibs.lockable import Lock
+from dibs.semaphore import check_pools
+from dibs.steps import run
+from dibs.store import PERMITS_MAX, Granted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.desk import Desk
+    from dibs.hold import Hold
+    from dibs.names import Seconds
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+
+L = TypeVar("L", bound=LeaseFacts)
+
+
+class SideCore(LockCore[L]):
+    """One side of a read/write lock: what readers, or what writers do."""
+
+    __slots__ = ("_other",)
+
+    _other: SideCore[L]
+
+    def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
+        other = self._other._held_by(owner)
+        if other is not None:
+            if self.terms.take > 1:
+                raise WouldDeadlock(
+                    f"{self.name!r} is held for reading by this very caller, and a reader cannot become a writer: two "
+                    "who tried would wait for each other for ever. Release it and take it for writing, or take it for "
+                    "writing at once and downgrade()"
+                )
+            raise WouldDeadlock(
+                f"{self.name!r} is held for writing by this very caller: it may read already, or downgrade()"
+            )
+        return (yield from super().acquire(owner, blocking, timeout))
+
+    def refuse_own(self, owner: object) -> None:
+        if self._desk.session().shared_by(owner, self._key):
+            raise WouldDeadlock(
+                f"{self.name!r} is held by this very caller, who would wait for itself for ever as soon as somebody else "
+                "waits to write: release it first, pass a timeout, or build the lock with reentrant=True"
+            )
+
+    def leave(self, owner: object) -> L | None:
+        # A block that began as a writer's and was downgraded ends as a reader's.
+        side = self if any(grip.owner == owner for grip in self._grips) else self._other
+        return super(SideCore, side).leave(owner)
+
+    def locked(self) -> bool:
+        return any(grip.lease.held for grip in self._grips)
+
+
+class RWCore(Generic[L]):
+    """Both sides of a read/write lock."""
+
+    __slots__ = ("name", "readers", "writers")
+
+    def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
+        check_pools(desk.address, "read/write locks")
+        self.name = name
+        self.readers: SideCore[L] = SideCore(desk, name, terms._replace(permits=PERMITS_MAX, take=1), make_lease)
+        self.writers: SideCore[L] = SideCore(
+            desk, name, terms._replace(permits=PERMITS_MAX, take=PERMITS_MAX), make_lease
+        )
+        self.readers._other = self.writers
+        self.writers._other = self.readers
+
+    def downgrade(self, owner: object) -> Steps[None]:
+        """Turn this owner's write lease into a read lease, with no moment in between at which nobody holds it."""
+        grip = self.writers._find(owner)
+        if grip is None or grip.lease._over:
+            raise NotHeld(f"{self.name!r} is not held for writing through this object")
+        grip.lease.check()
+        session, hold = grip.lease._session, grip.lease._hold
+        # From here on it is a reader's for this process, whatever becomes of the answer.
+        self.readers._grips.append(grip)
+        self.writers._grips.remove(grip)
+        ask = session.give_back_some(hold, 1)
+        try:
+            settled = yield session, ask, session.request_timeout_s + session.patience_s
+        except BaseException:  # what was queued is sent, whoever was interrupted
+            session.lane.start()
+            raise
+        if not settled:
+            raise StoreUnavailable("the store did not answer the downgrade: other readers may have to wait until the end")
+        if ask.error is not None:
+            raise once_more(ask.error)
+        if not isinstance(ask.outcome, Granted):
+            session.lose(hold, "it had ended when it was to be downgraded")
+            raise LeaseLost(grip.lease._why())
+
+
+class RWLock:
+    """Many readers or one writer of a name; ``read()`` and ``write()`` are locks like ``Lock``.
+
+    A waiting writer holds back the readers who come after it. A dead reader or writer delays others by its ttl only.
+    """
+
+    __slots__ = ("_core", "_read", "_write")
+
+    def __init__(self, core: RWCore[Lease]) -> None:
+        self._core = core
+        self._read = Lock(core.readers)
+        self._write = Lock(core.writers)
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
+    def read(self) -> Lock:
+        """The side of the readers: any number of them at a time, while no writer holds it or waits for it."""
+        return self._read
+
+    def write(self) -> Lock:
+        """The side of the writers: one at a time, and no reader meanwhile."""
+        return self._write
+
+    def downgrade(self) -> None:
+        """Make the write lease of this thread a read lease, with no gap; it is released as one.
+
+        Raises NotHeld when this thread holds no write lease, LeaseLost when it had been lost, StoreUnavailable when the
+        answer is unknown: it is a read lease all the same, but other readers may have to wait until it is released.
+        """
+        run(self._core.downgrade(get_ident()))
+
+    def __repr__(self) -> str:
+        return f"<dibs.RWLock {self.name!r}>"

@@ -1,0 +1,151 @@
+"""Permits: at most so many holders of one name at a time, across processes and machines.
+
+The store keeps how many permits the name has, so that two programs with different limits are told, not let in. Each
+lease has a number of its own among those that hold (``lease.slot``), from 1, the same until it ends. A holder that dies
+gives its permits back by its ttl. Works like ``threading.BoundedSemaphore``: one object, many holders.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, TypeVar
+
+from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
+from dibs.hold import LOST
+from dibs.lease import Lease, LeaseFacts
+from dibs.lock import LockCore
+from dibs.lockable import Lockable
+from dibs.steps import all_of, run
+from dibs.store import PERMITS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.desk import Desk
+    from dibs.hold import Hold
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.store import StoreAddress
+    from dibs.terms import Terms
+
+L = TypeVar("L", bound=LeaseFacts)
+
+
+class SemaphoreCore(LockCore[L]):
+    """What a semaphore does, in steps for either face."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        desk: Desk,
+        name: str,
+        limit: int,
+        weight: int,
+        resize: bool,
+        terms: Terms,
+        make_lease: Callable[[Session, Hold, str], L],
+    ) -> None:
+        check_pools(desk.address, "semaphores")
+        check_permits("limit", limit, PERMITS_MAX - 1)
+        check_permits("weight", weight, limit)
+        super().__init__(desk, name, terms._replace(permits=limit, take=weight, resize=bool(resize)), make_lease)
+
+    def release_some(self, owner: object, count: int) -> Steps[bool]:
+        """Give back ``count`` of what was acquired through this object, this owner's first."""
+        check_permits("n", count, PERMITS_MAX)
+        grips = list(reversed(self._grips))
+        # One that was lost is its owner's to hear of.
+        mine = [g for g in grips if g.owner == owner and (not g.lease._over or g.lease._hold.state == LOST)]
+        if not self.terms.reentrant:
+            mine += [g for g in grips if g.owner != owner and not g.lease._over]
+        held = sum(grip.count for grip in mine)
+        leases: list[L] = []
+        left = count if held >= count else 0
+        for grip in mine:
+            while left and grip in self._grips:
+                try:
+                    lease = self._let_go(grip)
+                except NotHeld:  # another thread was quicker
+                    break
+                left -= 1
+                if lease is not None:
+                    leases.append(lease)
+        confirmed = yield from all_of([lease._releasing() for lease in leases])
+        if left or held < count:
+            whose = "by this owner through it" if self.terms.reentrant else "through it"
+            raise ValueError(
+                f"semaphore {self.name!r} released too many times: {held} held {whose}, {count} to be released"
+            )
+        return confirmed
+
+    def refuse_own(self, owner: object) -> None:
+        mine = sum(hold.terms.take for hold in self._desk.session().shared_by(owner, self._key))
+        if mine and mine + self.terms.take > self.terms.permits:
+            raise WouldDeadlock(
+                f"this very caller holds {mine} of the {self.terms.permits} permits of {self.name!r} and would wait for "
+                f"itself for ever to get {self.terms.take} more: release first, pass a timeout, or build the semaphore "
+                "with reentrant=True"
+            )
+
+    def available(self) -> Steps[int]:
+        """How many permits are free, as the store knows now; not below 0."""
+        records = yield from self._desk.leases_of(self.name)
+        return max(0, self.terms.permits - sum(record.take for record in records))
+
+    def locked(self) -> bool:
+        """Whether nothing could be acquired for what this object holds, as far as this process knows."""
+        held = sum(self.terms.take for grip in self._grips if grip.lease.held)
+        return held + self.terms.take > self.terms.permits
+
+
+def check_pools(address: StoreAddress, what: str) -> None:
+    """Refuse where a store has only locks."""
+    if not address.capabilities.permits:
+        raise Unsupported(
+            f"{address.capabilities.store} has locks only, no {what}; `dibs doctor` says what a store has"
+        )
+
+
+def check_permits(what: str, number: int, most: int) -> None:
+    """Refuse what is not a number of permits."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidOption(f"{what} is a whole number, not {number!r}")
+    if not 1 <= number <= most:
+        raise InvalidOption(f"{what} is from 1 to {most:,}, not {number:,}")
+
+
+class Semaphore(Lockable[Lease]):
+    """At most so many holders of a name at a time. A description: acquiring it gives a ``Lease`` with a ``slot``.
+
+    Works like ``threading.BoundedSemaphore``, as a context manager and as a decorator: one object, many holders.
+    """
+
+    __slots__ = ()
+
+    _core: SemaphoreCore[Lease]
+
+    @property
+    def name(self) -> str:
+        """What the semaphore is about."""
+        return self._core.name
+
+    @property
+    def limit(self) -> int:
+        """How many permits there are."""
+        return self._core.terms.permits
+
+    def release(self, n: int = 1) -> bool:
+        """Release ``n`` of what was acquired through this object, first what this thread did.
+
+        Raises ValueError when so many are not held through it, LeaseLost when one had been lost. Returns False when the
+        store did not confirm; those leases then end by their ttl.
+        """
+        return run(self._core.release_some(get_ident(), n))
+
+    def available(self) -> int:
+        """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""
+        return run(self._core.available())
+
+    def __repr__(self) -> str:
+        return f"<dibs.Semaphore {self.name!r} of {self.limit}>"

@@ -1,0 +1,95 @@
+"""Who gets permits of a pool: one decision, the same for every store that can read before it writes.
+
+A store that holds the name against everybody else reads what is here called ``State``, asks ``decide``, and writes what
+it is told. (A lock needs no such reading: one conditional write decides.) A grant takes from the line whoever has
+not asked for ``LINE_GRACE_S``; should one of them ask again, it comes back to its old place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Held, Mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Holding(NamedTuple):
+    """A claim that holds the name now."""
+
+    slot: int
+    claim_id: str
+    take: int
+    holder: str
+    fencing_token: int
+    acquired_at: float
+    #: Seconds until it ends unless renewed.
+    ends_in: float
+
+
+class Waiting(NamedTuple):
+    """A claim in line."""
+
+    ticket: int
+    claim_id: str
+    take: int
+    #: Seconds since it asked.
+    silent_for: float
+
+
+class State(NamedTuple):
+    """What a store knows of a name. ``permits`` is None for a name that it does not know, 0 for a lock."""
+
+    permits: int | None
+    fencing_token: int
+    holdings: Sequence[Holding]
+    line: Sequence[Waiting]
+
+
+class Grant(NamedTuple):
+    """Write this: the claim holds ``slot`` under ``fencing_token``; a claim that held already keeps both."""
+
+    slot: int
+    fencing_token: int
+    again: Holding | None
+    take: int
+    #: Permits are left: whoever is next in line should be told.
+    left: int
+    #: How many permits the name has from now on.
+    permits: int
+
+
+def decide(state: State, request: Acquire) -> Grant | Held | Mismatch:
+    """What becomes of an acquire; ``Held.ticket`` is left for the store, which knows the line's numbers."""
+    mine = next((holding for holding in state.holdings if holding.claim_id == request.claim_id), None)
+    other = state.permits is not None and state.permits != request.permits
+    if other and mine is None and (state.permits == 0 or not request.resize):
+        return Mismatch(state.permits or 0)
+    if mine is not None:
+        # It may give some of its permits back (a writer becomes a reader), but never get more without asking anew.
+        take = min(mine.take, request.take)
+        # (Had the name been given another number of permits since, a claim that only repeats itself leaves it so.)
+        permits = state.permits or request.permits
+        left = permits - sum(holding.take for holding in state.holdings)
+        return Grant(mine.slot, mine.fencing_token, mine, take, left + mine.take - take, permits)
+    left = request.permits - sum(holding.take for holding in state.holdings)
+    place = LAST_TICKET if request.ticket is None else request.ticket
+    own = next((waiter.ticket for waiter in state.line if waiter.claim_id == request.claim_id), place)
+    place = min(place, own)
+    kept = sum(
+        waiter.take
+        for waiter in state.line
+        if waiter.ticket < place and waiter.claim_id != request.claim_id and waiter.silent_for < LINE_GRACE_S
+    )
+    if left - kept >= request.take:
+        taken = {holding.slot for holding in state.holdings}
+        slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
+        return Grant(slot, state.fencing_token + 1, None, request.take, left - request.take, request.permits)
+    ahead = any(waiter.ticket < place and waiter.claim_id != request.claim_id for waiter in state.line)
+    if left >= request.take:  # what is there is kept for those ahead, who ask within the grace
+        return Held(None, state.fencing_token, 0.0, LINE_GRACE_S, None, True)
+    first = min(state.holdings, key=lambda holding: holding.ends_in, default=None)
+    if first is None:  # fewer permits in all than it would take: the facade does not let that happen
+        return Held(None, state.fencing_token, 0.0, LINE_GRACE_S, None, ahead)
+    return Held(first.holder, first.fencing_token, first.acquired_at, max(0.0, first.ends_in), None, ahead)
