@@ -325,6 +325,19 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_etcd: EtcdServer) ->
         got[0][1].release()
 
 
+def test_what_is_kept_outlives_a_server_killed_with_9(own_etcd: EtcdServer) -> None:
+    """A name that was kept is kept, and shown with what was left there, after kill -9 of the server."""
+    odd = 'é,"info":}\\'
+    with dibs.connect(own_etcd.url(), patience=30, info={"service": odd}) as client:
+        assert client.once("report", keep=60).run(lambda: odd) == odd
+        own_etcd.kill()
+        own_etcd.start()
+        done = client.once("report", keep=60).done()
+        assert done is not None
+        assert (done.result, done.holder) == (odd, client.holder("report").holder)  # type: ignore[union-attr]
+        assert client.lock("report").acquire(timeout=0) is None
+
+
 def test_a_paused_server_ends_trust_by_the_clock(own_etcd: EtcdServer) -> None:
     """While the server hangs for longer than a ttl, a lease is lost by its deadline; callers get StoreUnavailable."""
     told = threading.Event()

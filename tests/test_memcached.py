@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import dibs
 from dibs import desk
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import Acquire, Granted, Held, Release, Renew, Renewed, Store
+from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store
 from dibs.stores import memcached as module
 from tests.servers.memcached import MemcachedServer
 
@@ -183,21 +185,25 @@ def test_a_stopped_server_ends_trust_by_the_clock(own_memcached: MemcachedServer
             assert again.fencing_token > lease.fencing_token
 
 
-@pytest.mark.parametrize("verb", ["acquire", "renew"])
+@pytest.mark.parametrize("verb", ["acquire", "renew", "keep"])
 def test_what_a_server_stores_with_a_stale_clock_is_not_believed(own_memcached: MemcachedServer, verb: str) -> None:
     """Requests that waited while the server stood still get an expiry that lasts, however shortly before it went on."""
     stores = [locate(own_memcached.url())[0].open() for _ in range(12)]
     requests: list[list[Any]] = [[asking(f"n:{i}", ttl=4)] for i in range(len(stores))]
     for one in stores:
         one.act([asking("n:other")], soon())  # each has heard of the server and its clock
-    if verb == "renew":
+    if verb != "acquire":
         requests = [[Renew(f"n:{i}", "c-1", 10)] for i in range(len(stores))]
+        if verb == "keep":
+            requests = [[Release(f"n:{i}", "c-1", keep=10, info="{}")] for i in range(len(stores))]
         for i, one in enumerate(stores):
             one.act([asking(f"n:{i}", ttl=9)], soon())
     outcomes: list[Any] = [None] * len(stores)
 
     def ask(i: int) -> None:
-        outcomes[i] = stores[i].act(requests[i], soon(20))[0]
+        while outcomes[i] is None:
+            with suppress(dibs.StoreUnavailable):  # its clock stands still yet: asked again, as a session does
+                outcomes[i] = stores[i].act(requests[i], soon(20))[0]
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(stores))]
     with own_memcached.paused():
@@ -207,11 +213,12 @@ def test_what_a_server_stores_with_a_stale_clock_is_not_believed(own_memcached: 
         time.sleep(0.05)
     for thread in threads:
         thread.join()
-    assert {type(outcome) for outcome in outcomes} == {Granted if verb == "acquire" else Renewed}
+    expected = {"acquire": Granted, "renew": Renewed, "keep": Released}[verb]
+    assert {type(outcome) for outcome in outcomes} == {expected}
     time.sleep(1.2)
     left = stores[0].leases("n:", "n:\U0010ffff", soon())
     assert {lease.name for lease in left} >= {f"n:{i}" for i in range(len(stores))}
-    if verb == "renew":
+    if verb != "acquire":
         assert min(lease.expires_in for lease in left) > 6
     for one in stores:
         one.close()
@@ -223,7 +230,40 @@ def test_a_slow_network_is_only_slow(memcached_url: str, monkeypatch: pytest.Mon
     store = locate(memcached_url)[0].open()
     outcomes = store.act([asking("n:a"), asking("n:b"), Renew("n:a", "c-1", 60), Release("n:b", "c-1")], soon())
     assert [type(o).__name__ for o in outcomes] == ["Granted", "Granted", "Renewed", "Released"]
+    keeping = Release("n:a", "c-1", keep=60, info="{}")
+    assert [type(o).__name__ for o in store.act([keeping, keeping], soon())] == ["Released", "Gone"]
+    assert store.leases("n:", "n:~", soon())[0].info == "{}"
     store.close()
+
+
+@pytest.mark.parametrize("end", ["at once", "at once, and taken"])
+def test_a_kept_name_that_ended_at_once_is_kept_again(
+    memcached_url: str, memcached: MemcachedServer, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A release that kept nothing, since the server's clock was stale, keeps the name when it is made again."""
+    monkeypatch.setattr(module, "SLOW_S", 0.0)  # whatever it answers is doubted once
+    store, other = (locate(memcached_url)[0].open() for _ in range(2))
+    (granted,) = store.act([asking("n:a")], soon())
+    assert isinstance(granted, Granted)
+    token = granted.fencing_token
+    keep = module.MemcachedStore._keep
+    made_again, meanwhile = [], list[Any]()
+
+    def keep_again(self: module.MemcachedStore, request: Release, kept: Any = None) -> Any:
+        if kept is not None:
+            made_again.append(kept.token)
+            assert other.break_lease("n:a", token, True, soon())
+            if end != "at once":
+                meanwhile.extend(other.act([asking("n:a", "d-1")], soon()))
+        return keep(self, request, kept)
+
+    monkeypatch.setattr(module.MemcachedStore, "_keep", keep_again)
+    (outcome,) = store.act([Release("n:a", "c-1", keep=60, info="{}")], soon())
+    assert (type(outcome), made_again) == (Released, [token])
+    (lease,) = store.leases("n:", "n:~", soon())
+    assert (lease.fencing_token, lease.info) == ((meanwhile[0].fencing_token, None) if meanwhile else (token, "{}"))
+    for one in (store, other):
+        one.close()
 
 
 def test_a_clock_that_stands_still_is_unavailable(memcached_url: str) -> None:
@@ -341,9 +381,15 @@ def test_a_full_server_that_does_not_evict_refuses(monkeypatch: pytest.MonkeyPat
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
+def listens(place: tuple[str, int] | str) -> bool:
+    with socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET) as probe:
+        return probe.connect_ex(place) == 0
+
+
 def test_no_server_is_unavailable_at_once(own_memcached: MemcachedServer) -> None:
     """Nobody listens: StoreUnavailable, told without patience when the store was never reached."""
     own_memcached.stop()
+    eventually(lambda: not listens(("127.0.0.1", own_memcached.port)))  # its last thread may outlive its first
     with dibs.connect(own_memcached.url()) as client:
         before = time.monotonic()
         with pytest.raises(dibs.StoreUnavailable) as caught:
@@ -422,7 +468,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         path = server.folder / "socket"
         server.stop()
         server.process.spawn([*server._command()[:1], "-s", path, "-a", "0777"])
-        eventually(path.exists)
+        eventually(lambda: listens(str(path)))
         with dibs.connect(f"memcached://{path}") as client, client.lock("x") as lease:
             assert lease.held
     with dibs.connect(f"memcached://{tmp_path}/none") as client, pytest.raises(dibs.StoreUnavailable):

@@ -19,13 +19,14 @@ import pytest
 import dibs
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import Acquire, Granted, Release, Released, Renew, Renewed
+from dibs.store import Acquire, Granted, Held, Mismatch, Release, Released, Renew, Renewed
 from dibs.stores import mysql_drivers
 from dibs.stores.mysql import MySQLStore, MySQLWatch
 from dibs.testing import check_store
 from tests.servers.mysql import MariaDBServer
 
 # mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
+TABLES = ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_meta")
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 
 
@@ -111,7 +112,7 @@ def test_a_user_that_may_not_make_tables_is_told_what_to_do(mysql: MariaDBServer
         assert app.purge(0) == 1
 
 
-def test_rights_on_the_three_tables_are_enough(mysql: MariaDBServer, url: str) -> None:
+def test_rights_on_the_four_tables_are_enough(mysql: MariaDBServer, url: str) -> None:
     """A user with rights on dibs's tables alone can do everything; one without any is told so."""
     database = database_of(url)
     user = f"few_{database}"
@@ -121,12 +122,14 @@ def test_rights_on_the_three_tables_are_enough(mysql: MariaDBServer, url: str) -
         app.ping()
     with dibs.connect(url) as admin:
         admin.setup()
-    for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_meta"):
+    for table in TABLES:
         mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.`{table}` TO '{user}'@'127.0.0.1'")
     with dibs.connect(where) as app:
         with app.lock("x"):
             assert app.lock("x").acquire(timeout=0) is None
-        assert app.purge(0) == 1
+        with app.semaphore("y", 1):
+            assert app.semaphore("y", 1).acquire(timeout=0) is None
+        assert app.purge(0) == 2
     mysql.sql(f"REVOKE INSERT ON `{database}`.dibs_lease FROM '{user}'@'127.0.0.1'")
     with dibs.connect(where) as app, pytest.raises(dibs.SetupRequired, match="INSERT"):
         app.lock("x").acquire(timeout=0)
@@ -207,6 +210,333 @@ def test_the_driver_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "MySQLdb", None)
     locate("mysql://db/prod")
+
+
+# -- tables of an older version ---------------------------------------------------------------------------------------
+
+OLD_SCHEMA = """\
+CREATE TABLE dibs_lease_meta (what VARBINARY(64) NOT NULL PRIMARY KEY, value BIGINT NOT NULL) ENGINE = InnoDB;
+INSERT INTO dibs_lease_meta (what, value) VALUES ('token_floor', 0), ('version', 1);
+CREATE TABLE dibs_lease_line (
+    name VARBINARY(400) NOT NULL, ticket BIGINT NOT NULL AUTO_INCREMENT, claim_id VARBINARY(400) NOT NULL,
+    wake VARBINARY(400) NOT NULL, seen_at DATETIME(6) NOT NULL, PRIMARY KEY (name, ticket), KEY (ticket)
+) ENGINE = InnoDB;
+CREATE TABLE dibs_lease (
+    name VARBINARY(400) NOT NULL, slot INT NOT NULL, holder VARCHAR(1000), acquired_at DATETIME(6) NOT NULL,
+    expires_at DATETIME(6) NOT NULL, fencing_token BIGINT NOT NULL, info TEXT, claim_id VARBINARY(400),
+    last_ticket BIGINT NOT NULL DEFAULT 0, PRIMARY KEY (name, slot)
+) ENGINE = InnoDB, DEFAULT CHARACTER SET utf8mb4;
+INSERT INTO dibs_lease (name, slot, holder, acquired_at, expires_at, fencing_token, claim_id)
+VALUES ('x', 1, 'somebody', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 41, 'a-1');
+"""
+
+
+def test_older_tables_are_made_to_fit(mysql: MariaDBServer, url: str) -> None:
+    """Tables from before permits get their columns at the first request, also of many at once; leases are kept."""
+    mysql.sql(OLD_SCHEMA, database=database_of(url))
+    stores = [locate(url)[0].open() for _ in range(6)]
+    outcomes: list[Any] = []
+
+    def ask(number: int) -> None:
+        outcomes.extend(stores[number].act([Acquire("p", f"c-{number}", 60, "h", permits=3)], soon(30)))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(stores))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcome.slot for outcome in outcomes if isinstance(outcome, Granted)) == [1, 2, 3]
+    assert sum(isinstance(outcome, Held) for outcome in outcomes) == 3
+    held, renewed, other, mismatch = stores[0].act(
+        [
+            Acquire("x", "b-1", 60, "h", None, "b"),
+            Renew("x", "a-1", 7200),
+            Acquire("z", "b-1", 60, "h"),
+            Acquire("x", "b-1", 60, "h", permits=2),
+        ],
+        soon(),
+    )
+    assert isinstance(held, Held)
+    assert (held.holder, held.fencing_token) == ("somebody", 41)
+    assert isinstance(renewed, Renewed)
+    assert isinstance(other, Granted)
+    assert mismatch == Mismatch(0)
+    stores[0].setup(soon())  # harmless
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("what", ["lock", "semaphore"])
+def test_older_tables_without_the_right_to_change_them(mysql: MariaDBServer, url: str, what: str) -> None:
+    """Tables from before permits and a login that may not alter them: SetupRequired, naming `dibs setup`."""
+    database = database_of(url)
+    user = f"old_{database}"
+    mysql.sql(OLD_SCHEMA, database=database)
+    mysql.create_user(user)
+    mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO '{user}'@'127.0.0.1'")
+
+    def made(client: dibs.Client) -> Any:
+        return client.lock("y") if what == "lock" else client.semaphore("y", 2)
+
+    with dibs.connect(mysql.url(database, user=user) + "?" + url.partition("?")[2]) as app:
+        with pytest.raises(dibs.SetupRequired, match=r"older version.*dibs setup"):
+            made(app).acquire(timeout=0)
+        with dibs.connect(url) as admin:
+            admin.setup()
+        with made(app):
+            pass
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_printed_schema_can_be_run(mysql: MariaDBServer, mysql_url: str, old: bool) -> None:
+    """What `dibs schema` prints makes the tables, or what older ones lack, and does nothing when run again."""
+    if old:
+        mysql.sql(OLD_SCHEMA, database=database_of(mysql_url))
+    for place in (mysql_url, f"{mysql_url}&table=it%27s+%5Codd%60%25s"):
+        schema = locate(place)[0].open().schema()
+        for _ in range(2):
+            mysql.sql(schema, database=database_of(mysql_url))
+        with dibs.connect(place) as client, client.semaphore("y", 1):
+            assert client.semaphore("y", 1).acquire(timeout=0) is None
+
+
+# -- permits ----------------------------------------------------------------------------------------------------------
+
+
+def permits(name: str, claim_id: str, of: int, take: int = 1, wake: str | None = None) -> Acquire:
+    return Acquire(name, claim_id, 60, "h", None, wake, permits=of, take=take)
+
+
+def test_a_new_name_becomes_a_lock_or_a_pool(url: str) -> None:
+    """Of those who ask for a new name as a lock and those who ask for permits of it, only one kind is granted."""
+    stores = [locate(url)[0].open() for _ in range(4)]
+    stores[0].setup(soon())
+    names = [f"n{number:02}" for number in range(40)]
+    start = threading.Barrier(len(stores))
+    outcomes: dict[str, list[Any]] = {name: [] for name in names}
+
+    def ask(number: int) -> None:
+        start.wait()
+        for name in names:
+            lock = Acquire(name, f"c-{number}", 60, "h")
+            outcomes[name] += stores[number].act([lock if number % 2 else lock._replace(permits=9)], soon())
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(stores))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, four in outcomes.items():
+        kinds = sorted(type(outcome).__name__ for outcome in four)
+        assert kinds in (["Granted", "Held", "Mismatch", "Mismatch"], ["Granted", "Granted", "Mismatch", "Mismatch"])
+        grants = [outcome for outcome in four if isinstance(outcome, Granted)]
+        assert len({outcome.slot for outcome in grants}) == len(grants)
+        again = {type(stores[0].act([Acquire(name, "d-1", 60, "h")], soon())[0]) for _ in range(2)}
+        assert again == ({Held} if len(grants) == 1 else {Mismatch})
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["MariaDB", "MySQL"])
+def test_who_stops_in_the_middle_of_a_decision_does_not_keep_the_name(
+    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that stops with a pool locked is ended by the server; others are granted permits soon after."""
+    if kind == "MySQL":  # what is done where only whole connections can be ended
+        monkeypatch.setattr("dibs.stores.mysql.IDLE_CONNECTION_S", 2)
+        read = MySQLStore._read_facts
+        monkeypatch.setattr(
+            MySQLStore,
+            "_read_facts",
+            lambda self, deadline: (read(self, deadline), self._facts.update(version="8.4.3")),
+        )
+    stopped, other = (locate(url)[0].open() for _ in range(2))
+    assert isinstance(stopped, MySQLStore)
+    assert isinstance(stopped.act([permits("x", "a-1", 2)], soon())[0], Granted)
+    stopped._execute("START TRANSACTION", soon())
+    stopped._execute("SELECT * FROM dibs_lease_pool FOR UPDATE", soon())
+    before = time.monotonic()
+    (granted,) = other.act([permits("x", "b-1", 2)], soon())
+    assert isinstance(granted, Granted)
+    assert granted.slot == 2
+    assert 0.5 < time.monotonic() - before < 6
+    with pytest.raises(dibs.StoreUnavailable):
+        stopped.act([Release("x", "a-1")], soon())
+    assert isinstance(stopped.act([Release("x", "a-1")], soon())[0], Released)
+    stopped.close()
+    other.close()
+
+
+def test_a_renewal_under_way_counts(mysql: MariaDBServer, url: str) -> None:
+    """A lease that seems to be over while its renewal is being committed is nobody else's."""
+    store = locate(url)[0].open()
+    store.act([permits("x", "a-1", 1)._replace(ttl=0.4)], soon())
+    with closing(mysql.connect(database_of(url))) as renewal, renewal.cursor() as cursor:
+        renewal.begin()
+        cursor.execute("UPDATE dibs_lease SET expires_at = expires_at + INTERVAL 60 SECOND WHERE name = 'x'")
+        time.sleep(0.5)
+        threading.Timer(0.3, renewal.commit).start()
+        (held,) = store.act([permits("x", "b-1", 1)], soon())
+    assert isinstance(held, Held)
+    assert held.free_in > 50
+    store.close()
+
+
+@pytest.mark.parametrize("at", ["LOCK", "WRITE", "COMMIT"])
+def test_decisions_on_permits_are_tried_again(url: str, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """A transaction that met others' locks is rolled back and begun again; nobody hears of it, and it counts once."""
+    store = locate(url)[0].open()
+    store.act([permits("x", "a-1", 2)], soon())
+    send, receive, failing = mysql_drivers.Wire.send, mysql_drivers.Wire.receive, []
+    failures = [1213, 1205, 1062]
+    begins = {"LOCK": "SELECT name, permits", "WRITE": "INSERT INTO", "COMMIT": "COMMIT"}[at]
+
+    def noted(self: mysql_drivers.Wire, statement: str) -> None:
+        if statement.startswith(begins) and failures:
+            failing.append(failures.pop())
+            statement = "DO 0"
+        send(self, statement)
+
+    def unlucky(self: mysql_drivers.Wire, deadline: Deadline) -> Any:
+        answer = receive(self, deadline)
+        if failing:
+            raise mysql_drivers.ServerError(failing.pop(), "somebody else's lock")
+        return answer
+
+    monkeypatch.setattr(mysql_drivers.Wire, "send", noted)
+    monkeypatch.setattr(mysql_drivers.Wire, "receive", unlucky)
+    (granted,) = store.act([permits("x", "b-1", 2)], soon())
+    assert failures == []
+    assert granted == Granted(2, granted.acquired_at, 2)  # type: ignore[union-attr]
+    assert [lease.slot for lease in store.leases("x", "y", soon())] == [1, 2]
+    store.close()
+
+
+def test_what_failed_in_a_transaction_is_undone(
+    mysql: MariaDBServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error or a Ctrl-C in the middle of a decision leaves nothing behind: no grant, no row locked."""
+    store, other = locate(url)[0].open(), locate(url)[0].open()
+    store.act([permits("x", "a-1", 2)], soon())
+    receive = mysql_drivers.Wire.receive
+    for error in (mysql_drivers.ServerError(3024, "too long"), KeyboardInterrupt()):
+        answers = iter([None] * 3)
+
+        def unlucky(
+            self: mysql_drivers.Wire, deadline: Deadline, answers: Any = answers, error: BaseException = error
+        ) -> Any:
+            if next(answers, self) is self:
+                monkeypatch.undo()
+                raise error
+            return receive(self, deadline)
+
+        monkeypatch.setattr(mysql_drivers.Wire, "receive", unlucky)
+        with pytest.raises((dibs.StoreUnavailable, KeyboardInterrupt)):
+            store.act([permits("x", "b-1", 2)], soon())
+        assert [lease.slot for lease in other.leases("x", "y", soon())] == [1]
+    before = time.monotonic()
+    (granted,) = other.act([permits("x", "c-1", 2)], soon())
+    assert isinstance(granted, Granted)
+    assert (granted.slot, granted.fencing_token) == (2, 2)
+    assert time.monotonic() - before < 0.9  # nobody was in the way
+    store.close()
+    other.close()
+
+
+def test_hints_on_permits(url: str) -> None:
+    """The watch names a pool when what is left comes to the first of its client's waiters, and to no other client."""
+    stores = {key: locate(url)[0].open() for key in "habc"}
+    watches = {key: locate(url)[0].open().watch(key, soon()) for key in "abc"}
+
+    def hinted() -> str:
+        return "".join(key for key, watch in watches.items() if watch is not None and watch.changed(["x"]))
+
+    def line_up() -> None:  # who waits for permits asks all the time
+        for key in "abc":
+            (outcome,) = stores[key].act([permits("x", key + "-1", 4, 3 if key == "b" else 1, key)], soon())
+            assert isinstance(outcome, Held)
+
+    stores["h"].act([permits("x", f"h-{number}", 4) for number in range(4)], soon())
+    line_up()
+    assert hinted() == ""
+    stores["h"].act([Release("x", "h-0", 1)], soon())
+    assert hinted() == "a"
+    stores["h"].act([Release("x", "h-1", 2), Release("x", "h-2", 3)], soon())
+    assert hinted() == "a"
+    stores["h"].act([Release("x", "h-3", 4)], soon())
+    assert hinted() == "ab"
+    stores["a"].act([permits("x", "a-1", 4, 1, "a")], soon())
+    assert hinted() == "b"
+    time.sleep(1.3)  # all have ceased to ask
+    assert hinted() == ""
+    for thing in (*stores.values(), *watches.values()):
+        assert thing is not None
+        thing.close()
+
+
+def test_purge_of_pools_keeps_the_floor(mysql: MariaDBServer, url: str) -> None:
+    """Unused pools go with all their slots; those that are held, waited for or were just used stay; tokens rise on."""
+    store = locate(url)[0].open()
+    names = [f"p{number:04}" for number in range(1200)]
+    store.act([permits(name, "a-1", 3) for name in names], soon(60))
+    store.act([permits(name, "b-1", 3) for name in names], soon(60))
+    store.act([Release(name, "a-1", 1) for name in names], soon(60))
+    assert store.purge(0, soon(60)) == 0
+    store.act([Release(name, "b-1", 2) for name in names[1:]], soon(60))
+    store.act(
+        [permits(names[2], "c-1", 3, 3), permits(names[2], "d-1", 3, 1, "d"), Release(names[2], "c-1", 1)], soon()
+    )
+    assert store.purge(3600, soon(60)) == 0
+    assert store.purge(0, soon(60)) == 2 * 1198
+    left = mysql.sql("SELECT name, fencing_token FROM dibs_lease_pool", database=database_of(url))
+    assert left == [(b"p0000", 2), (b"p0002", 3)]
+    assert mysql.sql("SELECT COUNT(*) FROM dibs_lease", database=database_of(url)) == [(4,)]
+    outcomes = store.act([permits(names[5], "e-1", 7), Acquire(names[6], "e-1", 60, "h")], soon())
+    assert [outcome.fencing_token for outcome in outcomes] == [3, 3]  # type: ignore[union-attr]
+    store.close()
+
+
+def test_tokens_of_permits_outlive_their_table(mysql: MariaDBServer, url: str) -> None:
+    """When only the table of pools was emptied, holders keep their slots and tokens go on from theirs."""
+    store = locate(url)[0].open()
+    store.act([permits("x", f"a-{number}", 3) for number in range(3)], soon())
+    store.act([Release("x", "a-1", 2)], soon())
+    mysql.sql("TRUNCATE dibs_lease_pool", database=database_of(url))
+    assert store.act([Acquire("x", "c-1", 60, "h")], soon()) == [Mismatch(1)]
+    granted, held = store.act([permits("x", "b-1", 3), permits("x", "c-1", 3)], soon())
+    assert isinstance(granted, Granted)
+    assert (granted.slot, granted.fencing_token) == (2, 4)
+    assert isinstance(held, Held)
+    store.close()
+
+
+def test_a_slot_is_broken_by_its_token(url: str) -> None:
+    """A broken slot is its holder's no more, and is somebody else's when it would have ended, or at once."""
+    store = locate(url)[0].open()
+    store.act([permits("x", "a-1", 2), permits("x", "b-1", 2)], soon())
+    assert store.break_lease("x", 2, False, soon())
+    assert not isinstance(store.act([Renew("x", "b-1", 60, 2)], soon())[0], Renewed)
+    assert isinstance(store.act([permits("x", "c-1", 2)], soon())[0], Held)
+    assert store.break_lease("x", 1, True, soon())
+    (granted,) = store.act([permits("x", "c-1", 2)], soon())
+    assert isinstance(granted, Granted)
+    assert (granted.slot, granted.fencing_token) == (1, 3)
+    store.close()
+
+
+def test_many_decisions_in_one_call(url: str) -> None:
+    """Permits of thousands of names are decided in a few statements, each name by itself."""
+    store = locate(url)[0].open()
+    store.act([Acquire("n0700", "z-1", 60, "h")], soon())
+    names = [f"n{number:04}" for number in range(2500)]
+    for claim in ("a", "b", "c"):
+        outcomes = store.act([permits(name, claim, 2)._replace(info=name) for name in names], soon(60))
+        assert outcomes.pop(700) == Mismatch(0)
+        assert {type(outcome) for outcome in outcomes} == ({Held} if claim == "c" else {Granted})
+    shown = store.leases("n", "o", soon())
+    assert len(shown) == 2 * 2499 + 1
+    assert all(lease.info == lease.name for lease in shown if lease.name != "n0700")
+    store.close()
 
 
 # -- who may come in --------------------------------------------------------------------------------------------------
@@ -660,7 +990,7 @@ def test_the_loss_of_all_data_is_told_to_the_holder(mysql: MariaDBServer, url: s
     with dibs.connect(url) as client:
         lease = client.lock("x", ttl=1.5, on_lost=told.set).acquire()
         assert lease is not None
-        for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_meta"):
+        for table in TABLES:
             mysql.sql(f"{loss} {table}", database=database_of(url))
         assert told.wait(10)
         assert not lease.held
@@ -668,6 +998,8 @@ def test_the_loss_of_all_data_is_told_to_the_holder(mysql: MariaDBServer, url: s
             lease.check()
         with client.lock("x", timeout=5):
             assert client.holder("x") is not None
+        with client.semaphore("y", 2):
+            assert client.holder("y") is not None
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------

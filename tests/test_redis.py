@@ -13,12 +13,33 @@ from typing import Any
 import pytest
 import redis as redis_py
 import redis.asyncio as async_redis_py
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 import dibs
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import GONE, RELEASED, Acquire, Finding, Granted, Release, Renew, Renewed, Store
+from dibs.store import (
+    ANY_SLOT,
+    GONE,
+    LINE_GRACE_S,
+    PERMITS_MAX,
+    RELEASED,
+    Acquire,
+    Finding,
+    Granted,
+    Held,
+    Mismatch,
+    Outcome,
+    Release,
+    Renew,
+    Renewed,
+    Store,
+)
+from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 from dibs.testing import check_store
+from tests import test_store_machine as machine
 from tests.servers.redis import RedisCluster, RedisSentinel, RedisServer, TlsRedisServer
 
 
@@ -255,6 +276,285 @@ def test_out_of_memory_spares_the_neighbours(own_redis: RedisServer) -> None:
         assert outcomes[2] == RELEASED
         own_redis.ask("CONFIG", "SET", "maxmemory", "0")
         assert [lease.name for lease in store.leases("n:", "n;", soon())] == ["n:0", "n:2"]
+
+
+# -- permits ----------------------------------------------------------------------------------------------------------
+
+
+def test_permits_are_hashes_that_people_can_read(redis: RedisServer, client: dibs.Client, prefix: str) -> None:
+    """The name's own key says how many permits there are; each slot that is held has a row like a lock's."""
+    semaphore, key = client.semaphore("gpu", 3, info={"why": "test"}), f"{prefix}:lease:{{default:gpu}}"
+    first, second = granted(semaphore), granted(semaphore)
+    with redis.client() as look:
+        assert look.hgetall(key) == {"permits": "3", "last_slot": "2"}
+        row = look.hgetall(f"{key}2")
+        assert (row["holder"], row["fencing_token"]) == (second.holder, str(second.fencing_token))
+        assert (row["take"], row["info"]) == ("1", '{"why":"test"}')
+        assert (look.ttl(key), look.ttl(f"{key}1"), look.ttl(f"{key}2")) == (-1, -1, -1)
+        first.release()
+        assert (look.exists(f"{key}1"), look.hget(key, "last_slot"), look.ttl(key)) == (0, "2", -1)
+        second.release()
+        # Nobody holds one: the number of permits is known for a while, so that another number is still told.
+        assert sorted(look.keys(f"{prefix}:*")) == [key, f"{prefix}:token"]
+        assert 0 < look.pttl(key) <= 2 * 3600 * 1000
+        with semaphore:
+            assert look.ttl(key) == -1
+    assert client.purge(0) == 1
+    with redis.client() as look:
+        assert look.keys(f"{prefix}:*") == [f"{prefix}:token"]
+
+
+def test_deleting_the_name_ends_all_its_permits(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """Rows of slots whose name is gone count for nothing: they are neither renewed nor in anybody's way."""
+    with opened(redis_url) as store:
+        asked = [Acquire("n:x", f"a-{i}", 60, "h", "{}", permits=3) for i in range(3)]
+        store.act(asked, soon())
+        redis.ask("DEL", f"{prefix}:lease:{{n:x}}")
+        assert store.act([Renew("n:x", "a-1", 60, 2), Release("n:x", "a-2", 3)], soon()) == [GONE, GONE]
+        first, second = (Acquire("n:x", f"b-{i}", 60, "h", permits=2) for i in range(2))
+        assert [o.slot for o in store.act([first, second], soon()) if isinstance(o, Granted)] == [1, 2]
+        assert store.act([Renew("n:x", "a-1", 60, 2), Renew("n:x", "a-2", 60, 3)], soon()) == [GONE, GONE]
+        assert [(lease.slot, lease.info) for lease in store.leases("n:", "n;", soon())] == [(1, None), (2, None)]
+
+
+def test_dead_holders_of_permits_leave_nothing(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """Rows of permits whose time is over go with the next grant, or with a purge of those that are free long enough."""
+    with opened(redis_url) as store:
+        asked = [Acquire("n:x", f"a-{i}", 0.05, "h", permits=5) for i in range(5)]
+        store.act([*asked, Acquire("n:y", "a-1", 0.05, "h", permits=5)], soon())
+        time.sleep(0.1)
+        assert store.leases("n:", "n;", soon()) == []
+        store.act([Acquire("n:x", "b-1", 60, "h", permits=5)], soon())
+        with redis.client() as look:
+            assert len(look.keys(f"{prefix}:lease:{{n:x}}*")) == 2
+            assert look.hget(f"{prefix}:lease:{{n:x}}", "last_slot") == "1"
+        assert (store.purge(3600, soon()), store.purge(0, soon())) == (0, 1)
+        with redis.client() as look:
+            assert not look.keys(f"{prefix}:lease:{{n:y}}*")
+
+
+def test_a_lock_and_permits_in_one_call(redis_url: str) -> None:
+    """Asked for in one call as a lock and as permits, a name is what it was first; only a name that is free changes."""
+    with opened(redis_url) as store:
+        lock, pool = Acquire("n:x", "a-1", 60, "h"), Acquire("n:x", "a-2", 60, "h", permits=2)
+        outcomes = store.act([lock, pool, Release("n:x", "a-1"), pool, lock], soon())
+        assert [type(outcome).__name__ for outcome in outcomes] == "Granted Mismatch Released Granted Mismatch".split()
+        assert (outcomes[1], outcomes[4]) == (Mismatch(0), Mismatch(2))
+        assert len(store.leases("n:", "n;", soon())) == 1
+        other = Acquire("n:y", "a-1", 60, "h")
+        outcomes = store.act([other, Release("n:y", "a-1", 2), Renew("n:y", "a-1", 60, 2)], soon())
+        assert outcomes[1:] == [GONE, GONE]
+        assert store.act([Release("n:y", "a-1", ANY_SLOT)], soon()) == [RELEASED]
+        store.act([other, Acquire("n:y", "b-1", 60, "h", None, "b"), Release("n:y", "a-1")], soon())
+        assert store.act([pool._replace(name="n:y")], soon()) == [Mismatch(0)]  # somebody waits for the lock
+        store.act([Release("n:y", "b-1", 1, 0)], soon())
+        assert isinstance(store.act([pool._replace(name="n:y")], soon())[0], Granted)
+
+
+def test_a_grant_that_leaves_permits_wakes_the_next(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """A release tells the first in line who still asks; its grant tells the next as long as permits are left."""
+    with opened(redis_url) as store, redis.client() as look, look.pubsub() as listener:
+        store.act([], soon())
+        listener.psubscribe(f"{prefix}:wake:*")
+
+        def heard() -> list[str]:
+            messages = iter(lambda: listener.get_message(timeout=0.1), None)
+            return [m["channel"].rpartition(":")[2] for m in messages if m["type"] == "pmessage"]
+
+        def asking(who: str, take: int = 1) -> Acquire:
+            return Acquire("n:x", f"{who}-1", 60, "h", None, who, permits=3, take=take)
+
+        def acquire(who: str) -> bool:
+            return isinstance(store.act([asking(who)], soon())[0], Granted)
+
+        store.act([asking("a", 3), asking("dead")], soon())
+        time.sleep(LINE_GRACE_S + 0.1)
+        store.act([asking("b"), asking("c"), asking("d"), asking("e")], soon())
+        assert heard() == []
+        store.act([Release("n:x", "a-1")], soon())
+        assert heard() == ["b"]
+        assert (acquire("b"), heard()) == (True, ["c"])
+        assert (acquire("c"), heard()) == (True, ["d"])
+        assert (acquire("d"), heard()) == (True, [])
+        store.act([asking("f")], soon())
+        store.act([Release("n:x", "e-1", ANY_SLOT, 0)], soon())  # who gives up its place may have held others back
+        assert heard() == ["f"]
+        second = store.leases("n:x", "n:x\x01", soon())[1]
+        assert store.break_lease("n:x", second.fencing_token, True, soon())
+        assert heard() == ["f"]
+
+
+def test_out_of_memory_permits_can_be_given_back(own_redis: RedisServer) -> None:
+    """Under OOM no permit is granted; those there are can be renewed, seen, and given back in part or whole."""
+    with opened(own_redis.url()) as store:
+        store.act([Acquire("n:x", f"a-{i}", 60, "h", permits=5, take=2) for i in range(2)], soon())
+        own_redis.ask("CONFIG", "SET", "maxmemory", "1kb")
+        for name in ("n:x", "n:new"):
+            (outcome,) = store.act([Acquire(name, "b-1", 60, "h", permits=5)], soon())
+            assert isinstance(outcome, dibs.StoreUnavailable)
+            assert not outcome.maybe_applied
+        assert isinstance(store.act([Renew("n:x", "a-1", 70, 2)], soon())[0], Renewed)
+        (fewer,) = store.act([Acquire("n:x", "a-0", 60, "h", permits=5, take=1)], soon())
+        assert isinstance(fewer, Granted)
+        assert [(lease.slot, lease.take) for lease in store.leases("n:", "n;", soon())] == [(1, 1), (2, 2)]
+        assert store.act([Release("n:x", "a-1", 2), Release("n:x", "a-0", 1, None, 60, "{}")], soon()) == [RELEASED] * 2
+        own_redis.ask("CONFIG", "SET", "maxmemory", "0")
+        assert [(lease.slot, lease.info) for lease in store.leases("n:", "n;", soon())] == [(1, "{}")]
+        assert isinstance(store.act([Acquire("n:x", "b-1", 60, "h", permits=5, take=4)], soon())[0], Granted)
+
+
+def test_a_key_that_is_not_ours_in_a_slot(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """A key of another type where a slot's row should be: whoever wants that name is told, and nobody else."""
+    with opened(redis_url) as store:
+        store.act([Acquire("n:x", f"a-{i}", 60, "h", permits=3) for i in range(2)], soon())
+        redis.ask("DEL", f"{prefix}:lease:{{n:x}}2")
+        redis.ask("SET", f"{prefix}:lease:{{n:x}}2", "by somebody")
+        outcomes: list[Any] = list(
+            store.act([Acquire(name, "b-1", 60, "h", permits=3) for name in ("n:x", "n:y")], soon())
+        )
+        assert isinstance(outcomes[0], dibs.SetupRequired)
+        assert isinstance(outcomes[1], Granted)
+        assert store.act([Renew("n:x", "a-1", 60, 2), Release("n:x", "a-1", ANY_SLOT)], soon()) == [GONE, GONE]
+        assert len(store.leases("n:", "n;", soon())) == 2
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """A state that a name may be in. Who waits is alive or dead by a wide margin, as the server's time goes on."""
+    permits = draw(st.sampled_from([None, 0, 2, 3, 5, PERMITS_MAX]))
+    taken = st.lists(st.integers(1, 5), unique=True, max_size=5) if permits else st.just([])
+    slots = sorted(draw(taken))
+    ends = draw(st.permutations([30.0, 40.0, 50.0, 60.0, 70.0]))
+    mine = draw(st.sampled_from([None, None, *slots]))
+    holdings = [
+        Holding(slot, "me" if slot == mine else f"a-{slot}", draw(st.integers(1, 3)), f"h {slot}", slot, 1000.0, end)
+        for slot, end in zip(slots, ends, strict=False)
+    ]
+    if holdings and holdings[-1].claim_id != "me" and draw(st.booleans()):
+        holdings[-1] = holdings[-1]._replace(claim_id="")  # it was broken, or is kept
+    line = [
+        Waiting(10 * place, f"w-{place}", draw(st.integers(1, 3)), draw(st.sampled_from([0.1, 60.0])))
+        for place in range(1, draw(st.integers(1, 5)))
+    ]
+    return State(permits, 7, holdings, line)
+
+
+@settings(max_examples=400)
+@given(
+    state=states(),
+    permits=st.sampled_from([2, 3, 5, PERMITS_MAX]),
+    take=st.integers(1, 3),
+    resize=st.booleans(),
+    claim=st.sampled_from(["me", "me", "w-1", "w-3"]),
+    ticket=st.sampled_from([None, 5, 10, 20, 25, 45]),
+    waits=st.booleans(),
+)
+@example(State(3, 7, [], [Waiting(10, "w-1", 2, 0.1)]), 3, 2, False, "me", None, True)
+@example(State(3, 7, [], [Waiting(10, "w-1", 2, 60.0)]), 3, 2, False, "me", None, True)
+@example(State(None, 7, [], []), 2, 3, False, "me", None, True)
+def test_the_script_decides_as_python_does(
+    redis: RedisServer,
+    state: State,
+    permits: int,
+    take: int,
+    resize: bool,
+    claim: str,
+    ticket: int | None,
+    waits: bool,
+) -> None:
+    """acquire_permits.lua gives the outcome of `permits.decide` for any state of a name, and writes what it says."""
+    request = Acquire("n:x", claim, 45, "h", None, "w" if waits else None, ticket, permits, take, resize)
+    with redis.client(db=3) as look, opened(redis.url()[:-1] + "3") as store:
+        look.flushdb()
+        lay_out(look, state)
+        before = look.keys()
+        wanted = decide(state, request)
+        outcome: Outcome
+        (outcome,) = store.act([request], soon())
+        rows = {int(key.rpartition("}")[2]): look.hgetall(key) for key in look.keys("dibs:lease:{n:x}?")}
+        line = look.zrange("dibs:line:{n:x}", 0, -1, withscores=True)
+        kept = look.hget("dibs:lease:{n:x}", "permits")
+        if isinstance(wanted, Mismatch):
+            assert outcome == wanted
+            assert sorted(look.keys()) == sorted(before)
+            assert kept == (str(state.permits) if state.permits else None)
+        elif isinstance(wanted, Grant):
+            assert isinstance(outcome, Granted)
+            assert outcome.slot == wanted.slot
+            if wanted.again is not None:
+                assert (outcome.fencing_token, outcome.acquired_at) == wanted.again[4:6]
+            row = rows.pop(wanted.slot)
+            assert (row["claim_id"], row["take"]) == (claim, str(wanted.take))
+            assert row["fencing_token"] == str(outcome.fencing_token)
+            assert sorted(rows) == sorted(h.slot for h in state.holdings if h.slot != wanted.slot)
+            assert kept == str(wanted.permits)
+            assert claim not in dict(line)
+            place = min([10**9 if ticket is None else ticket, *(w.ticket for w in state.line if w.claim_id == claim)])
+            if wanted.again is None:
+                left = [w.claim_id for w in state.line if w.ticket < place and w.claim_id != claim]
+                alive = [w.claim_id for w in state.line if w.silent_for < LINE_GRACE_S]
+                assert [who for who, score in line if score < place] == [who for who in left if who in alive]
+        else:
+            assert isinstance(outcome, Held)
+            assert (outcome.holder, outcome.acquired_at, outcome.ahead) == (
+                wanted.holder,
+                wanted.acquired_at,
+                wanted.ahead,
+            )
+            if wanted.holder is not None:
+                assert outcome.fencing_token == wanted.fencing_token
+            assert outcome.free_in == pytest.approx(wanted.free_in, abs=0.5)
+            assert kept == str(permits)
+            own = next((w.ticket for w in state.line if w.claim_id == claim), None)
+            if waits and (own is not None or ticket is not None):
+                assert outcome.ticket == (own if own is not None else ticket)
+            assert (claim in dict(line)) == (waits or own is not None)
+
+
+def lay_out(look: Any, state: State) -> None:
+    """Write a state as the store keeps it."""
+    seconds, micros = look.time()
+    now, key = seconds + micros / 1e6, "dibs:lease:{n:x}"
+    if state.permits == 0:
+        times = {"acquired_at": now, "expires_at": now + 60}
+        look.hset(key, mapping={"claim_id": "l-1", "holder": "h", "fencing_token": 7, **times})
+    elif state.permits is not None:
+        last = max((holding.slot for holding in state.holdings), default=0)
+        look.hset(key, mapping={"permits": state.permits, "last_slot": last})
+    for holding in state.holdings:
+        row = {"claim_id": holding.claim_id, "holder": holding.holder, "fencing_token": holding.fencing_token}
+        row |= {"acquired_at": holding.acquired_at, "expires_at": now + holding.ends_in, "take": holding.take}
+        look.hset(f"{key}{holding.slot}", mapping=row)
+    for waiter in state.line:
+        look.zadd("dibs:line:{n:x}", {waiter.claim_id: waiter.ticket})
+        look.hset("dibs:waiters:{n:x}", waiter.claim_id, f"{now - waiter.silent_for:.6f} {waiter.take} w")
+
+
+class RedisComparison(machine.PermitComparison):
+    """Redis beside the memory store, which is made to forget a lock that nobody holds or waits for, as Redis does."""
+
+    def act(self, *requests: Any) -> None:
+        for request in requests:
+            self.forget()
+            super().act(request)
+        self.forget()
+
+    def forget(self) -> None:
+        shelf = self.ours._shelf
+        for name, permit in list(shelf.permits.items()):
+            if permit.claim_id is None and name not in shelf.lines:
+                shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
+
+
+def test_redis_answers_on_permits_as_memory_does(redis_url: str) -> None:
+    """The Redis store gives the memory store's outcomes for locks and names with permits, whatever is asked."""
+    compared = type("Comparison", (RedisComparison,), {"open_store": staticmethod(locate(redis_url)[0].open)})
+    run_state_machine_as_test(compared, settings=settings(max_examples=150, stateful_step_count=30))
+
+
+def test_redis_answers_as_memory_does(redis_url: str) -> None:
+    """The Redis store gives the memory store's outcomes, tokens and order in line for locks, vectors included."""
+    machine.compare(locate(redis_url)[0].open, 100)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -582,6 +882,17 @@ SMOKE = [
     "waiting_ends_with_a_release",
     "breaking_and_purging",
     "the_store_is_reached",
+    "no_more_than_the_limit",
+    "tokens_of_permits_rise",
+    "the_limit_is_kept_by_the_store",
+    "a_lock_has_no_permits",
+    "permits_are_kept_for_who_is_ahead",
+    "permits_can_be_given_back_in_part",
+    "who_was_not_told_its_slot_can_give_it_back",
+    "a_grant_clears_the_line_of_the_dead",
+    "a_semaphore_lets_so_many_in",
+    "a_lost_permit_is_told",
+    "a_waiting_writer_holds_back_readers",
 ]
 
 
@@ -716,6 +1027,24 @@ def test_grants_wait_for_replicas(own_redis: RedisServer, replica: RedisServer) 
             assert told.wait(10)  # renewals that no replica has heard of are not trusted
         assert not lease.held
         eventually(lambda: can_be_had(client, "x"))
+
+
+def test_what_is_kept_waits_for_replicas(own_redis: RedisServer, replica: RedisServer) -> None:
+    """With min_replicas a release that keeps counts when replicas have it, a plain one at once."""
+    asked = [Acquire("n:x", f"a-{i}", 60, "h", permits=3) for i in range(3)]
+    with opened(f"{own_redis.url()}?min_replicas=1") as store, opened(own_redis.url()) as other:
+        store.act(asked[:2], soon())
+        with replica.paused():
+            with pytest.raises(dibs.StoreUnavailable, match="min_replicas") as caught:
+                store.act([Release("n:x", "a-0", 1, None, 60, '{"ran":true}')], soon(1))
+            assert caught.value.maybe_applied
+            began = time.monotonic()
+            assert store.act([Release("n:x", "a-1", 2)], soon(1)) == [RELEASED]
+            assert time.monotonic() - began < 0.5
+            with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
+                store.act([asked[2]], soon(1))
+            assert [(lease.slot, lease.info) for lease in other.leases("n:", "n;", soon())] == [(1, '{"ran":true}')]
+        eventually(lambda: replica.ask("HGET", "dibs:lease:{n:x}1", "info") == '{"ran":true}')
 
 
 def can_be_had(client: dibs.Client, name: str) -> bool:

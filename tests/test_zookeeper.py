@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from dibs.stores import zookeeper as store_module
 from dibs.stores import zookeeper_link
 from dibs.stores.zookeeper_link import Session
 from dibs.testing.conformance import Run, runs
+from dibs.trust import DRIFT
+from tests.servers.process import START_LIMIT_S
 from tests.servers.zookeeper import Ensemble, ZooKeeperServer
 
 
@@ -231,6 +234,12 @@ while lease.held:
     time.sleep(0.01)
 print("lost", flush=True)
 """
+RUN_ONCE = """
+import os, signal, sys, dibs
+with dibs.connect(sys.argv[1]).once("report", keep=100) as run:
+    run.result = "kept"
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 WAIT = """
 import sys, dibs
 dibs.connect(sys.argv[1]).lock("x", ttl=30).acquire()
@@ -272,9 +281,9 @@ def test_a_stopped_holder_knows_when_it_goes_on(client: dibs.Client, zookeeper_u
 
 def test_a_dead_waiter_delays_the_line_briefly(client: dibs.Client, zookeeper_url: str) -> None:
     """A waiter killed with -9 is passed over within 2 s, although its session lives on for 30 s."""
+    lease = client.lock("x").acquire()
+    assert lease is not None
     with dibs.connect(zookeeper_url) as other, program(WAIT, zookeeper_url) as waiter:
-        lease = client.lock("x").acquire()
-        assert lease is not None
         eventually(lambda: [record.waiting for record in client.leases()] == [1])
         got: list[Any] = []
         second = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=20)))
@@ -404,15 +413,17 @@ def test_a_forked_child_works_anew(client: dibs.Client) -> None:
 
 def test_a_server_killed_with_9_while_held_and_waited_for(own_zookeeper: ZooKeeperServer) -> None:
     """kill -9 and restart: sessions, grants and the line are still there, and tokens go on rising."""
+    # The server may need START_LIMIT_S to be back: a short lease is not trusted so long, and callers must be patient.
+    ttl, patience = START_LIMIT_S * 1.5, START_LIMIT_S * 2
+    assert ttl * (1 - DRIFT) > START_LIMIT_S + 10
     with (
-        dibs.connect(own_zookeeper.url(), patience=30) as client,
-        dibs.connect(own_zookeeper.url(), patience=30) as other,
+        ThreadPoolExecutor(1) as threads,  # the last to end: when this fails, the waiter ends with its client
+        dibs.connect(own_zookeeper.url(), patience=patience) as client,
+        dibs.connect(own_zookeeper.url(), patience=patience) as other,
     ):
-        lease = client.lock("x", ttl=15).acquire()
+        lease = client.lock("x", ttl=ttl).acquire()
         assert lease is not None
-        got: list[Any] = []
-        waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=60)))
-        waiting.start()
+        waiter = threads.submit(other.lock("x").acquire, timeout=100)
         eventually(lambda: [record.waiting for record in client.leases()] == [1])
         own_zookeeper.kill()
         assert lease.held
@@ -420,13 +431,41 @@ def test_a_server_killed_with_9_while_held_and_waited_for(own_zookeeper: ZooKeep
         seen = client.holder("x")
         assert seen is not None
         assert seen.fencing_token == lease.fencing_token
-        assert got == []
+        assert not waiter.done()
         before = lease.trusted_until
         eventually(lambda: lease.trusted_until > before, 30)
+        assert not waiter.done()
         lease.release()
-        waiting.join()
-        assert got[0].fencing_token > lease.fencing_token
-        got[0].release()
+        won = waiter.result(30)
+        assert won is not None
+        assert won.fencing_token > lease.fencing_token
+        won.release()
+
+
+def test_what_is_kept_outlives_process_and_server(own_zookeeper: ZooKeeperServer) -> None:
+    """A name that was kept is kept, and shown with what was left there, after kill -9 of its process and the server."""
+    with program(RUN_ONCE, own_zookeeper.url()) as runner:
+        assert runner.wait(30) == -signal.SIGKILL
+    own_zookeeper.kill()
+    own_zookeeper.start()
+    with dibs.connect(own_zookeeper.url(), patience=30) as client:
+        once = client.once("report", keep=100)
+        assert once.run(lambda: "again") == "kept"
+        done = once.done()
+        assert done is not None
+        assert done.expires_in <= 100
+        assert once.forget()
+        assert once.run(lambda: "again") == "again"
+
+
+def test_nothing_is_kept_for_longer_than_a_session() -> None:
+    """A time to keep a name that no session can last is refused when it is asked for, with the limit and the store."""
+    with dibs.connect("zookeeper://192.0.2.1") as client:
+        with pytest.raises(dibs.InvalidOption, match=r"keep \(on ZooKeeper\) is at most 37 s, not 86400"):
+            client.once("report", keep=86400)
+        with pytest.raises(dibs.InvalidOption, match="min_hold is at most 37 s"):
+            client.lock("report", min_hold=38)
+        assert client.once("report", keep=37).name == "report"
 
 
 def test_a_paused_server_ends_trust_by_the_clock(own_zookeeper: ZooKeeperServer) -> None:

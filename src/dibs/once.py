@@ -283,7 +283,7 @@ def once_options(
 ) -> OnceOptions:
     """Check what a caller gave; raises InvalidOption before any I/O."""
     limits = desk.address.capabilities
-    keep_s = check_seconds("keep", keep, least=limits.ttl_min_s, most=limits.ttl_max_s)
+    keep_s = check_seconds(f"keep (on {limits.store})", keep, least=limits.ttl_min_s, most=limits.ttl_max_s)
     terms = desk.terms(ttl, True, timeout, False, 0, max_hold, on_lost, on_busy, info)
     fields: dict[str, Any] = {}
     if terms.info is not None:

@@ -195,13 +195,14 @@ class EtcdStore:
         deletions: list[str] = []
         owners: list[_Row | None] = []  # whose grant a deletion ends, if any
         for row in rows:
-            name, claim_id, _, ticket, keep = row.request
-            if ticket is not None:
-                standing = places.get(row.place, [self._layout.place(name, ticket, claim_id)])
+            release = row.request
+            if release.ticket is not None:
+                place = self._layout.place(release.name, release.ticket, release.claim_id)
+                standing = places.get(row.place, [place])
                 deletions += map(keys.delete, standing)
                 owners += [None] * len(standing)
-            if claim_id and not keep:
-                deletions.append(keys.delete(self._layout.claim(name, claim_id)))
+            if release.claim_id and not release.keep:
+                deletions.append(keys.delete(self._claim_of(row)))
                 owners.append(row)
         for owner, answer in zip(owners, self._operations(deletions, deadline)[0], strict=True):
             if owner is not None:
@@ -217,13 +218,14 @@ class EtcdStore:
         mine: dict[int, keys.Kept] = {}
         for row, answer in zip(rows, found, strict=True):
             for key in keys.kept(answer):
-                if key.key == self._layout.claim(row.request.name, row.request.claim_id):
+                if key.key == self._claim_of(row):
                     mine[row.place] = key
         rows = [row for row in rows if row.place in mine]
 
         def text(row: _Row, lease: str) -> str:
             key = mine[row.place]
-            marker = keys.put(self._layout.claim(row.request.name, ""), keys.marker_of(key), lease)
+            value = keys.marker_of(key, row.request.info)
+            marker = keys.put(self._layout.claim(row.request.name, ""), value, lease)
             return keys.txn([keys.unchanged(key)], [keys.delete(key.key), marker])
 
         _, sent = self._attach(rows, text, [ceil(row.request.keep) for row in rows], deadline)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dibs.store import Acquire
 
 
+# What stands in a value before its info. In a string the quotes would have backslashes.
+INFO = ',"info":'
+
+
 def b64(text: str) -> str:
     """As the gateway takes bytes."""
     return b2a_base64(text.encode(), newline=False).decode()
@@ -59,7 +63,7 @@ class Kept(NamedTuple):
     def shown(self) -> Shown:
         """What the value of a lease's key tells. Values that dibs did not write tell nothing."""
         text = unb64(self.value)
-        head, _, info = text.partition(',"info":')  # in a string the quotes would have backslashes
+        head, _, info = text.partition(INFO)
         try:
             record = json.loads(head + "}")
             token, holder, since = record.get("token", self.created), record["holder"], record["since"]
@@ -179,9 +183,15 @@ def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] =
 def value_of(request: Acquire, since: float) -> str:
     """What is written for people. The info comes last, letter for letter."""
     holder = json.dumps(request.holder, ensure_ascii=False)
-    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g},"info":{request.info or "null"}}}'
+    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{INFO}{request.info or "null"}}}'
 
 
-def marker_of(found: Kept) -> str:
-    """The value of the key that keeps a name in the place of a holder's, so that the old token can still be named."""
-    return f'{{"token":{found.shown().fencing_token},{unb64(found.value)[1:]}'
+def marker_of(found: Kept, info: str | None = None) -> str:
+    """The value of the key that keeps a name in the place of a holder's: what the lease showed, its token, a new info.
+
+    The token is written down because the key has another revision.
+    """
+    head, _, tail = unb64(found.value).partition(INFO)
+    if info is not None:
+        tail = info + "}"
+    return f'{{"token":{found.shown().fencing_token},{head[1:]}{INFO}{tail}'

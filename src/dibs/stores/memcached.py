@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     # One request's part in the conversation: it yields commands and how many replies they bring, and returns its
     # outcome.
-    _Steps = Generator[tuple[bytes, int], list[Reply], Outcome]
+    _Steps = Generator[tuple[bytes, int], list[Reply], "Outcome | _Kept"]
 
 TTL_MAX_S = 30 * 24 * 3600  # a greater number is taken for a date, mostly one long past
 MARGIN_S = 1.010
@@ -134,6 +134,12 @@ class _Lease(NamedTuple):
         return max(self.ticks - 1.0, LAST_TICK_S)
 
 
+class _Kept(NamedTuple):
+    """A release that keeps the name was done, and the item says this: Released, unless its end is to be doubted."""
+
+    lease: _Lease
+
+
 class MemcachedStore:
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -164,10 +170,10 @@ class MemcachedStore:
         if not requests:
             connection.fly([b"mn\r\n"], [1], deadline)
             return []
-        if len(requests) == 1 and now - self._heard_at <= UNHEARD_MAX_S:
-            outcome = self._alone(connection, requests[0], now, deadline)
-            if outcome is not None:
-                return [outcome]
+        if len(requests) == 1 and now - self._heard_at <= UNHEARD_MAX_S and not _keeps(requests[0]):
+            told = self._alone(connection, requests[0], now, deadline)
+            if told is not None:
+                return [told]
             now = _boot_time(deadline)
         outcomes: list[Outcome] = [GONE] * len(requests)
         talks, behind = self._begin(requests)
@@ -176,18 +182,21 @@ class MemcachedStore:
             going_on: list[_Talk] = []
             for talk in talks:
                 outcome = talk.outcome
-                if outcome is None or (doubted and type(outcome) in (Granted, Renewed) and talk.doubted(doubted)):
+                if outcome is None or (doubted and type(outcome) in _WITH_AN_END and talk.doubted(doubted)):
                     if talk.flights >= FLIGHTS_MAX:
                         self.close()
                         raise StoreUnavailable(
                             f"memcached did not get on with {talk.request.name!r} in {FLIGHTS_MAX} attempts: "
                             + ("its clock stands still" if doubted else "what it stores is not there a moment later")
                         )
-                    if outcome is not None:
+                    if isinstance(outcome, _Kept):
+                        assert isinstance(talk.request, Release)
+                        talk.begin(self._keep(talk.request, outcome.lease))
+                    elif outcome is not None:
                         talk.begin(self._steps(talk.request))
                     going_on.append(talk)
                     continue
-                outcomes[talk.index] = outcome
+                outcomes[talk.index] = RELEASED if isinstance(outcome, _Kept) else outcome
                 if behind[talk.request.name]:
                     index = behind[talk.request.name].pop(0)
                     going_on.append(_Talk(index, requests[index], self._steps(requests[index])))
@@ -208,7 +217,7 @@ class MemcachedStore:
             after = _boot_time(deadline)
             doubted = after - before > SLOW_S
             self._heard_at = NEVER if doubted else after
-            return None if doubted and type(end.value) in (Granted, Renewed) else end.value
+            return None if doubted and type(end.value) in _WITH_AN_END else end.value
         return None
 
     def _begin(self, requests: Sequence[Request]) -> tuple[list[_Talk], dict[str, list[int]]]:
@@ -229,7 +238,7 @@ class MemcachedStore:
         """Send what every talk has to say, give each its replies; why expiries are to be doubted, and the boot time.
 
         A server cannot have stood still for longer than we have not heard of it, so its clock is looked at when that
-        is a while ago. (Releases set no expiry that matters.)
+        is a while ago. (Only plain releases set no expiry.)
         """
         commands = [talk.command for talk in talks]
         counts = [talk.count for talk in talks]
@@ -270,7 +279,9 @@ class MemcachedStore:
     def _steps(self, request: Request) -> _Steps:
         if isinstance(request, Acquire):
             return self._acquire(request)
-        return self._renew(request) if isinstance(request, Renew) else self._release(request)
+        if isinstance(request, Renew):
+            return self._renew(request)
+        return self._keep(request) if _keeps(request) else self._release(request)
 
     def _acquire(self, request: Acquire) -> _Steps:
         name, claim_id = request.name, request.claim_id
@@ -316,7 +327,7 @@ class MemcachedStore:
         name, claim_id = request.name, request.claim_id
         key = _key(name)
         known = self._known.pop((name, claim_id), None)
-        if known is not None and request.keep <= 0:
+        if known is not None:
             (answer,) = yield b"md %b C%d\r\n" % (key, known), 1
             if answer != b"EX":
                 return RELEASED if _done(answer) else GONE
@@ -325,12 +336,34 @@ class MemcachedStore:
             lease = _lease(found, name)
             if lease is None or not claim_id or lease.claim_id != claim_id:
                 return GONE
-            if request.keep > 0:
-                (answer,) = yield _change(key, lease, "", _ticks(request.keep)), 1
-            else:
-                (answer,) = yield b"md %b C%d\r\n" % (key, lease.cas), 1
+            (answer,) = yield b"md %b C%d\r\n" % (key, lease.cas), 1
             if _done(answer):
                 return RELEASED
+
+    def _keep(self, request: Release, kept: _Lease | None = None) -> _Steps:
+        """Let the item be nobody's until its time is over. ``kept``: that was done, but the end of it is doubted."""
+        name, claim_id = request.name, request.claim_id
+        key, ticks = _key(name), _ticks(request.keep)
+        self._known.pop((name, claim_id), None)
+        while True:
+            (found,) = yield b"mg %b v c t\r\n" % key, 1
+            lease = _lease(found, name)
+            if kept is None:
+                if lease is None or not claim_id or lease.claim_id != claim_id:
+                    return GONE
+                if request.info is not None:
+                    lease = lease._replace(info=request.info)
+            elif lease is None:  # it had ended as soon as it was stored
+                value = _value("", str(kept.token), kept.acquired_at, kept.holder, kept.name, kept.info)
+                (answer,) = yield b"add %b 0 %d %d\r\n%b\r\n" % (key, ticks, len(value), value), 1
+                if _done(answer):
+                    return _Kept(kept)
+                continue
+            elif lease.claim_id or lease.token != kept.token:
+                return RELEASED  # and somebody else was faster
+            (answer,) = yield _change(key, lease, "", ticks), 1
+            if _done(answer):
+                return _Kept(lease)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -478,7 +511,7 @@ class _Talk:
     def begin(self, steps: _Steps) -> None:
         self.steps = steps
         self.made += 1
-        self.outcome: Outcome | None = None
+        self.outcome: Outcome | _Kept | None = None
         self.command, self.count = next(steps)
 
     def go_on(self, replies: list[Reply]) -> None:
@@ -628,6 +661,14 @@ def _check(facts: dict[str, str], settings: dict[str, str]) -> None:
         raise SetupRequired("this memcached was started with -C; without CAS numbers leases cannot be kept")
     if int(settings.get("item_size_max", ITEM_BYTES_MIN)) < ITEM_BYTES_MIN:
         raise SetupRequired(f"this memcached takes items of {settings['item_size_max']} bytes; start it with -I 16k")
+
+
+# Outcomes that an expiry goes with, which was set by them.
+_WITH_AN_END = (Granted, Renewed, _Kept)
+
+
+def _keeps(request: Request) -> bool:
+    return type(request) is Release and request.keep > 0
 
 
 # -- values on the wire -----------------------------------------------------------------------------------------------

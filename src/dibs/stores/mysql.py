@@ -16,24 +16,28 @@ is over already. SYSDATE(6), read at execution, would grant a full ttl to nobody
 watch of a client looks, in one SELECT for all names it waits for, whether one of them is free with one of its own first
 in line. GET_LOCK is not used.
 
+*Permits.* Names that have several are decided in a transaction, which locks them: see dibs.stores.mysql_pools.
+
 *Retries.* A deadlock (1213) or a lock wait (1205) rolls back a statement that is the whole transaction, so it is sent
-again, a bounded number of times. Nothing else is.
+again, a bounded number of times. A transaction on permits is rolled back and begun again. Nothing else is.
 """
 
 from __future__ import annotations
 
-from math import ceil
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import (
+    ANY_SLOT,
     LAST_TICKET,
     RELEASED,
     Capabilities,
     Finding,
     Granted,
+    Mismatch,
     Outcome,
     Renewed,
     Request,
@@ -41,10 +45,11 @@ from dibs.store import (
     StoreBusy,
     StoredLease,
 )
+from dibs.stores import mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
-from dibs.stores import rounds
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import CR_SSL, DRIVERS, SSL_MODES, ServerError, TimedOut, Where, Wire, opener
+from dibs.stores.mysql_sql import by_name, document, hexed, literal, optional, us
 from dibs.stores.rounds import Row, Seen
 
 if TYPE_CHECKING:
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
 
     from dibs.store import Release
     from dibs.stores.mysql_drivers import Answer, Link
+
+_T = TypeVar("_T")
 
 CAPABILITIES = Capabilities(
     store="MySQL / MariaDB",
@@ -67,6 +74,7 @@ CAPABILITIES = Capabilities(
     ttl_max_s=30 * 24 * 3600.0,
     resolution_s=0.001,
     margin_s=0.010,
+    permits=True,
 )
 MYSQL_MIN, MARIADB_MIN = (8, 0, 4), (10, 6)
 # Rows of one statement; it keeps them locked until it is done. And how much text of `info` they may carry together.
@@ -76,6 +84,10 @@ INFO_BYTES_MAX = 1_000_000
 TRIES_MAX = 10
 # The server gives up on a lock after this long (it counts whole seconds), and tells us, instead of keeping us waiting.
 LOCK_WAIT_S = 1
+# A transaction on permits whose client has stopped is ended by the server after this long, on MariaDB; on MySQL, which
+# can only end whole connections, after this long. Idle connections are looked at sooner (mysql_drivers.IDLE_S).
+IDLE_TRANSACTION_S = 2
+IDLE_CONNECTION_S = 10
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
 # The time of a grant, for people, is the server's as it was read this long ago at most, plus what has passed since.
@@ -89,7 +101,9 @@ PURGE_STEPS_MAX = 100_000
 # Codes of errors. Those of the client library are the first four, which both drivers use.
 CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
-_TRY_AGAIN = frozenset((1205, 1213))
+# Somebody else's locks; and a row that somebody else made at the same moment, where nobody else should.
+_TRY_AGAIN = frozenset((1062, 1205, 1213))
+_THERE_ALREADY = frozenset((1060,))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
 _LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
@@ -104,10 +118,10 @@ class MySQLStore:
     def __init__(self, where: Where, table: str, connect: Callable[[Where, float], Link]) -> None:
         self._where = where
         self._connect = connect
-        self._tables = [table, table + "_line", table + "_meta"]
+        self._tables = [table, table + "_line", table + "_pool", table + "_meta"]
         self._names = {
             key: "`" + name.replace("`", "``") + "`"
-            for key, name in zip(("lease", "line", "meta"), self._tables, strict=True)
+            for key, name in zip(("lease", "line", "pool", "meta"), self._tables, strict=True)
         }
         self._wire: Wire | None = None
         self._facts: dict[str, str] = {}
@@ -115,6 +129,9 @@ class MySQLStore:
         self._server_clock = (0, float("-inf"))
         #: Something of the call under way has been applied.
         self._wrote = False
+        #: The server will end a transaction of ours in which nothing happens any more.
+        self._limited = False
+        self._pools = mysql_pools.Pools(self._text)
         self._grant_one, self._grant_one_in_line = self._text(sql.GRANT_ONE), self._text(sql.GRANT_ONE_IN_LINE)
         claim = ("name", "claim_id", "us", "holder", "info", "ticket")
         self._grant_many = self._text(sql.GRANT_MANY)
@@ -131,7 +148,9 @@ class MySQLStore:
         self._renew = self._text(sql.RENEW, "name", "claim_id", "slot", "us")
         self._in_force = self._text(sql.IN_FORCE, "name", "claim_id", "slot")
         self._release_one = self._text(sql.RELEASE_ONE)
-        self._release, self._keep = self._text(sql.RELEASE), self._text(sql.KEEP)
+        self._release = self._text(sql.RELEASE)
+        self._keep = self._text(sql.KEEP)
+        self._slots = self._text(sql.SLOTS, "name", "claim_id")
         self._depart = self._text(sql.DEPART, "name", "claim_id", "ticket")
         self.look = self._text(sql.LOOK, "name")
 
@@ -192,8 +211,8 @@ class MySQLStore:
         """Try one row; its token comes with the answer, its time we set."""
         request = row[2]
         now = self._server_now(deadline)
-        name, claim = _hex(request.name), _hex(request.claim_id)
-        grant = claim, _hex(request.holder), _literal(request.info), now, _us(request.ttl)
+        name, claim = hexed(request.name), hexed(request.claim_id)
+        grant = claim, hexed(request.holder), literal(request.info), now, us(request.ttl)
         if in_line:
             ticket = LAST_TICKET if request.ticket is None else request.ticket
             statement = self._grant_one_in_line % (*grant, ticket, name, claim, name, ticket, claim)
@@ -208,14 +227,14 @@ class MySQLStore:
     def _clear_line(self, rows: list[Row], deadline: Deadline) -> None:
         """Take those who were granted out of the line, with everybody before them."""
         asked = [
-            f'["{_hex(r.name)}",{LAST_TICKET if r.ticket is None else r.ticket}]' for r in (row[2] for row in rows)
+            f'["{hexed(r.name)}",{LAST_TICKET if r.ticket is None else r.ticket}]' for r in (row[2] for row in rows)
         ]
-        self._write(self._clear, _document(asked), deadline)
+        self._write(self._clear, document(asked), deadline)
 
     def _read_ours(self, rows: list[Row], deadline: Deadline) -> dict[int, Granted]:
         """Which of the claims hold, by their places."""
         found = {}
-        for triple in self._list(self._ours, _document(map(_claim, rows)), deadline):
+        for triple in self._list(self._ours, document(map(_claim, rows)), deadline):
             i, token, acquired_us = triple.split()
             found[int(i) - 1] = Granted(int(token), int(acquired_us) / 1e6)
         return found
@@ -227,13 +246,18 @@ class MySQLStore:
         return again
 
     def _enter_part(self, rows: list[Row], outcomes: list[Any], again: list[Row], deadline: Deadline) -> None:
-        asked = _document(f'["{_hex(r.name)}","{_hex(r.claim_id)}",{_number(r.ticket)}]' for _, _, r in rows)
+        asked = document(f'["{hexed(r.name)}","{hexed(r.claim_id)}",{optional(r.ticket)}]' for _, _, r in rows)
         seen: list[Any] = [None] * len(rows)
         places: list[int | None] = [None] * len(rows)
         mine: list[int] = []
+        pools: set[int] = set()
         for values in self._rows(self._seen, asked, deadline):
-            i, token, holder, acquired_us, free, left_us, is_mine, place, ahead = values
+            i, token, holder, acquired_us, free, left_us, is_mine, place, ahead, take, permits = values
             at = int(i) - 1
+            if take is not None or (token is None and permits is not None):
+                outcomes[rows[at][1]] = Mismatch(int(take if permits is None else permits))
+                pools.add(at)
+                continue
             places[at] = None if place is None else int(place)
             if token is None:
                 continue
@@ -249,14 +273,15 @@ class MySQLStore:
                 int(left_us) / 1e6,
                 ticket,
             )
-        granted = self._make_or_repeat(rows, [at for at, one in enumerate(seen) if one is None], mine, deadline)
+        new = [at for at, one in enumerate(seen) if one is None and at not in pools]
+        granted = self._make_or_repeat(rows, new, mine, deadline)
         waiting = [at for at, row in enumerate(rows) if row[2].wake is not None and seen[at] and at not in granted]
         if waiting:
             self._line(rows, seen, places, waiting, deadline)
         for at, row in enumerate(rows):
             if at in granted:
                 outcomes[row[1]] = granted[at]
-            else:
+            elif at not in pools:
                 rounds.told(row, seen[at], outcomes, again)
 
     def _make_or_repeat(
@@ -286,75 +311,97 @@ class MySQLStore:
         staying = [at for at in waiting if seen[at].ticket is not None and (seen[at].free or places[at] is None)]
         if staying:
             asked = [
-                f'["{_hex(r.name)}","{_hex(r.claim_id)}","{_hex(r.wake)}",{seen[at].ticket}]'
+                f'["{hexed(r.name)}","{hexed(r.claim_id)}","{hexed(r.wake)}",{seen[at].ticket}]'
                 for at, r in ((at, rows[at][2]) for at in staying)
             ]
-            self._write(self._still_there, _document(asked), deadline)
+            self._write(self._still_there, document(asked), deadline)
         if entering:
             # In the order of the call, which is that of arrival.
             entering.sort(key=lambda at: rows[at][1])
             requests = [rows[at][2] for at in entering]
-            asked = [f'["{_hex(r.name)}","{_hex(r.claim_id)}","{_hex(r.wake)}"]' for r in requests]
-            self._write(self._line_up, _document(asked), deadline)
-            asked = [f'["{_hex(r.name)}","{_hex(r.claim_id)}"]' for r in requests]
-            for pair in self._list(self._places, _document(asked), deadline):
+            asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}","{hexed(r.wake)}"]' for r in requests]
+            self._write(self._line_up, document(asked), deadline)
+            asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}"]' for r in requests]
+            for pair in self._list(self._places, document(asked), deadline):
                 i, ticket = pair.split()
                 at = entering[int(i) - 1]
                 seen[at] = seen[at]._replace(ticket=int(ticket))
         if staying or entering:
-            asked = [f'["{_hex(rows[at][0])}",{seen[at].ticket}]' for at in sorted(staying + entering)]
-            self._write(self._last_tickets, _document(asked), deadline)
+            asked = [f'["{hexed(rows[at][0])}",{seen[at].ticket}]' for at in sorted(staying + entering)]
+            self._write(self._last_tickets, document(asked), deadline)
+
+    def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        for part, _ in _parts(rows):
+            now_us = self._server_now(deadline)
+            decide = partial(self._pools.acquire, part, outcomes, now_us)
+            wrote = self._with_tables(partial(self._transaction, decide, deadline), deadline)
+            self._wrote = self._wrote or wrote
 
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         for part, _ in _parts(rows):
-            claims = [f'"{_hex(r.name)}","{_hex(r.claim_id)}",{r.slot:d}' for _, _, r in part]
-            asked = _document(f"[{claim},{_us(row[2].ttl)}]" for claim, row in zip(claims, part, strict=True))
+            claims = [f'"{hexed(r.name)}","{hexed(r.claim_id)}",{r.slot:d}' for _, _, r in part]
+            asked = document(f"[{claim},{us(row[2].ttl)}]" for claim, row in zip(claims, part, strict=True))
             renewed = self._write(self._renew, asked, deadline)
             now = self._server_now(deadline) / 1e6
             done: Collection[int] = range(len(part))
             if renewed < len(part):
                 # Those that still hold held then: a claim that was lost does not come back.
-                asked = _document(f"[{claim}]" for claim in claims)
+                asked = document(f"[{claim}]" for claim in claims)
                 done = [int(i) - 1 for i in self._list(self._in_force, asked, deadline)]
             for place in done:
                 _, index, request = part[place]
                 outcomes[index] = Renewed(now + request.ttl)
 
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        if any(row[2].slot == ANY_SLOT for row in rows):
+            rows = self._with_slots(rows, deadline)
         for part, _ in _parts(rows):
             leaving = [r for _, _, r in part if r.ticket is not None]
             if leaving:
-                asked = [f'["{_hex(r.name)}","{_hex(r.claim_id)}",{r.ticket:d}]' for r in leaving]
-                self._write(self._depart, _document(asked), deadline)
+                asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}",{r.ticket:d}]' for r in leaving]
+                self._write(self._depart, document(asked), deadline)
             if len(part) == 1 and not part[0][2].keep:
                 _, index, request = part[0]
-                values = _hex(request.name), request.slot, _hex(request.claim_id)
+                values = hexed(request.name), request.slot, hexed(request.claim_id)
                 if self._ask(self._release_one % values, deadline).affected:
                     self._wrote = True
                     outcomes[index] = RELEASED
                 continue
             # Which they are must be seen before: afterwards nothing of them is left. One that ends in between was held
             # when this was asked, and is over now, which is what Released says.
-            asked = [f'["{_hex(r.name)}","{_hex(r.claim_id)}",{r.slot:d}]' for _, _, r in part]
-            held = [part[int(i) - 1] for i in self._list(self._in_force, _document(asked), deadline)]
-            self._end([row[2] for row in held], deadline)
+            asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}",{r.slot:d}]' for _, _, r in part]
+            held = [part[int(i) - 1] for i in self._list(self._in_force, document(asked), deadline)]
+            self._keep_or_release(held, deadline)
             for _, index, _ in held:
                 outcomes[index] = RELEASED
 
-    def _end(self, releases: list[Release], deadline: Deadline) -> None:
-        for keep in {request.keep for request in releases}:
-            these = [request for request in releases if request.keep == keep]
-            names = ",".join([f"x'{_hex(r.name)}'" for r in these])
-            claims = ",".join([f"(x'{_hex(r.name)}',{r.slot:d},x'{_hex(r.claim_id)}')" for r in these])
-            if keep > 0:
-                self._write(self._keep, (_us(keep), names, claims), deadline)
-            else:
-                self._write(self._release, (names, claims), deadline)
+    def _with_slots(self, rows: list[Row], deadline: Deadline) -> list[Row]:
+        """The rows, where those who were never told their slots have them now; who has none keeps ANY_SLOT."""
+        unknown = [row for row in rows if row[2].slot == ANY_SLOT]
+        found = {}
+        for part, first in _parts(unknown):
+            for pair in self._list(self._slots, document(map(_claim, part)), deadline):
+                i, slot = pair.split()
+                found[unknown[first + int(i) - 1][1]] = int(slot)
+        return [(name, index, request._replace(slot=found.get(index, request.slot))) for name, index, request in rows]
+
+    def _keep_or_release(self, rows: list[Row], deadline: Deadline) -> None:
+        plain = [r for _, _, r in rows if r.keep <= 0]
+        if plain:
+            self._write(self._release, _these(plain), deadline)
+        kept = [r for _, _, r in rows if r.keep > 0]
+        while kept:  # once, unless several slots of one name are kept
+            firsts = {r.name: r for r in reversed(kept)}
+            these, kept = [r for r in kept if firsts[r.name] is r], [r for r in kept if firsts[r.name] is not r]
+            names = [f"x'{hexed(r.name)}'" for r in these]
+            infos, lasting = [literal(r.info) for r in these], [str(us(r.keep)) for r in these]
+            values = by_name(names, infos), by_name(names, lasting), *_these(these)
+            self._write(self._keep, values, deadline)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
-        rows = self._rows(self._text(sql.LIST), (_hex(first), _hex(before)), deadline)
+        rows = self._rows(self._text(sql.LIST), (hexed(first), hexed(before)), deadline)
         return [
             StoredLease(
                 name.decode(),
@@ -366,24 +413,40 @@ class MySQLStore:
                 int(left_us) / 1e6,
                 None if info is None else info.decode(),
                 int(waiting),
+                int(take),
             )
-            for name, slot, holder, token, since_us, until_us, left_us, info, waiting in rows
+            for name, slot, holder, token, since_us, until_us, left_us, info, waiting, take in rows
         ]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         self._wrote = False
-        return bool(self._write(self._text(sql.BREAK_NOW if now else sql.BREAK), (_hex(name), fencing_token), deadline))
+        return bool(
+            self._write(self._text(sql.BREAK_NOW if now else sql.BREAK), (hexed(name), fencing_token), deadline)
+        )
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         self._wrote = False
-        self._write(self._text(sql.PURGE_FLOOR), (_us(older_than),), deadline)
+        self._write(self._text(sql.PURGE_FLOOR), (us(older_than),), deadline)
         purged = 0
         for _ in range(PURGE_STEPS_MAX):
-            some = self._write(self._text(sql.PURGE_SOME), (_us(older_than),), deadline)
+            some = self._write(self._text(sql.PURGE_SOME), (us(older_than),), deadline)
             purged += some
             if some < sql.PURGE_ROWS:
                 break
+        purged += self._purge_pools(older_than, deadline)
         self._write(self._text(sql.PURGE_LINE), (), deadline)
+        return purged
+
+    def _purge_pools(self, older_than: float, deadline: Deadline) -> int:
+        purged, after = 0, ""
+        for _ in range(PURGE_STEPS_MAX):
+            names = self._pools.idle(partial(self._ask, deadline=deadline), us(older_than), after)
+            if not names:
+                break
+            after = names[-1]
+            empty = partial(self._pools.purge, names, us(older_than))
+            purged += self._with_tables(partial(self._transaction, empty, deadline), deadline)
+            self._wrote = self._wrote or purged > 0
         return purged
 
     def check(self, deadline: Deadline) -> list[Finding]:
@@ -449,7 +512,10 @@ class MySQLStore:
     # -- tables ---------------------------------------------------------------------------------------------------
 
     def schema(self) -> str:
-        return sql.SCHEMA.format(**self._names)
+        texts: dict[str, str] = {}
+        for key, name in zip(("lease", "line"), self._tables, strict=False):
+            texts |= {f"{key}_text": sql.in_quotes(name), f"{key}_quoted": sql.in_quotes(self._names[key])}
+        return sql.SCHEMA.format(**self._names, **texts)
 
     def setup(self, deadline: Deadline) -> None:
         self._wrote = False
@@ -465,9 +531,12 @@ class MySQLStore:
         # Each is harmless when it is there, also when several make it at once: the server's own locks see to that.
         for statement in self.schema().split(";\n"):
             if statement.strip():
-                self._patiently(statement, deadline)
+                try:
+                    self._patiently(partial(self._execute, statement, deadline), deadline)
+                except _ThereAlready:  # a column that somebody else has added since we looked
+                    pass
 
-    # -- one statement --------------------------------------------------------------------------------------------
+    # -- one statement, or transaction ----------------------------------------------------------------------------
 
     def _write(self, template: str, values: str | tuple[Any, ...], deadline: Deadline) -> int:
         """How many rows it found to change."""
@@ -485,29 +554,33 @@ class MySQLStore:
 
     def _ask(self, statement: str, deadline: Deadline) -> Answer:
         """Execute one statement; make the tables when it turns out that there are none."""
+        return self._with_tables(partial(self._execute, statement, deadline), deadline)
+
+    def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        """Do something on the connection; make the tables when it turns out that there are none."""
         if self._wire is None or self._wire.stale():
             self._reopen(deadline)
         try:
-            return self._patiently(statement, deadline)
-        except _TablesMissing:
+            return self._patiently(attempt, deadline)
+        except (_TablesMissing, mysql_pools.FloorMissing):
             pass
         try:
             self._make_tables(deadline)
         except SetupRequired as refused:
             raise SetupRequired(
-                f"the tables of dibs are missing, and this login may not make them ({refused}). Let somebody who may "
-                "run `dibs setup`, or what `dibs schema` prints"
+                "the tables of dibs are missing or of an older version, and this login may not make them "
+                f"({refused}). Let somebody who may run `dibs setup`, or what `dibs schema` prints"
             ) from refused
         try:
-            return self._patiently(statement, deadline)
-        except _TablesMissing as error:
+            return self._patiently(attempt, deadline)
+        except (_TablesMissing, mysql_pools.FloorMissing) as error:
             raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
 
-    def _patiently(self, statement: str, deadline: Deadline) -> Answer:
-        """Again, when somebody else's locks were in the way: the server has then undone the statement as a whole."""
+    def _patiently(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        """Again, when somebody else's locks were in the way: what was attempted has then been undone as a whole."""
         for _ in range(TRIES_MAX):
             try:
-                return self._execute(statement, deadline)
+                return attempt()
             except StoreBusy as error:
                 busy = error
                 if deadline.remaining() <= LOCK_WAIT_S:
@@ -515,6 +588,27 @@ class MySQLStore:
         if self._wrote:
             raise StoreUnavailable(f"{busy}, after a part of the requests was done") from busy
         raise busy
+
+    def _transaction(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+        """Do the work, which is given a function that executes statements, in a transaction, or nothing of it."""
+        if self._wire is None:  # closed by an error since the call began
+            self._open(deadline)
+        if not self._limited:
+            self._execute(sql.ON_MYSQL % IDLE_CONNECTION_S, deadline)
+            self._limited = True
+        try:
+            self._execute("START TRANSACTION", deadline)
+            done = work(partial(self._execute, deadline=deadline))
+            self._execute("COMMIT", deadline)
+        except BaseException:
+            # What was sent is not known to be undone before the server says so, or the connection is gone.
+            if self._wire is not None:
+                try:
+                    self._execute("ROLLBACK", deadline.within(FINISH_S))
+                except (StoreUnavailable, SetupRequired, StoreBusy):
+                    self.close()
+            raise
+        return done
 
     def _execute(self, statement: str, deadline: Deadline) -> Answer:
         wire = self._wire
@@ -558,6 +652,8 @@ class MySQLStore:
         text = f"{self._shown}: {error}"
         if code in _NO_TABLE:
             raise _TablesMissing(text) from error
+        if code in _THERE_ALREADY:
+            raise _ThereAlready(text) from error
         if code in _TRY_AGAIN:
             raise StoreBusy(text) from error
         if code in _READ_ONLY:
@@ -626,8 +722,9 @@ class MySQLStore:
             raise Unsupported(f"dibs needs MySQL 8.0.4 or MariaDB 10.6, or later; this is {version}")
         self._execute(sql.SETTINGS % (LOCK_WAIT_S, max(LOCK_WAIT_S, int(deadline.remaining()))), deadline)
         self._execute(sql.ISOLATION, deadline)
-        if "MariaDB" in version:
-            self._execute(sql.LONG_LISTS, deadline)
+        self._limited = "MariaDB" in version
+        if self._limited:
+            self._execute(sql.ON_MARIADB % IDLE_TRANSACTION_S, deadline)
         self._server_clock = (0, float("-inf"))
 
     def _read_facts(self, deadline: Deadline) -> None:
@@ -664,7 +761,7 @@ class MySQLWatch:
 
     def __init__(self, store: MySQLStore, address: str) -> None:
         self._store = store
-        self._address = _hex(address)
+        self._address = hexed(address)
         self._turn = 0
 
     def fileno(self) -> int | None:
@@ -677,9 +774,9 @@ class MySQLWatch:
         if len(some) > LOOK_NAMES_MAX:
             self._turn = (self._turn + LOOK_NAMES_MAX) % len(some)
             some = (some[self._turn :] + some[: self._turn])[:LOOK_NAMES_MAX]
-        document = _document(f'["{_hex(name)}"]' for name in some)
+        asked = document(f'["{hexed(name)}"]' for name in some)
         deadline = Deadline(RealClock(), boot_now() + LOOK_LIMIT_S)
-        found = self._store._list(self._store.look, (document, self._address), deadline)
+        found = self._store._list(self._store.look, (asked, self._address, self._address), deadline)
         return [some[int(i) - 1] for i in found]
 
     def close(self) -> None:
@@ -690,63 +787,44 @@ class _TablesMissing(Exception):
     """The statement needs a table or column that is not there."""
 
 
+class _ThereAlready(Exception):
+    """What was to be made is there."""
+
+
 # -- values in statements ---------------------------------------------------------------------------------------------
 
 
-def _hex(text: str) -> str:
-    return text.encode().hex()
-
-
-def _literal(text: str | None) -> str:
-    return "NULL" if text is None else f"_utf8mb4 x'{_hex(text)}'"
-
-
-def _us(seconds: float) -> int:
-    return ceil(seconds * 1e6)
-
-
-def _number(value: int | None) -> str:
-    return "null" if value is None else str(value)
-
-
-def _document(rows: Collection[str] | Iterator[str]) -> str:
-    return f"[{','.join(rows)}]"
-
-
 def _claim(row: Row) -> str:
-    return f'["{_hex(row[2].name)}","{_hex(row[2].claim_id)}"]'
+    return f'["{hexed(row[2].name)}","{hexed(row[2].claim_id)}"]'
+
+
+def _these(requests: list[Release]) -> tuple[str, str]:
+    """The names, and what has to fit in the rows."""
+    names = [f"x'{hexed(r.name)}'" for r in requests]
+    claims = [f"({name},{r.slot:d},x'{hexed(r.claim_id)}')" for name, r in zip(names, requests, strict=True)]
+    return ",".join(names), ",".join(claims)
 
 
 def _claims(rows: list[Row]) -> str:
     """Acquires with everything that a grant writes."""
-    return _document(
-        f'["{_hex(r.name)}","{_hex(r.claim_id)}",{_us(r.ttl)},"{_hex(r.holder)}",'
-        f"{'null' if r.info is None else chr(34) + _hex(r.info) + chr(34)},{_number(r.ticket)}]"
+    return document(
+        f'["{hexed(r.name)}","{hexed(r.claim_id)}",{us(r.ttl)},"{hexed(r.holder)}",{optional(r.info)},{optional(r.ticket)}]'
         for _, _, r in rows
     )
 
 
 def _grants(rows: list[Row]) -> tuple[str, ...]:
     """What a grant writes to many rows, for GRANT_MANY. The rows are sorted by name."""
-    names = [f"x'{_hex(name)}'" for name, _, _ in rows]
-    claims = [f"x'{_hex(r.claim_id)}'" for _, _, r in rows]
+    names = [f"x'{hexed(name)}'" for name, _, _ in rows]
+    claims = [f"x'{hexed(r.claim_id)}'" for _, _, r in rows]
     return (
-        _by_name(names, claims),
-        _by_name(names, [_literal(r.holder) for _, _, r in rows]),
-        _by_name(names, [_literal(r.info) for _, _, r in rows]),
-        _by_name(names, [str(_us(r.ttl)) for _, _, r in rows]),
+        by_name(names, claims),
+        by_name(names, [literal(r.holder) for _, _, r in rows]),
+        by_name(names, [literal(r.info) for _, _, r in rows]),
+        by_name(names, [str(us(r.ttl)) for _, _, r in rows]),
         ",".join(names),
         ",".join(claims),
     )
-
-
-def _by_name(names: list[str], values: list[str]) -> str:
-    """An expression for the value that belongs to the name of a row: halves, until what is left has one value."""
-    if values.count(values[0]) == len(values):
-        return values[0]
-    half = len(names) // 2
-    before, after = _by_name(names[:half], values[:half]), _by_name(names[half:], values[half:])
-    return f"IF(name < {names[half]}, {before}, {after})"
 
 
 def _parts(rows: list[Row]) -> Iterator[tuple[list[Row], int]]:

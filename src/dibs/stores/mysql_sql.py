@@ -1,8 +1,11 @@
 """The SQL of the MySQL store: the tables, and the statements of each verb, in what MySQL 8 and MariaDB 10.6 share.
 
 Every statement is a transaction of its own under READ COMMITTED. A conditional write looks at the row that it has
-locked, also when it had to wait for it. No transaction spans two statements: a program that is stopped between them
-would keep everybody else from the rows it had locked.
+locked, also when it had to wait for it. For locks no transaction spans two statements: a program that is stopped
+between them would keep everybody else from the rows it had locked. (Permits need one: see dibs.stores.mysql_pools.)
+
+A row whose ``take`` is not NULL is a slot of a name with permits. Statements for locks leave it alone, and those for
+permits leave a lock's row alone, so that a name is never both.
 
 Statements carry their values as literals. Those for many rows mostly take one JSON document, whose rows drive a join:
 each is looked up by the primary key, in the order of the document, which is sorted by name, so that two clients never
@@ -10,14 +13,20 @@ lock rows in opposite orders. The planner is told so (STRAIGHT_JOIN, FORCE INDEX
 would lock what belongs to others. No assignment reads a column that another one writes: in which order they are
 made differs between statements for one table and for several.
 
-``{lease}``, ``{line}`` and ``{meta}`` are replaced once, ``{asked}`` by ``asked()``, ``%s`` by values.
+``{lease}``, ``{line}``, ``{pool}`` and ``{meta}`` are replaced once, ``{asked}`` by ``asked()``, ``%s`` by values.
 """
 
 from __future__ import annotations
 
+from math import ceil
+from typing import TYPE_CHECKING
+
 from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
 
-# In this order: whoever finds the leases finds the rest, too, while another is still making them.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# In this order: whoever finds the leases, and in them `take`, finds the rest, too, while another is still making it.
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {meta} (
     what  VARBINARY(64) NOT NULL PRIMARY KEY,
@@ -30,8 +39,14 @@ CREATE TABLE IF NOT EXISTS {line} (
     claim_id VARBINARY(400) NOT NULL,
     wake     VARBINARY(400) NOT NULL,       -- the client that waits
     seen_at  DATETIME(6) NOT NULL,
+    take     INT NOT NULL DEFAULT 1,
     PRIMARY KEY (name, ticket),
     KEY (ticket)
+) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+CREATE TABLE IF NOT EXISTS {pool} (         -- names with permits: semaphores, locks for readers and writers
+    name          VARBINARY(400) NOT NULL PRIMARY KEY,
+    permits       INT NOT NULL,
+    fencing_token BIGINT NOT NULL           -- the last that was granted
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
 CREATE TABLE IF NOT EXISTS {lease} (
     name          VARBINARY(400) NOT NULL,  -- UTF-8, compared byte by byte: every collation folds something
@@ -43,8 +58,20 @@ CREATE TABLE IF NOT EXISTS {lease} (
     info          TEXT,
     claim_id      VARBINARY(400),           -- NULL: released
     last_ticket   BIGINT NOT NULL DEFAULT 0, -- of the line; 0: nobody waits
+    take          INT,                      -- of how many permits, where the name has permits; NULL: it is a lock
     PRIMARY KEY (name, slot)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+-- Tables that were made before names could have permits. (MySQL has no ADD COLUMN IF NOT EXISTS.)
+SET @dibs_line = IF(EXISTS (SELECT 1 FROM information_schema.columns
+    WHERE table_schema = DATABASE() AND table_name = '{line_text}' AND column_name = 'take'),
+    'DO 0', 'ALTER TABLE {line_quoted} ADD COLUMN take INT NOT NULL DEFAULT 1');
+PREPARE dibs_line FROM @dibs_line;
+EXECUTE dibs_line;
+SET @dibs_lease = IF(EXISTS (SELECT 1 FROM information_schema.columns
+    WHERE table_schema = DATABASE() AND table_name = '{lease_text}' AND column_name = 'take'),
+    'DO 0', 'ALTER TABLE {lease_quoted} ADD COLUMN take INT');
+PREPARE dibs_lease FROM @dibs_lease;
+EXECUTE dibs_lease;
 """
 
 # The clock: when the server began with the statement, in UTC whatever the time zone (see dibs.stores.mysql).
@@ -57,8 +84,10 @@ SETTINGS = (
     "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
     " SESSION innodb_lock_wait_timeout = %d, SESSION lock_wait_timeout = %d, SESSION group_concat_max_len = 1048576"
 )
-# MariaDB makes a join of a long list, and would scan the table for it.
-LONG_LISTS = "SET SESSION in_predicate_conversion_threshold = 0"
+# MariaDB makes a join of a long list, and would scan the table for it. And it can end a transaction whose client sends
+# nothing any more. MySQL cannot, but it can end a connection: those that have had a transaction are ended when idle.
+ON_MARIADB = "SET SESSION in_predicate_conversion_threshold = 0, SESSION idle_transaction_timeout = %d"
+ON_MYSQL = "SET SESSION wait_timeout = %d"
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
@@ -79,7 +108,14 @@ _COLUMNS = {
     "us": "us BIGINT PATH '$[{}]'",
     "ticket": "ticket BIGINT PATH '$[{}]'",
     "slot": "slot INT PATH '$[{}]'",
+    "take": "take INT PATH '$[{}]'",
+    "permits": "permits INT PATH '$[{}]'",
 }
+
+
+def in_quotes(text: str) -> str:
+    """A text as it stands between quotes in the schema."""
+    return text.replace("\\", "\\\\").replace("'", "''")
 
 
 def asked(*columns: str) -> str:
@@ -90,7 +126,7 @@ def asked(*columns: str) -> str:
 
 _TEXT = "CONVERT(UNHEX(a.{0}) USING utf8mb4)"
 _FREE = f"(l.claim_id IS NULL OR l.expires_at <= {NOW})"
-_GRACE = f"{NOW} - INTERVAL {round(LINE_GRACE_S * 1e6)} MICROSECOND"
+GRACE = f"{NOW} - INTERVAL {round(LINE_GRACE_S * 1e6)} MICROSECOND"
 _LEASE = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slot = 1"
 
 # -- acquire ----------------------------------------------------------------------------------------------------------
@@ -106,19 +142,20 @@ UPDATE {{lease}} AS l SET l.claim_id = x'%s', l.holder = _utf8mb4 x'%s', l.info 
 l.fencing_token = LAST_INSERT_ID(l.fencing_token + 1),
 l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND"""
 _FREE_ONE = f"""
-WHERE l.name = x'%s' AND l.slot = 1 AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> x'%s')"""
+WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL
+AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> x'%s')"""
 GRANT_ONE = _GRANT_ONE + _FREE_ONE + " AND l.last_ticket = 0"
 GRANT_ONE_IN_LINE = f"""\
 {_GRANT_ONE}, l.last_ticket = IF(l.last_ticket <= %d, 0, l.last_ticket){_FREE_ONE}
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s' AND w.ticket < %d AND w.claim_id <> x'%s'
-AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 
 # Many names: what they write differs from row to row, so each of these values is a search tree by name. A join with the
 # document takes half as long again. That is left to the line, where the tickets differ, too.
 GRANT_MANY = f"""\
 UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = %s, holder = %s, info = %s,
 fencing_token = fencing_token + 1, acquired_at = {NOW}, expires_at = {NOW} + INTERVAL %s MICROSECOND
-WHERE name IN (%s) AND slot = 1 AND last_ticket = 0
+WHERE name IN (%s) AND slot = 1 AND take IS NULL AND last_ticket = 0
 AND (claim_id IS NULL OR expires_at <= {NOW} AND claim_id NOT IN (%s))"""
 _TICKET = f"COALESCE(a.ticket, {LAST_TICKET})"
 GRANT_MANY_IN_LINE = f"""\
@@ -126,40 +163,42 @@ UPDATE {{asked}} STRAIGHT_JOIN {_LEASE}
 SET l.claim_id = UNHEX(a.claim_id), l.holder = {_TEXT.format("holder")}, l.info = {_TEXT.format("info")},
 l.fencing_token = l.fencing_token + 1, l.acquired_at = {NOW}, l.expires_at = {NOW} + INTERVAL a.us MICROSECOND,
 l.last_ticket = IF(l.last_ticket <= {_TICKET}, 0, l.last_ticket)
-WHERE (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> UNHEX(a.claim_id))
+WHERE l.take IS NULL AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> UNHEX(a.claim_id))
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND w.ticket < {_TICKET}
-AND w.claim_id <> UNHEX(a.claim_id) AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+AND w.claim_id <> UNHEX(a.claim_id) AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 
 # Which of the claims hold their names now. One row comes back for all: a row each would take as long to read as to
 # grant.
 OURS = f"""\
 SELECT GROUP_CONCAT(a.i, ' ', l.fencing_token, ' ', TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at))
-FROM {{asked}} STRAIGHT_JOIN {_LEASE} WHERE l.claim_id = UNHEX(a.claim_id)"""
+FROM {{asked}} STRAIGHT_JOIN {_LEASE} WHERE l.claim_id = UNHEX(a.claim_id) AND l.take IS NULL"""
 
 # An acquire repeated by the claim that holds. However late, it never shortens what a renewal gave.
 REPEAT = f"""\
 UPDATE {{asked}} STRAIGHT_JOIN {_LEASE}
 SET l.holder = {_TEXT.format("holder")}, l.info = {_TEXT.format("info")},
 l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL a.us MICROSECOND)
-WHERE l.claim_id = UNHEX(a.claim_id)"""
+WHERE l.claim_id = UNHEX(a.claim_id) AND l.take IS NULL"""
 
 # Whoever is granted takes the line before it along.
 CLEAR = """\
 DELETE w FROM {asked} STRAIGHT_JOIN {line} AS w FORCE INDEX (PRIMARY) ON w.name = UNHEX(a.name)
 AND w.ticket <= a.ticket"""
 
-# What was refused: who holds it, for how long, and where the asker stands. Nothing is locked.
+# What was refused: who holds it, for how long, where the asker stands, and what tells that it is no lock. Nothing is
+# locked.
 SEEN = f"""\
 SELECT a.i, l.fencing_token, l.holder, TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at), {_FREE},
 TIMESTAMPDIFF(MICROSECOND, {NOW}, l.expires_at), l.claim_id = UNHEX(a.claim_id),
 (SELECT w.ticket FROM {{line}} AS w WHERE w.name = UNHEX(a.name) AND w.claim_id = UNHEX(a.claim_id)
 AND (a.ticket IS NULL OR w.ticket = a.ticket) ORDER BY w.ticket LIMIT 1),
 EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = UNHEX(a.name) AND w.claim_id <> UNHEX(a.claim_id)
-AND (a.ticket IS NULL OR w.ticket < a.ticket) AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})
+AND (a.ticket IS NULL OR w.ticket < a.ticket) AND GREATEST(w.seen_at, l.expires_at) > {GRACE}),
+l.take, (SELECT p.permits FROM {{pool}} AS p WHERE p.name = UNHEX(a.name))
 FROM {{asked}} LEFT JOIN {_LEASE}"""
 
 # The rows of new names. The floor is locked against a purge that would raise it between its reading here and the new
-# row. Where somebody else has made the row, that one stays as it is.
+# row. Where somebody else has made the row, be it a lock's or a pool's first slot, that one stays as it is.
 MAKE = f"""\
 INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
 SELECT UNHEX(a.name), 1, UNHEX(a.claim_id), {_TEXT.format("holder")}, m.value + 1, {NOW},
@@ -196,32 +235,42 @@ _RELEASED = f"claim_id = NULL, holder = NULL, info = NULL, expires_at = {NOW}"
 RELEASE_ONE = f"""\
 UPDATE {{lease}} SET {_RELEASED}
 WHERE name = x'%s' AND slot = %d AND claim_id = x'%s' AND expires_at > {NOW}"""
+# In which slots the claims are that were never told theirs, as OURS.
+SLOTS = f"""\
+SELECT GROUP_CONCAT(a.i, ' ', l.slot)
+FROM {{asked}} STRAIGHT_JOIN {{lease}} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) WHERE {_IN_FORCE}"""
 # What all of them write is the same, so that no join is needed, which takes twice as long. By name again, so that every
 # planner sees ranges of the primary key, which it visits in order.
 _THESE = f"WHERE name IN (%s) AND (name, slot, claim_id) IN (%s) AND expires_at > {NOW}"
 RELEASE = f"UPDATE {{lease}} FORCE INDEX (PRIMARY) SET {_RELEASED} {_THESE}"
 # Kept for a while: under a claim that nobody has.
 KEEP = f"""\
-UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = '', expires_at = {NOW} + INTERVAL %d MICROSECOND
-{_THESE}"""
+UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = '', info = COALESCE(%s, info),
+expires_at = {NOW} + INTERVAL %s MICROSECOND {_THESE}"""
 DEPART = f"""\
 DELETE w FROM {{asked}} STRAIGHT_JOIN {{line}} AS w FORCE INDEX (PRIMARY) ON w.name = UNHEX(a.name)
 AND w.claim_id = UNHEX(a.claim_id) AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})"""
 
 # -- hints ------------------------------------------------------------------------------------------------------------
 
-# Which names are free while a waiter of this client is first in line, or have no row at all.
+# Which names are free while a waiter of this client is first in line, or have so many permits left that it comes to the
+# first of its waiters, or are not known at all.
 LOOK = f"""\
-SELECT GROUP_CONCAT(a.i) FROM {{asked}} LEFT JOIN {_LEASE}
-WHERE l.name IS NULL OR {_FREE} AND
-(SELECT w.wake FROM {{line}} AS w WHERE w.name = l.name ORDER BY w.ticket LIMIT 1) = x'%s'"""
+SELECT GROUP_CONCAT(a.i) FROM {{asked}} LEFT JOIN {_LEASE} LEFT JOIN {{pool}} AS p ON p.name = UNHEX(a.name)
+WHERE l.name IS NULL AND p.name IS NULL
+OR l.take IS NULL AND {_FREE} AND
+(SELECT w.wake FROM {{line}} AS w WHERE w.name = l.name ORDER BY w.ticket LIMIT 1) = x'%s'
+OR p.permits - (SELECT COALESCE(SUM(h.take), 0) FROM {{lease}} AS h
+WHERE h.name = p.name AND h.claim_id IS NOT NULL AND h.expires_at > {NOW}) >=
+(SELECT SUM(v.take) FROM {{line}} AS v WHERE v.name = p.name AND v.seen_at > {GRACE} AND v.ticket <=
+(SELECT MIN(w.ticket) FROM {{line}} AS w WHERE w.name = p.name AND w.seen_at > {GRACE} AND w.wake = x'%s'))"""
 
 # -- see and mend -----------------------------------------------------------------------------------------------------
 
 LIST = f"""\
 SELECT l.name, l.slot, l.holder, l.fencing_token, TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.acquired_at),
 TIMESTAMPDIFF(MICROSECOND, {EPOCH}, l.expires_at), TIMESTAMPDIFF(MICROSECOND, {NOW}, l.expires_at), l.info,
-(SELECT COUNT(*) FROM {{line}} AS w WHERE w.name = l.name)
+(SELECT COUNT(*) FROM {{line}} AS w WHERE w.name = l.name), COALESCE(l.take, 1)
 FROM {{lease}} AS l
 WHERE l.name >= x'%s' AND l.name < x'%s' AND l.claim_id IS NOT NULL AND l.expires_at > {NOW}
 ORDER BY l.name, l.slot"""
@@ -236,19 +285,62 @@ WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_a
 
 # A purge raises the floor first, then deletes rows whose tokens lie under it: between the two, and whatever happens to
 # either, no name can begin below a token that was granted. Not those with somebody in line for whom they are kept.
+# (Pools go as a whole: see dibs.stores.mysql_pools.)
 PURGE_ROWS = 5000
 _OLD = f"""\
-l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
-SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND GREATEST(w.seen_at, l.expires_at) > {_GRACE})"""
+l.take IS NULL AND l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 PURGE_FLOOR = f"""\
 UPDATE {{meta}} SET value = GREATEST(value, (SELECT COALESCE(MAX(l.fencing_token), 0) FROM {{lease}} AS l WHERE {_OLD}))
 WHERE what = 'token_floor'"""
 PURGE_SOME = f"""\
-DELETE FROM {{lease}} WHERE expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
-SELECT 1 FROM {{line}} AS w WHERE w.name = {{lease}}.name AND GREATEST(w.seen_at, {{lease}}.expires_at) > {_GRACE})
+DELETE FROM {{lease}} WHERE take IS NULL AND expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+SELECT 1 FROM {{line}} AS w WHERE w.name = {{lease}}.name AND GREATEST(w.seen_at, {{lease}}.expires_at) > {GRACE})
 AND fencing_token <= (SELECT value FROM {{meta}} WHERE what = 'token_floor')
 ORDER BY name, slot LIMIT {PURGE_ROWS}"""
 # The places of waiters that died in line for rows that are gone.
 PURGE_LINE = f"""\
 DELETE w FROM {{line}} AS w LEFT JOIN {{lease}} AS l ON l.name = w.name
-WHERE l.name IS NULL AND w.seen_at <= {_GRACE}"""
+WHERE l.name IS NULL AND w.seen_at <= {GRACE}"""
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def hexed(text: str) -> str:
+    """A text as it stands between x' and ', or in a document."""
+    return text.encode().hex()
+
+
+def literal(text: str | None) -> str:
+    """A text, or NULL."""
+    return "NULL" if text is None else f"_utf8mb4 x'{hexed(text)}'"
+
+
+def us(seconds: float) -> int:
+    """Microseconds, rounded up."""
+    return ceil(seconds * 1e6)
+
+
+def optional(value: int | str | None) -> str:
+    """A number or text of a document, or null."""
+    if value is None:
+        return "null"
+    return f'"{hexed(value)}"' if isinstance(value, str) else str(value)
+
+
+def document(rows: Iterable[str]) -> str:
+    """The rows that ``asked()`` makes a table of."""
+    return f"[{','.join(rows)}]"
+
+
+def by_name(names: list[str], values: list[str]) -> str:
+    """An expression for the value that belongs to the name of a row: halves, until what is left has one value.
+
+    The names are literals, sorted, each once.
+    """
+    if values.count(values[0]) == len(values):
+        return values[0]
+    half = len(names) // 2
+    before, after = by_name(names[:half], values[:half]), by_name(names[half:], values[half:])
+    return f"IF(name < {names[half]}, {before}, {after})"

@@ -466,7 +466,10 @@ class ZooKeeperStore:
                 # In a session that outlasts the time, so that it is kept also when this process ends meanwhile.
                 session = pool.session_for(max(request.keep, _ttl_min(pool.settings)), deadline, exactly=False)
                 node = kept_node(permit, request.claim_id)
-                kept = pool.grants[node] = Grant(permit, node, session, {**words, "ttl": request.keep})
+                kept_words = {**words, "ttl": request.keep}
+                if request.info is not None:
+                    kept_words["info"] = request.info
+                kept = pool.grants[node] = Grant(permit, node, session, kept_words)
                 operations.append(("create", node, repr(request.keep).encode(), self._acl, True))
                 operations.append(("set_data", permit, packed(kept.words)))
             else:

@@ -361,23 +361,23 @@ def a_kept_name_is_refused_and_shown(bench: Bench) -> None:
     store, second, name, (mine, other) = bench.open(), bench.open(), bench.name(), claims(2)
     token = granted(store.act(asking(name, mine, 20, info='{"a":1}'))[0], "a free name")
     before = store.shown(name)
-    equal(store.act(Release(name, mine, keep=120, info='{"once":"ü"}'))[0], RELEASED, "a release that keeps the name")
+    equal(store.act(Release(name, mine, keep=60, info='{"once":"ü"}'))[0], RELEASED, "a release that keeps the name")
     for connection in (store, second):
         kept = connection.shown(name)
         expected = before._replace(info='{"once":"ü"}', expires_at=kept.expires_at, expires_in=kept.expires_in)
         equal(kept, expected, "the kept name as shown, but for its end")
-        assert 110 < kept.expires_in <= 120, f"a name kept for 120 s: {kept}"
+        assert 50 < kept.expires_in <= 60, f"a name kept for 60 s: {kept}"
         for claim in (mine, other):
             refused = held(connection.acquire(name, claim), "a kept name")
             equal((refused.holder, refused.fencing_token), (before.holder, token), "who has it, as told to who asks")
-            assert 110 < refused.free_in <= 120, f"free_in of a name kept for 120 s: {refused.free_in}"
+            assert 50 < refused.free_in <= 60, f"free_in of a name kept for 60 s: {refused.free_in}"
     gone(store.renew(name, mine, 600), "renewal of a kept name by who had it")
     for again in (Release(name, mine), Release(name, mine, keep=600, info="{}"), Release(name, other, keep=600)):
         gone(store.act(again)[0], "another release of a kept name")
     store.purge(0)
     after = store.shown(name)
     equal((after.info, after.fencing_token), ('{"once":"ü"}', token), "info and token after all that")
-    assert after.expires_in <= 120, f"a kept name that was extended: {after}"
+    assert after.expires_in <= 60, f"a kept name that was extended: {after}"
 
 
 @case("3")
@@ -409,7 +409,7 @@ def a_kept_name_can_be_freed(bench: Bench) -> None:
     """An operator frees a kept name at once by its token; broken for its expiry it stays kept and shown."""
     store, name, (mine, other) = bench.open(), bench.name(), claims(2)
     token = granted(store.acquire(name, mine, 60), "a free name")
-    equal(store.act(Release(name, mine, keep=120, info='{"a":1}'))[0], RELEASED, "a release that keeps the name")
+    equal(store.act(Release(name, mine, keep=60, info='{"a":1}'))[0], RELEASED, "a release that keeps the name")
     equal(store.break_lease(name, token + 1, now=True), False, "breaking with another token")
     equal(store.break_lease(name, token, now=False), True, "breaking it for its expiry")
     equal(store.shown(name).info, '{"a":1}', "the info after that")

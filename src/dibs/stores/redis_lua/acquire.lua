@@ -3,33 +3,10 @@
 -- KEYS: lease, line and waiters of each request, then the counter of tokens.
 -- ARGV: the grace of the line (s), how long a forgotten line is kept (ms), then of each request its claim id, ttl (s),
 --       holder, info, channel and ticket; '' stands for none.
--- Answers one text a request: 'G token acquired_at', 'H token acquired_at free_in ticket ahead holder', or 'E error'.
+-- Answers one text a request: 'G token acquired_at', 'H token acquired_at free_in ticket ahead holder', 'M permits'
+-- where the name has permits, or 'E error'.
 
-local counter = KEYS[#KEYS]
-local grace = tonumber(ARGV[1])
-local line_keep = tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1e6
-local micros = time[1] * 1e6 + time[2]
-local since = string.format('%.6f', now)
-local last_token = nil
 local ends = {}  -- by ttl
-
--- The next token as decimal text: greater than every one before, and than the time in microseconds. A number of Lua is
--- exact to 2^53, which the time is far below; beyond, the counting is Redis's own.
-local function next_token()
-  last_token = last_token or tonumber(redis.call('GET', counter) or 0)
-  if last_token < micros then
-    redis.call('SET', counter, string.format('%.0f', micros))
-    last_token = micros
-  else
-    last_token = redis.call('INCR', counter)
-    if last_token >= 2 ^ 53 then
-      return redis.call('GET', counter)
-    end
-  end
-  return string.format('%.0f', last_token)
-end
 
 -- Whether a live waiter stands before this place in line. The dead it finds there lose their place.
 local function is_ahead(line, waiters, claim, place, free_since)
@@ -58,18 +35,12 @@ local function leave_line(line, waiters, place)
   end
 end
 
-local function enter_line(line, waiters, claim, channel, ticket)
-  if ticket == '' then
-    local last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
-    ticket = string.format('%.0f', math.max(micros, (tonumber(last[2]) or 0) + 1))
-  end
-  redis.call('ZADD', line, ticket, claim)
-  redis.call('HSET', waiters, claim, string.format('%.6f %s', now, channel))
-  return ticket
-end
-
 local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, ticket)
-  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token', 'acquired_at', 'holder')
+  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token', 'acquired_at', 'holder',
+    'permits')
+  if row[6] then
+    return 'M ' .. row[6]
+  end
   local until_then = ends[ttl]
   if not until_then then
     until_then = string.format('%.6f', now + ttl)
@@ -113,12 +84,9 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   if channel ~= '' then
     -- Who waits for a held name need not say that it is alive: only when it is free does that count.
     if free or not place then
-      place = enter_line(line, waiters, claim, channel, place or ticket)
+      place = enter_line(line, waiters, claim, '1', channel, place or ticket)
     end
-    if redis.call('PTTL', line) < line_keep / 2 then
-      redis.call('PEXPIRE', line, line_keep)
-      redis.call('PEXPIRE', waiters, line_keep)
-    end
+    keep_line(line, waiters)
   end
   local free_in = expires_at - now
   if free then  -- kept for those ahead: they have the rest of the grace; after it only those count who asked just now

@@ -1,29 +1,52 @@
 -- Take the lease with this token from its holder: free at its expiry, or at once.
 --
--- KEYS: lease, line and waiters.  ARGV: the token, '1' for at once, how long a free row with a line is kept (ms).
+-- KEYS: lease, line and waiters.
+-- ARGV: the token, '1' for at once, how long a free row with a line is kept (ms), the grace of the line (s).
 -- Answers 1, or 0 when there is no such lease in force.
 
 local lease, line, waiters = KEYS[1], KEYS[2], KEYS[3]
+local row_keep = ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
+
+local function take_away(row)
+  redis.call('HDEL', row, 'claim_id')
+  redis.call('HSET', row, 'claim_id', '')  -- a claim that nobody has
+  return 1
+end
+
+local head = redis.call('HMGET', lease, 'permits', 'last_slot')
+if head[1] then
+  local last_slot = tonumber(head[2] or 0)
+  for _, one in ipairs((look(now, lease, last_slot))) do
+    if redis.call('HGET', lease .. one.slot, 'fencing_token') == ARGV[1] then
+      if ARGV[2] ~= '1' then
+        return take_away(lease .. one.slot)
+      end
+      end_slot(now, lease, one.slot, last_slot, row_keep)
+      tell_next(now, lease, line, waiters, tonumber(ARGV[4]))
+      return 1
+    end
+  end
+  return 0
+end
+
 local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token')
 if not row[1] or tonumber(row[2]) <= now or row[3] ~= ARGV[1] then
   return 0
 end
-redis.call('HDEL', lease, 'claim_id')
 if ARGV[2] ~= '1' then
-  redis.call('HSET', lease, 'claim_id', '')  -- a claim that nobody has
-  return 1
+  return take_away(lease)
 end
 local next_claim = redis.call('ZRANGE', line, 0, 0)[1]
 if not next_claim then
   redis.call('DEL', lease)
   return 1
 end
-redis.call('HDEL', lease, 'holder', 'info')
+redis.call('HDEL', lease, 'claim_id', 'holder', 'info')
 redis.call('HSET', lease, 'expires_at', string.format('%.6f', now))
-redis.call('PEXPIRE', lease, ARGV[3])
-local channel = (redis.call('HGET', waiters, next_claim) or ''):match(' (.+)$')
+redis.call('PEXPIRE', lease, row_keep)
+local channel = (redis.call('HGET', waiters, next_claim) or ''):match('^%S+ %S+ (.+)$')
 if channel then
   redis.pcall('PUBLISH', channel, lease)
 end

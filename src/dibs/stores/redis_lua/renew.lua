@@ -1,13 +1,19 @@
 -- Let the lease of each claim last for its ttl from now, if it has not ended; never shorten it.
 --
--- KEYS: the lease of each request.  ARGV: its claim id and ttl (s).
+-- KEYS: the lease of each request.  ARGV: its claim id, ttl (s) and slot.
 -- Answers one text a request: when it now ends, '' when there is no such lease, or 'E error'.
 
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 
-local function renew(lease, claim, ttl)
-  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at')
+local function renew(lease, claim, ttl, slot)
+  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits', 'last_slot')
+  if row[3] and slot <= tonumber(row[4] or 0) then
+    lease = lease .. slot
+    row = redis.call('HMGET', lease, 'claim_id', 'expires_at')
+  elseif slot > 1 then
+    return ''
+  end
   local expires_at = tonumber(row[2])
   if row[1] ~= claim or expires_at <= now then
     return ''
@@ -25,7 +31,7 @@ end
 
 local answers = {}
 for key = 1, #KEYS do
-  local fine, answer = pcall(renew, KEYS[key], ARGV[2 * key - 1], tonumber(ARGV[2 * key]))
+  local fine, answer = pcall(renew, KEYS[key], ARGV[3 * key - 2], tonumber(ARGV[3 * key - 1]), tonumber(ARGV[3 * key]))
   if not fine then
     answer = 'E ' .. (type(answer) == 'table' and answer.err or tostring(answer))
   end
