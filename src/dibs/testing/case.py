@@ -203,7 +203,7 @@ class Bench:
         self.address = address
         self.capabilities = address.capabilities
         #: Seconds a lease lasts that a case wants to see end.
-        self.short_ttl = max(0.2, self.capabilities.ttl_min_s)
+        self.short_ttl = max(0.5, self.capabilities.ttl_min_s)
         self.namespace = "conformance-" + os.urandom(5).hex()
         self._opened: list[Connection] = []
         self._names = 0
