@@ -64,10 +64,14 @@ def processes_below(ancestor: int) -> list[Process]:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
-                    state, parent = stat.read().rpartition(")")[2].split()[:2]
+                    fields = stat.read().rpartition(")")[2].split()
             except OSError:  # It ended while we looked.
                 continue
-            children.setdefault(int(parent), []).append(Process(int(entry), int(parent), state))
+            state, parent, threads = fields[0], int(fields[1]), int(fields[17])
+            # A process whose first thread has ended looks dead, while others of its threads still hold its sockets.
+            if state == "Z" and threads > 1:
+                state = "R"
+            children.setdefault(parent, []).append(Process(int(entry), parent, state))
     found: list[Process] = []
     parents = [ancestor]
     while parents:
