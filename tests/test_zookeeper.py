@@ -293,7 +293,8 @@ def test_a_dead_waiter_delays_the_line_briefly(client: dibs.Client, zookeeper_ur
         released = time.monotonic()
         lease.release()
         second.join()
-        assert time.monotonic() - released < 2.5
+        # Two seconds are promised; the rest is for a busy machine. The session would have lived for 30.
+        assert time.monotonic() - released < 6
         got[0].release()
 
 
