@@ -149,6 +149,8 @@ FACES = (
     (dibs.Lease, dibs.AsyncLease, "lease"),
     (dibs.MultiLock, dibs.AsyncMultiLock, "multilock"),
     (dibs.MultiLease, dibs.AsyncMultiLease, "multilease"),
+    (dibs.Semaphore, dibs.AsyncSemaphore, "semaphore"),
+    (dibs.RWLock, dibs.AsyncRWLock, "rwlock"),
     (dibs.Once, dibs.AsyncOnce, "once"),
     (dibs.OnceRun, dibs.AsyncOnceRun, "run"),
     (dibs.Election, dibs.AsyncElection, "election"),
@@ -161,6 +163,8 @@ BLOCKS = {
     "the lease was lost and the block has no error of its own.",
     dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above.",
     dibs.MultiLock: "`with multilock as lease:` as with a lock.",
+    dibs.MultiLease: "`with multilease:` releases all of it at the end, with LeaseLost as above.",
+    dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number that nobody else has meanwhile.",
     dibs.Term: "`with term:` resigns at the end, with LeaseLost as with a lease.",
     dibs.Once: "`with once as run:` begins a run; LockTimeout when somebody else is at it for longer than `timeout`, "
     'or with `on_busy="skip"` a run that is false. At the end as below.',
@@ -185,6 +189,7 @@ CAPABILITY_WORDS = {
     "ttl_max_s": "Longest ttl, in seconds",
     "resolution_s": "How far around an expiry the answer may go either way, in seconds",
     "margin_s": "How much earlier than the allowance for clock rates trust ends, in seconds",
+    "permits": "Semaphores, and locks for readers and writers",
 }
 CLIENT_OPTION_WORDS = {
     "namespace": "separates applications in one store",
@@ -278,6 +283,8 @@ INSIDE = {
         "LINE_GRACE_S": "a free name is kept this long for waiters ahead in line",
         "LAST_TICKET": "the place of whoever did not line up",
         "ANY_TICKET": "the place of whoever was never told it",
+        "ANY_SLOT": "the slot of whoever was never told it",
+        "PERMITS_MAX": "the most permits a name may have; a lock for readers and writers has so many",
     },
 }
 

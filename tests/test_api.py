@@ -60,6 +60,8 @@ PAIRS = [
     ("Lease", "AsyncLease"),
     ("MultiLock", "AsyncMultiLock"),
     ("MultiLease", "AsyncMultiLease"),
+    ("Semaphore", "AsyncSemaphore"),
+    ("RWLock", "AsyncRWLock"),
     ("Once", "AsyncOnce"),
     ("OnceRun", "AsyncOnceRun"),
     ("Election", "AsyncElection"),

@@ -52,6 +52,7 @@ class Dibs:
             "DIBS_URL": self.url,
             "PYTHONWARNINGS": "error",
             "LC_ALL": "C.UTF-8",
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
             self.mark.partition("=")[0]: self.mark.partition("=")[2],
         }
         self._started: list[Started] = []
@@ -206,7 +207,7 @@ def test_commands_are_found_as_a_shell_finds_them(dibs: Dibs) -> None:
         ("run", "x", "--"),
         ("run", "--", "true"),
         ("run", "x", "y", "--", "true"),
-        ("run", "x", "--slots", "2", "--", "true"),
+        ("run", "x", "--slots", "0", "--", "true"),
         ("run", "x", "--ttl", "soon", "--", "true"),
         ("run", "x", "--ttl", "-5", "--", "true"),
         ("run", "x", "--ttl", "nan", "--", "true"),
@@ -274,6 +275,62 @@ def test_a_wrong_address_in_the_environment_is_78(dibs: Dibs) -> None:
         assert done.returncode == 78
         assert "hunter2" not in done.stderr
         assert done.stderr.startswith("dibs: $DIBS_URL: ")
+
+
+# -- several at a time -------------------------------------------------------------------------------------------------
+
+
+def test_so_many_run_at_a_time(dibs: Dibs) -> None:
+    """With --slots 2 two commands run at once, each with a number of its own; a third is told that it is busy."""
+    numbers = dibs.folder / "numbers"
+    first = dibs.start_holder("gpu", "--slots", "2", body=f"echo $DIBS_SLOT >> {numbers}; exec sleep 60")
+    second = dibs.start_holder("gpu", "--slots", "2", body=f"echo $DIBS_SLOT >> {numbers}; exec sleep 60")
+    until(lambda: numbers.exists() and numbers.read_text().split() == ["1", "2"])
+    third = dibs("run", "gpu", "--slots", "2", "--nowait", "--", "echo", "never")
+    assert (third.returncode, third.stdout) == (75, "")
+    assert "'gpu' is held by" in third.stderr
+    skipped = dibs("run", "gpu", "--slots", "2", "--on-busy", "skip", "--", "echo", "never")
+    assert (skipped.returncode, skipped.stdout, skipped.stderr) == (0, "", "")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == 143
+    again = dibs("run", "gpu", "--slots", "2", "--timeout", "10", "--", "sh", "-c", "echo $DIBS_SLOT")
+    assert (again.returncode, again.stdout) == (0, "1\n"), "the number that became free"
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_S) == 143
+
+
+def test_the_number_of_slots_must_agree(dibs: Dibs) -> None:
+    """Another number of slots, or none, is a misconfiguration (78), told in one line; so it is afterwards."""
+    holder = dibs.start_holder("gpu", "--slots", "2")
+    for options in (["--slots", "3"], []):
+        done = dibs("run", "gpu", *options, "--", "echo", "never")
+        assert (done.returncode, done.stdout) == (78, "")
+        assert re.fullmatch(r"dibs: .*2 permits.*\n", done.stderr), done.stderr
+    holder.send_signal(signal.SIGTERM)
+    assert holder.wait(PATIENCE_S) == 143
+    assert dibs("run", "gpu", "--slots", "3", "--", "true").returncode == 78
+
+
+def test_a_killed_command_of_several_gives_its_slot_back(dibs: Dibs) -> None:
+    """When dibs is killed with -9, its command dies too, and the slot is free a ttl later; the other goes on."""
+    first = dibs.start_holder("gpu", "--slots", "2", "--ttl", "1.5")
+    second = dibs.start_holder("gpu", "--slots", "2", "--ttl", "1.5")
+    first.kill()
+    until(lambda: first.command_pid not in dibs.processes())
+    done = dibs("run", "gpu", "--slots", "2", "--timeout", "10", "--", "sh", "-c", "echo $DIBS_SLOT")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert second.poll() is None
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_S) == 143
+
+
+def test_wrong_numbers_of_slots_are_wrong_usage(dibs: Dibs) -> None:
+    """--slots takes a whole number from 1, and does not go with --once-per; nothing is made or run."""
+    for options in (["--slots", "0"], ["--slots", "-1"], ["--slots", "x"], ["--slots", "2", "--once-per", "1d"]):
+        done = dibs("run", "gpu", *options, "--", "echo", "never")
+        assert (done.returncode, done.stdout) == (64, ""), (options, done)
+        assert "dibs:" in done.stderr
+    assert "--slots N" in dibs("run", "--help").stdout
 
 
 # -- what the command finds --------------------------------------------------------------------------------------------

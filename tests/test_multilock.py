@@ -23,6 +23,7 @@ from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, StoreUnavailable
 from dibs.hold import HELD
 from dibs.store import Acquire, Release, Request
 from tests.between import Between, Holdup
+from tests.simulation.world import _INTERRUPTIBLE
 from tests.test_api import eventually, in_a_fork
 
 SRC = str(Path(dibs.__file__).parent)
@@ -121,7 +122,6 @@ def test_several_held_names_are_waited_for_in_turn(client: dibs.Client, other: d
     """Whichever of several held names becomes free first, the multilock is had when the last one is."""
     held = [other.lock(name).acquire() for name in ("a", "c", "e")]
     done: list[Any] = []
-    waiter = threading.Thread(target=lambda: done.append(client.multilock("abcde").acquire()))  # type: ignore[arg-type]
     waiter = threading.Thread(target=lambda: done.append(client.multilock(list("abcde")).acquire()))
     waiter.start()
     for lease in reversed(held):
@@ -191,7 +191,7 @@ def test_ctrl_c_in_any_call_leaves_nothing(between: Between, other: dibs.Client,
     main = threading.get_ident()
 
     def interrupt(requests: Sequence[Request]) -> None:
-        mine = any("abcd" == "".join(names) and request.claim_id.startswith(me) for request in requests)
+        mine = any(request.claim_id.startswith(me) for request in requests)
         if mine and next(calls) == which:
             if threading.get_ident() == main:
                 raise KeyboardInterrupt
@@ -214,30 +214,40 @@ def test_ctrl_c_in_any_call_leaves_nothing(between: Between, other: dibs.Client,
 
 
 class _Interrupter:
-    """Raises KeyboardInterrupt before the n-th line of dibs that this thread executes."""
+    """Raises KeyboardInterrupt in dibs where a signal handler would: after the n-th call or jump back of this thread."""
 
     def __init__(self, at: int) -> None:
         self.left = at
+        self._last: dict[FrameType, int] = {}
 
     def __enter__(self) -> None:
         sys.settrace(self.trace)
 
     def __exit__(self, *exc: object) -> None:
         sys.settrace(None)
+        for frame in self._last:  # a frame that is kept keeps its leases
+            frame.f_trace = None
+        self._last.clear()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.startswith(SRC):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(SRC) or frame.f_code.co_name == "__del__":
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            before, self._last[frame] = self._last.get(frame), frame.f_lasti
+            if before is not None and frame.f_code.co_code[before] in _INTERRUPTIBLE:
+                self.left -= 1
+                if self.left == 0:
+                    self.__exit__()
+                    raise KeyboardInterrupt
+        elif event in ("exception", "return"):
+            self._last.pop(frame, None)
         return self.trace
 
 
 def interrupted_everywhere(act: Callable[[int], object], step: int = 1) -> int:
-    """Run ``act`` again and again, interrupted at another line each time, until it is not any more."""
+    """Run ``act`` again and again, interrupted somewhere else each time, until it is not any more."""
     for at in itertools.count(1, step):
         interrupter = _Interrupter(at)
         try:
@@ -251,24 +261,24 @@ def interrupted_everywhere(act: Callable[[int], object], step: int = 1) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_ctrl_c_at_any_line_leaves_nothing_for_longer_than_a_ttl(between: Between) -> None:
-    """Acquiring interrupted at any line of the code: everything is free at once, or when its ttl is over."""
+def test_ctrl_c_at_any_point_leaves_nothing_for_longer_than_a_ttl(between: Between) -> None:
+    """Acquiring interrupted at any point: everything is free at once, or when its ttl is over."""
     ttl = 1.0
     with between.client(ttl=ttl) as client, between.client() as other:
 
         def act(at: int) -> None:
             client.multilock([f"{at}/{name}" for name in "abc"]).acquire()
 
-        lines = interrupted_everywhere(act)
-        assert lines > 300
+        points = interrupted_everywhere(act)
+        assert points > 100
         gc.collect()
-        last = f"{lines}/"
+        last = f"{points}/"
         eventually(lambda: all(lease.name.startswith(last) for lease in other.leases()), "held for ever", ttl + 2)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_ctrl_c_at_any_line_of_the_release_leaves_nothing_for_longer_than_a_ttl(between: Between) -> None:
-    """Leaving the block interrupted at any line: no name is renewed by a process that believes it has left."""
+def test_ctrl_c_at_any_point_of_the_release_leaves_nothing_for_longer_than_a_ttl(between: Between) -> None:
+    """Releasing interrupted at any point: no name is renewed by a process that believes it has left."""
     ttl = 1.0
     with between.client(ttl=ttl) as client, between.client() as other:
         kept = []
@@ -283,8 +293,8 @@ def test_ctrl_c_at_any_line_of_the_release_leaves_nothing_for_longer_than_a_ttl(
             assert lease is not None
             lease.release()
 
-        lines = interrupted_everywhere(act)
-        assert lines > 50
+        points = interrupted_everywhere(act)
+        assert points > 30
         tracked = client._desk.session().renewer.tracked()
         # Interrupted before the release had begun, nothing has happened, and the lease is still the caller's.
         begun = {hold.key for hold in tracked if hold.state == HELD}
@@ -361,16 +371,18 @@ def test_a_fork_holds_none_of_it(url: str) -> None:
 
             def child() -> None:
                 assert not lease.held
-                assert lease.release() is False
                 with pytest.raises(LeaseLost):
                     lease.check()
+                assert lease.release() is False
                 assert lock.acquire(timeout=0) is None
-                assert client.multilock(["c", "d"]).acquire(timeout=5) is not None
+                with client.multilock(["c", "d"], timeout=5):
+                    pass
                 client.close()
 
             in_a_fork(child)
             assert lease.held
-        assert client.multilock(["a", "b", "c", "d"]).acquire(timeout=5) is not None
+        with client.multilock(["a", "b", "c", "d"], timeout=5):
+            pass
 
 
 def test_a_killed_holder_frees_all_names(url: str) -> None:
@@ -414,4 +426,4 @@ client.close()
     for process in processes:
         _, told = process.communicate(timeout=60)
         assert process.returncode == 0, told
-    assert os.listdir(tmp_path) in ([], ["locks.db"], ["locks.db", "locks.db-shm", "locks.db-wal"]) or True
+    assert not [name for name in os.listdir(tmp_path) if len(name) == 1]

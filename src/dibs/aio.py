@@ -374,6 +374,7 @@ class AsyncLockable(Generic[L]):
         return lease
 
     def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
+        self._core.enter(lease)
         block = _Block(lease, task)
         blocks = self._blocks.get(task)
         if blocks is None:

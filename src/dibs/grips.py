@@ -44,14 +44,15 @@ L = TypeVar("L", bound=Releasable)
 
 
 class Grip(Generic[L]):
-    """One lease acquired through a lock, by whom, and how often (reentrant)."""
+    """One lease acquired through a lock, by whom, how often (reentrant), and how many open ``with`` blocks are its own."""
 
-    __slots__ = ("count", "lease", "owner")
+    __slots__ = ("blocks", "count", "lease", "owner")
 
     def __init__(self, owner: object, lease: L) -> None:
         self.owner = owner
         self.lease = lease
         self.count = 1
+        self.blocks = 0
 
 
 class Gripped(Generic[L]):
@@ -89,7 +90,9 @@ class Gripped(Generic[L]):
         if grips:
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
             grips[:] = [
-                grip for grip in grips if not grip.lease._over or (grip.owner != owner and not grip.lease._given_back)
+                grip
+                for grip in grips
+                if not grip.lease._over or grip.blocks or (grip.owner != owner and not grip.lease._given_back)
             ]
         grips.append(Grip(owner, lease))
 
@@ -103,15 +106,22 @@ class Gripped(Generic[L]):
         lease = self._let_go(grip)
         return True if lease is None else (yield from lease._releasing())
 
+    def enter(self, lease: L) -> None:
+        """The beginning of a ``with`` block of this lease, which was just acquired."""
+        for grip in reversed(self._grips):
+            if grip.lease is lease:
+                grip.blocks += 1
+                return
+
     def leave(self, owner: object) -> L | None:
         """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
-        grips = self._grips
-        grip = grips[-1] if grips else None
-        if grip is None or grip.owner != owner:
-            grip = self._find(owner)
-            if grip is None or grip.owner != owner:
-                return None
-        return self._let_go(grip)
+        for grip in reversed(self._grips):
+            if grip.blocks and grip.owner == owner:
+                grip.blocks -= 1
+                return self._let_go(grip)
+        # Released inside the block, and perhaps acquired again there, as threading.Condition does.
+        last = self._find(owner)
+        return None if last is None or last.owner != owner else self._let_go(last)
 
     def _find(self, owner: object) -> Grip[L] | None:
         grips = self._grips

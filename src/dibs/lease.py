@@ -109,11 +109,6 @@ class LeaseFacts:
     def _given_back(self) -> bool:
         return self._hold.state == RELEASED
 
-    def _drop(self) -> None:
-        """Give it back without anybody having used it, and without waiting for the answer."""
-        self._hold.given = False
-        self._session.give_back(self._hold)
-
     def _end(self) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""
         session, hold = self._session, self._hold

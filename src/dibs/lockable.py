@@ -55,6 +55,7 @@ class Lockable(Generic[T]):
         lease = run(self._core.acquire(get_ident()))
         if lease is None:
             raise self._core.timed_out()
+        self._core.enter(lease)
         return lease
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
@@ -78,6 +79,7 @@ class Lockable(Generic[T]):
                 if core.terms.on_busy == "skip":
                     return None
                 raise core.timed_out()
+            core.enter(lease)
             try:
                 result = function(*args, **kwargs)
             except BaseException:

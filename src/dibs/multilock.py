@@ -146,40 +146,44 @@ class MultiCore(Gripped[M], Generic[M, L]):
         clock = self._desk.session().clock
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, L] = {}
-        while True:
-            answers: dict[int, L | Exception | None] = {}
-            rest = [place for place in range(len(self._cores)) if place not in had]
-            try:
+        answers: dict[int, L | Exception | None] = {}
+        try:
+            while True:
+                answers = {}
+                rest = [place for place in range(len(self._cores)) if place not in had]
                 yield from together([self._cores[place].obtain(owner, 0.0) for place in rest], answers)
                 error = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
                 if error is not None:
                     raise error
                 refused = next((rest[i] for i in range(len(rest)) if answers[i] is None), None)
                 if refused is None:
-                    had |= {rest[i]: answers[i] for i in range(len(rest))}  # type: ignore[misc]
                     break
-            except BaseException:
                 self._drop_all(had, answers)
-                raise
+                had, answers = {}, {}
+                self._refused = self._cores[refused]
+                left_s = None if until is None else until - clock.now()
+                if left_s is not None and left_s <= 0:
+                    return None
+                lease = yield from self._refused.obtain(owner, left_s)
+                if lease is None:
+                    return None
+                had = {refused: lease}
+            had |= {rest[i]: answers[i] for i in range(len(rest))}  # type: ignore[misc]
+            by_name = {self._cores[place].name: lease for place, lease in had.items()}
+            multi = self._make({name: by_name[name] for name in self.names})
+            self._grip(owner, multi)
+            return multi
+        except BaseException:
             self._drop_all(had, answers)
-            self._refused = self._cores[refused]
-            left_s = None if until is None else until - clock.now()
-            if left_s is not None and left_s <= 0:
-                return None
-            lease = yield from self._refused.obtain(owner, left_s)
-            if lease is None:
-                return None
-            had = {refused: lease}
-        by_name = {self._cores[place].name: lease for place, lease in had.items()}
-        multi = self._make({name: by_name[name] for name in self.names})
-        self._grip(owner, multi)
-        return multi
+            raise
 
     def _drop_all(self, had: dict[int, L], answers: dict[int, L | Exception | None]) -> None:
-        for lease in [*had.values(), *answers.values()]:
-            if isinstance(lease, LeaseFacts):
-                lease._drop()
-        had.clear()
+        """Give back what was had, in one call, without waiting for the answer."""
+        holds = [lease._hold for lease in (*had.values(), *answers.values()) if isinstance(lease, LeaseFacts)]
+        for hold in holds:
+            hold.given = False  # nobody has it in hand
+        if holds:
+            self._desk.session().give_back(*holds)
 
     def timed_out(self) -> LockTimeout:
         return self._refused.timed_out()

@@ -62,8 +62,10 @@ class SideCore(LockCore[L]):
 
     def leave(self, owner: object) -> L | None:
         # A block that began as a writer's and was downgraded ends as a reader's.
-        side = self if any(grip.owner == owner for grip in self._grips) else self._other
-        return super(SideCore, side).leave(owner)
+        ours, theirs = (
+            any(grip.blocks and grip.owner == owner for grip in side._grips) for side in (self, self._other)
+        )
+        return super(SideCore, self._other if theirs and not ours else self).leave(owner)
 
     def locked(self) -> bool:
         return any(grip.lease.held for grip in self._grips)
@@ -113,6 +115,7 @@ class RWLock:
     """Many readers or one writer of a name; ``read()`` and ``write()`` are locks like ``Lock``.
 
     A waiting writer holds back the readers who come after it. A dead reader or writer delays others by its ttl only.
+    ``with rwlock.write() as lease:`` as with a lock; a block that was downgraded ends as a reader's.
     """
 
     __slots__ = ("_core", "_read", "_write")

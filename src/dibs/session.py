@@ -173,7 +173,7 @@ class Session:
             hold = ask.hold
             if ask.blocking:
                 self.waiting.leave_line(ask)
-            if hold is None and not self.closed and (ask.t0 is not None or ask.request.ticket is not None):
+            if hold is None and not self.closed and ask.may_be_known():
                 # It was sent, so it may be granted or in line yet; this release travels behind it.
                 self.lane.put(self._undo(ask))
         if isinstance(hold, Hold):
@@ -261,21 +261,35 @@ class Session:
                 self.waiting.nudge(hold.key)
         self.lane.start()
 
-    def give_back(self, hold: Hold) -> None:
-        """Release a grant that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
-        with self.mutex:
-            if hold.state != HELD:
-                return
-            hold.state = LOST
-            if hold.orphan:
-                hold.reason = "its Lease object was dropped without release()"
-                self.renewer.forget(hold)
-                self._not_held(hold)
-                return
-            hold.reason = "it was granted to a caller that was gone"
-            if not self.closed:
-                self._end(hold, self.clock.now())
+    def give_back(self, *holds: Hold) -> None:
+        """Release grants that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
+        try:
+            with self.mutex:
+                for hold in holds:
+                    self._give_back(hold)
+        except BaseException:
+            # Ctrl-C in between: a release sent twice does no harm.
+            with self.mutex:
+                for hold in holds:
+                    if hold.state == LOST and not hold.orphan and not self.closed:
+                        self._end(hold, self.clock.now())
+                    self._give_back(hold)
+            self.lane.start()
+            raise
         self.lane.start()
+
+    def _give_back(self, hold: Hold) -> None:
+        if hold.state != HELD:
+            return
+        hold.state = LOST
+        if hold.orphan:
+            hold.reason = "its Lease object was dropped without release()"
+            self.renewer.forget(hold)
+            self._not_held(hold)
+            return
+        hold.reason = "it was granted to a caller that was gone"
+        if not self.closed:
+            self._end(hold, self.clock.now())
 
     def lose(self, hold: Hold, reason: str) -> None:
         """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
@@ -427,7 +441,7 @@ class Session:
                     releases.append(self._end(hold, now))
             for ask in waiters:
                 ask.dropped = True
-                if ask.t0 is not None or ask.request.ticket is not None:
+                if ask.may_be_known():
                     undo = self._undo(ask)
                     self.lane.put(undo)
                     releases.append(undo)

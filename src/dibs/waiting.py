@@ -73,6 +73,12 @@ class AcquireAsk(Ask):
         self.blocking = request.wake is not None
         self._session = session
 
+    def may_be_known(self) -> bool:
+        """Whether the store may have granted it, or have it in line."""
+        if not self.blocking and type(self.outcome) is Held and self.trouble is None:
+            return False  # it was asked for once, and refused
+        return self.t0 is not None or self.request.ticket is not None
+
     def received(self, outcome: object) -> None:
         self.heard = True
         if type(outcome) is Held:

@@ -253,6 +253,16 @@ RETURNING name
 PURGE = f"""\
 WITH floor AS MATERIALIZED (
     SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR UPDATE
+), idle AS MATERIALIZED (  -- pools that nobody holds or waits for; one that is locked is in use, and not waited for here
+    SELECT p.name FROM {{pool}} AS p
+    WHERE (SELECT value FROM floor) IS NOT NULL
+      AND NOT EXISTS (
+          SELECT FROM {{line}} AS w
+          WHERE w.name = p.name AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+      AND NOT EXISTS (
+          SELECT FROM {{lease}} AS l
+          WHERE l.name = p.name AND l.expires_at > clock_timestamp() - $1::float8 * interval '1 second')
+    ORDER BY p.name FOR UPDATE OF p SKIP LOCKED
 ), gone AS (
     DELETE FROM {{lease}} AS l
     WHERE (SELECT value FROM floor) IS NOT NULL AND l.expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
@@ -263,17 +273,9 @@ WITH floor AS MATERIALIZED (
     RETURNING l.name, l.fencing_token
 ), departed AS (
     DELETE FROM {{line}} AS w USING gone AS g WHERE w.name = g.name
-), emptied AS (  -- pools that nobody holds or waits for; who locks one to take from it goes first, or finds it gone
-    -- (Whoever took from one meanwhile has raised its token, and the row as it is now is no longer the one seen.)
-    DELETE FROM {{pool}} AS p USING {{pool}} AS seen
-    WHERE (SELECT value FROM floor) IS NOT NULL
-      AND seen.name = p.name AND seen.fencing_token = p.fencing_token
-      AND NOT EXISTS (
-          SELECT FROM {{line}} AS w
-          WHERE w.name = p.name AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
-      AND NOT EXISTS (
-          SELECT FROM {{lease}} AS l
-          WHERE l.name = p.name AND l.expires_at > clock_timestamp() - $1::float8 * interval '1 second')
+), emptied AS (  -- (whoever took from one meanwhile has raised its token: the row is no longer the one that was seen)
+    DELETE FROM {{pool}} AS p USING idle, {{pool}} AS seen
+    WHERE p.name = idle.name AND seen.name = p.name AND seen.fencing_token = p.fencing_token
     RETURNING p.name, p.fencing_token
 ), left_behind AS (
     DELETE FROM {{line}} AS w USING emptied AS e
