@@ -828,6 +828,36 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
     other.close()
 
 
+def test_a_lock_made_at_the_same_moment_leaves_no_pool_behind(postgres_url: str) -> None:
+    """A name that became a lock while its first permit was asked for is a lock, and nothing says that it has permits."""
+    address, _ = locate(postgres_url)
+    store = address.open()
+    store.setup(deadline())
+    with psycopg.connect(postgres_url) as locking:
+        # As ENTER does, and not committed yet.
+        locking.execute(
+            "INSERT INTO dibs_lease (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at)"
+            " VALUES ('mixed', 1, 'claim-1', 'h/1/x', 7, now(), now() + interval '1 minute')"
+        )
+        answers: list[Any] = []
+        asker = threading.Thread(target=lambda: answers.append(store.act([asked("mixed", "claim-2", 2)], deadline())[0]))
+        asker.start()
+        asker.join(0.5)
+        assert not answers
+        locking.commit()
+        asker.join(10)
+        assert answers == [Mismatch(0)]
+        assert locking.execute("SELECT count(*) FROM dibs_lease_pool").fetchone() == (0,)
+    assert store.act([asked("mixed", "claim-1", 0)], deadline())[0] == Granted(7, answers_at(store), 1)
+    store.close()
+
+
+def answers_at(store: Any) -> float:
+    """When the one lease there is was granted."""
+    (lease,) = store.leases("", "z", deadline())
+    return float(lease.acquired_at)
+
+
 def test_a_waiter_is_woken_over_a_dead_one(postgres_url: str) -> None:
     """The notification of a release goes to the first in line who is alive."""
     address, _ = locate(postgres_url)
