@@ -164,7 +164,7 @@ BLOCKS = {
     dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above.",
     dibs.MultiLock: "`with multilock as lease:` as with a lock.",
     dibs.MultiLease: "`with multilease:` releases all of it at the end, with LeaseLost as above.",
-    dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number that nobody else has meanwhile.",
+    dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number nobody else has meanwhile.",
     dibs.Term: "`with term:` resigns at the end, with LeaseLost as with a lease.",
     dibs.Once: "`with once as run:` begins a run; LockTimeout when somebody else is at it for longer than `timeout`, "
     'or with `on_busy="skip"` a run that is false. At the end as below.',
@@ -317,7 +317,7 @@ def parameters(function: Any) -> list[str]:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
             words.append("*")
-        name = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + name  # noqa: PLW2901
+        name = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "") + name  # noqa: PLW2901
         kind = annotation(parameter.annotation)
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         words.append(name + (f": {kind}" if kind else "") + default)

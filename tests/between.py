@@ -28,7 +28,7 @@ class Between:
         self.after: Callable[[Sequence[Request]], object] = lambda requests: None
 
     def open(self) -> Store:
-        return _Between(self, self.address.open())  # type: ignore[return-value]
+        return _Between(self, self.address.open())
 
     def _desk(self, options: dict[str, Any]) -> Desk:
         address: StoreAddress = self.address._replace(open=self.open)

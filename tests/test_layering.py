@@ -122,8 +122,26 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     # Faces.
     "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
-    "dibs.client": {"dibs.errors", "dibs.names", "dibs.steps", *PRIMITIVES, "dibs.lockable", "dibs.once", "dibs.campaign", "dibs.election"},
-    "dibs.aio": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.hold", *PRIMITIVES, "dibs.once", "dibs.once_keys", "dibs.campaign"},
+    "dibs.client": {
+        "dibs.errors",
+        "dibs.names",
+        "dibs.steps",
+        *PRIMITIVES,
+        "dibs.lockable",
+        "dibs.once",
+        "dibs.campaign",
+        "dibs.election",
+    },
+    "dibs.aio": {
+        "dibs.errors",
+        "dibs.names",
+        "dibs.steps",
+        "dibs.hold",
+        *PRIMITIVES,
+        "dibs.once",
+        "dibs.once_keys",
+        "dibs.campaign",
+    },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
         "dibs.errors",

@@ -1,4 +1,4 @@
-"""Several names at once: how many calls it takes, and what is left behind by crashes, Ctrl-C, cancellation and forks."""
+"""Several names at once: how many calls it takes, what is left behind by crashes, Ctrl-C, cancellation and forks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 import dibs
 from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, StoreUnavailable
 from dibs.hold import HELD
-from dibs.store import Acquire, Release, Request
+from dibs.store import Acquire, Request
 from tests.between import Between, Holdup
 from tests.simulation.world import _INTERRUPTIBLE
 from tests.test_api import eventually, in_a_fork
@@ -160,7 +160,7 @@ def test_one_error_is_an_error_of_all(between: Between, client: dibs.Client, oth
 
 
 def test_a_store_that_does_not_answer_is_told_and_nothing_is_kept(between: Between, other: dibs.Client) -> None:
-    """When no answer comes, StoreUnavailable is raised; what may have been granted is given back when that is possible."""
+    """When no answer comes, StoreUnavailable is raised; what may have been granted is given back when possible."""
     lost = True
 
     def lose(requests: Sequence[Request]) -> None:
@@ -214,7 +214,7 @@ def test_ctrl_c_in_any_call_leaves_nothing(between: Between, other: dibs.Client,
 
 
 class _Interrupter:
-    """Raises KeyboardInterrupt in dibs where a signal handler would: after the n-th call or jump back of this thread."""
+    """Raises KeyboardInterrupt in dibs where a signal handler would: after the n-th call or jump of this thread."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -356,7 +356,7 @@ def test_a_dropped_multilease_ends_by_its_ttl(between: Between, other: dibs.Clie
         lease = core.acquire()
         assert lease is not None
         core._core._grips.clear()
-        with pytest.warns(ResourceWarning, match="without release") as warned:
+        with pytest.warns(ResourceWarning, match="without release") as warned:  # noqa: PT031 - the warning comes when the block's last name goes
             del lease
             gc.collect()
         assert len(warned) == 2

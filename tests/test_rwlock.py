@@ -71,7 +71,7 @@ def test_a_killed_holder_delays_others_by_its_ttl(url: str, client: dibs.Client,
 
 
 def test_a_paused_reader_knows_that_it_has_lost(url: str, client: dibs.Client) -> None:
-    """A reader that is stopped for longer than its ttl makes way for a writer, and does not believe in its lease then."""
+    """A reader that is stopped for longer than its ttl makes way for a writer, and then does not believe in it."""
     process = started(HOLDER, url, "read")
     process.send_signal(signal.SIGSTOP)
     lease = had(client.rwlock("page").write(), timeout=10)
@@ -186,7 +186,7 @@ def test_a_stream_of_readers_does_not_keep_a_writer_out(url: str, client: dibs.C
 
 
 def test_nested_use_of_one_thread(between: Between) -> None:
-    """Reading twice needs ``reentrant=True``; from reading to writing there is no way, from writing to reading there is."""
+    """Reading twice needs ``reentrant=True``; from reading to writing there is no way, the other way round there is."""
     with between.client() as client:
         plain, reentrant = client.rwlock("plain"), client.rwlock("reentrant", reentrant=True)
         with plain.read() as lease:
@@ -262,7 +262,7 @@ def test_a_cancelled_downgrade_leaves_nothing_behind(between: Between, when: str
                     await lock.downgrade()
 
             task = asyncio.ensure_future(work())
-            while not holdup.reached.is_set():
+            while not holdup.reached.is_set():  # noqa: ASYNC110 - another process is looked at
                 await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.sleep(0.05)
@@ -286,7 +286,7 @@ def test_ctrl_c_during_a_downgrade_leaves_nothing_behind(between: Between) -> No
 
     with between.client(ttl=60) as client, between.client() as other:
         lock = client.rwlock("page")
-        with pytest.raises(KeyboardInterrupt), lock.write():
+        with pytest.raises(KeyboardInterrupt), lock.write():  # noqa: PT012 - what raises is the end of the block
             between.before = interrupt
             lock.downgrade()
         had(other.rwlock("page").write(), timeout=5).release()

@@ -106,7 +106,7 @@ def test_a_cancelled_acquire_gives_its_slot_back_at_once(which: str, url: str) -
             holdup = Holdup(kind(Acquire))
             setattr(between, which, holdup)
             task = asyncio.ensure_future(other.semaphore("cut", 2).acquire())
-            while not holdup.reached.is_set():
+            while not holdup.reached.is_set():  # noqa: ASYNC110 - another process is looked at
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -169,7 +169,7 @@ def test_a_dropped_permit_comes_back_by_its_ttl(between: Between) -> None:
         semaphore = client.semaphore("dropped", 1)
         lease = had(semaphore)
         semaphore._core._grips.clear()
-        with pytest.warns(ResourceWarning, match="without release"):
+        with pytest.warns(ResourceWarning, match="without release"):  # noqa: PT031 - the warning comes when the block's last name goes
             del lease
             gc.collect()
         assert other.semaphore("dropped", 1).available() == 0
@@ -285,7 +285,7 @@ def test_a_killed_holder_frees_its_permits(url: str, weight: str, client: dibs.C
 
 
 def test_a_paused_holder_knows_that_it_has_lost(url: str, client: dibs.Client) -> None:
-    """A process that is stopped for longer than its ttl is replaced; when it goes on it does not believe in its lease."""
+    """A process that is stopped for longer than its ttl is replaced; when it goes on it does not trust its lease."""
     process = started(HOLDER, url, "1", "2")
     process.send_signal(signal.SIGSTOP)
     lease = had(client.semaphore("rooms", 3, weight=3), timeout=10)
@@ -771,10 +771,14 @@ def test_a_renewal_under_way_counts(postgres_url: str) -> None:
     assert isinstance(got, Granted)
     with psycopg.connect(postgres_url) as renewing:
         # As RENEW does, and not committed yet.
-        renewing.execute("UPDATE dibs_lease SET expires_at = clock_timestamp() + interval '1 minute' WHERE name = 'late'")
+        renewing.execute(
+            "UPDATE dibs_lease SET expires_at = clock_timestamp() + interval '1 minute' WHERE name = 'late'"
+        )
         time.sleep(1.2)
         answers: list[Any] = []
-        asker = threading.Thread(target=lambda: answers.append(theirs.act([asked("late", "claim-2", 1)], deadline())[0]))
+        asker = threading.Thread(
+            target=lambda: answers.append(theirs.act([asked("late", "claim-2", 1)], deadline())[0])
+        )
         asker.start()
         asker.join(0.5)
         assert not answers, f"decided while the renewal was under way: {answers}"
@@ -826,6 +830,38 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
     assert [lease.slot for lease in other.leases("", "z", deadline())] == [1, 2]
     stopped.close()
     other.close()
+
+
+def test_a_lock_made_at_the_same_moment_leaves_no_pool_behind(postgres_url: str) -> None:
+    """A name that became a lock while its first permit was asked for is a lock; nothing says that it has permits."""
+    address, _ = locate(postgres_url)
+    store = address.open()
+    store.setup(deadline())
+    with psycopg.connect(postgres_url) as locking:
+        # As ENTER does, and not committed yet.
+        locking.execute(
+            "INSERT INTO dibs_lease (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at)"
+            " VALUES ('mixed', 1, 'claim-1', 'h/1/x', 7, now(), now() + interval '1 minute')"
+        )
+        answers: list[Any] = []
+        asker = threading.Thread(
+            target=lambda: answers.append(store.act([asked("mixed", "claim-2", 2)], deadline())[0])
+        )
+        asker.start()
+        asker.join(0.5)
+        assert not answers
+        locking.commit()
+        asker.join(10)
+        assert answers == [Mismatch(0)]
+        assert locking.execute("SELECT count(*) FROM dibs_lease_pool").fetchone() == (0,)
+    assert store.act([asked("mixed", "claim-1", 0)], deadline())[0] == Granted(7, answers_at(store), 1)
+    store.close()
+
+
+def answers_at(store: Any) -> float:
+    """When the one lease there is was granted."""
+    (lease,) = store.leases("", "z", deadline())
+    return float(lease.acquired_at)
 
 
 def test_a_waiter_is_woken_over_a_dead_one(postgres_url: str) -> None:

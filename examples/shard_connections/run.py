@@ -22,9 +22,9 @@ import psycopg
 
 import dibs
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from shards import Shards
+from examples.shard_connections.shards import Shards
 
 VISIT_S = 0.4
 

@@ -44,7 +44,7 @@ L = TypeVar("L", bound=Releasable)
 
 
 class Grip(Generic[L]):
-    """One lease acquired through a lock, by whom, how often (reentrant), and how many open ``with`` blocks are its own."""
+    """One lease acquired through a lock: by whom, how often (reentrant), and how many open ``with`` blocks it has."""
 
     __slots__ = ("blocks", "count", "lease", "owner")
 

@@ -56,7 +56,7 @@ class SideCore(LockCore[L]):
     def refuse_own(self, owner: object) -> None:
         if self._desk.session().shared_by(owner, self._key):
             raise WouldDeadlock(
-                f"{self.name!r} is held by this very caller, who would wait for itself for ever as soon as somebody else "
+                f"{self.name!r} is held by this very caller, who would wait for itself for ever once somebody else "
                 "waits to write: release it first, pass a timeout, or build the lock with reentrant=True"
             )
 
@@ -103,7 +103,9 @@ class RWCore(Generic[L]):
             session.lane.start()
             raise
         if not settled:
-            raise StoreUnavailable("the store did not answer the downgrade: other readers may have to wait until the end")
+            raise StoreUnavailable(
+                "the store did not answer the downgrade: other readers may have to wait until the end"
+            )
         if ask.error is not None:
             raise once_more(ask.error)
         if not isinstance(ask.outcome, Granted):

@@ -83,7 +83,7 @@ class SemaphoreCore(LockCore[L]):
         mine = sum(hold.terms.take for hold in self._desk.session().shared_by(owner, self._key))
         if mine and mine + self.terms.take > self.terms.permits:
             raise WouldDeadlock(
-                f"this very caller holds {mine} of the {self.terms.permits} permits of {self.name!r} and would wait for "
+                f"this very caller holds {mine} of {self.terms.permits} permits of {self.name!r} and would wait for "
                 f"itself for ever to get {self.terms.take} more: release first, pass a timeout, or build the semaphore "
                 "with reentrant=True"
             )

@@ -20,8 +20,9 @@ ticket.
 A name is a lock, or it is a *pool* that has so many permits (``Acquire.permits``), of which a claim takes
 ``Acquire.take``, all or nothing, and is given a number of its own among those that hold (``Granted.slot``). A claim on
 a pool is granted when what is left after the live waiters ahead suffices for it; a waiter counts as alive there if it
-has asked within the last ``LINE_GRACE_S``, and a grant leaves those ahead in line who count as alive. How many permits a name has is
-kept by the store: whoever asks for another number is told ``Mismatch``, unless it says ``resize``; fewer evict nobody.
+has asked within the last ``LINE_GRACE_S``, and a grant leaves those ahead in line who count as alive. How many permits
+a name has is kept by the store: whoever asks for another number is told ``Mismatch``, unless it says ``resize``; fewer
+evict nobody.
 
 One store object is used by one thread at a time; a session opens one per lane.
 """

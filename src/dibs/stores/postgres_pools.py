@@ -42,14 +42,14 @@ SELECT w.name, w.claim_id, w.take, NULL, NULL, w.ticket, NULL,
     extract(epoch FROM clock_timestamp() - w.seen_at)::float8
 FROM {line} AS w WHERE w.name = ANY($1::text[])
 """
-# A renewal does not take the lock on the pool: while it is being committed, a lease may be seen to be over that goes on.
+# A renewal does not take the lock on the pool: while it is being committed, a lease may seem over that goes on.
 # So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
 POOL_END = """\
 UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL
 WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= clock_timestamp()
 """
-# Who is granted leaves the line, and so do those who ask no more; where permits are left, whoever is next is told. A row
-# that is not as it was read (a lock made it at this very moment, say) is left alone, and its name missing in the answer.
+# Who is granted leaves the line, and so do those who ask no more; where permits are left, the next is told. A row
+# that is not as it was read (a lock made it at this very moment, say) is left alone, its name missing in the answer.
 POOL_GRANT = f"""\
 WITH asked AS (
     SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::float8[], $7::text[],
@@ -213,12 +213,13 @@ def _read(
 ) -> bool:
     """Who holds and who waits; whether a lease seems to be over."""
     result = wire.execute("POOL_READ", (wire.texts(list(heads)),))
-    for name in heads:
-        holdings[name], lines[name] = [], []
+    for head in heads:
+        holdings[head], lines[head] = [], []
     over = False
     for r in range(result.ntuples):
         name, claim_id, take, slot, holder, number, acquired_at, seconds = (result.get_value(r, c) for c in range(8))
-        key, claim, duration = wire.text(name) or "", wire.text(claim_id) or "", float(_FLOAT8(seconds or b"")[0])
+        key, claim = wire.text(name) or "", wire.text(claim_id) or ""
+        (duration,) = _FLOAT8(seconds or b"")
         if slot is None:
             lines[key].append(Waiting(wire.int(number), claim, wire.int(take), duration))
         else:

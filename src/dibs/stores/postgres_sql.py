@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS {meta} (
     value bigint NOT NULL
 );
 INSERT INTO {meta} (key, value) VALUES ('token_floor', 0), ('version', 1) ON CONFLICT (key) DO NOTHING;
--- Tables that were made before names could have permits. (ALTER TABLE asks for the owner even if there is nothing to do.)
+-- Tables made before names could have permits. (ALTER TABLE asks for the owner even if there is nothing to do.)
 DO $do$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = {lease_text}::regclass AND attname = 'take') THEN
         ALTER TABLE {lease} ADD COLUMN take integer;
@@ -136,7 +136,9 @@ WITH asked AS (
                 WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)
                   AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s') AS ahead
     FROM asked AS a
-    LEFT JOIN LATERAL (SELECT * FROM {{lease}} AS x WHERE x.name = a.name AND x.slot = 1 AND x.take IS NULL LIMIT 1) AS l ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM {{lease}} AS x WHERE x.name = a.name AND x.slot = 1 AND x.take IS NULL LIMIT 1
+    ) AS l ON true
     -- Its own place: by ticket, or by claim when a first request is repeated because no answer came.
     LEFT JOIN LATERAL (
         SELECT w.ticket FROM {{line}} AS w
@@ -158,7 +160,8 @@ WITH asked AS (
 ), still_there AS (
     INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at)
     SELECT s.name, s.ticket, s.claim_id, s.wake, clock_timestamp()
-    FROM seen AS s WHERE s.permits IS NULL AND (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
+    FROM seen AS s
+    WHERE s.permits IS NULL AND (s.free OR s.absent) AND s.wake IS NOT NULL AND s.ticket IS NOT NULL ORDER BY s.i
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at
 )
 SELECT 's' AS kind, NULL AS name, s.held_by AS text, s.fencing_token AS number, s.acquired_at, s.free, s.ahead,
@@ -253,7 +256,7 @@ RETURNING name
 PURGE = f"""\
 WITH floor AS MATERIALIZED (
     SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR UPDATE
-), idle AS MATERIALIZED (  -- pools that nobody holds or waits for; one that is locked is in use, and not waited for here
+), idle AS MATERIALIZED (  -- pools that nobody holds or waits for; one that is locked is in use
     SELECT p.name FROM {{pool}} AS p
     WHERE (SELECT value FROM floor) IS NOT NULL
       AND NOT EXISTS (

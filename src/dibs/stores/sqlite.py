@@ -78,9 +78,6 @@ FORK_WAIT_S = 1.0
 # How often a connection in use makes sure that the file at its path is still the one it has open.
 LOOK_AT_FILE_S = 0.05
 PAGE_BYTES = 1024
-# A waiter for permits is written down as alive when that was last done this long ago. With the pause between two polls
-# it fits into the grace for the dead.
-SEEN_AGAIN_S = 0.1
 # Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
 CHECKPOINT_PAGES = 4096
 SQLITE_MIN = (3, 35, 0)
@@ -303,11 +300,7 @@ class SQLiteStore:
         if isinstance(decision, Held):
             if request.permits != permits:
                 db.execute(self._sql["write_pool"], (name, request.permits, state.fencing_token))
-            place = None
-            if request.wake is not None:
-                # Seen alive once in a while, not at every look: each write stirs all who look for changes.
-                silent = (waiting.silent_for for waiting in state.line if waiting.claim_id == claim_id)
-                place = self._enter_line(db, request, next(silent, SEEN_AGAIN_S) >= SEEN_AGAIN_S, now)
+            place = self._enter_line(db, request, True, now) if request.wake is not None else None
             return decision._replace(ticket=place)
         granted_wall, until = wall_now(), now + request.ttl
         if decision.again is not None:

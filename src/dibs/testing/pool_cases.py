@@ -197,7 +197,7 @@ def a_repetition_resizes_nothing(bench: Bench) -> None:
 
 @STORE_CASES.case("P13", pools)
 def a_grant_clears_the_line_of_the_dead(bench: Bench) -> None:
-    """Who stands in line for permits and has ceased to ask is not counted for ever; if it asks again, it has its place."""
+    """Who stands in line and has ceased to ask is not counted for ever; if it asks again, it has its place."""
     store, name, (a, dead, b) = bench.open(), bench.name(), claims(3)
     slot(store.act(permits(name, a, 1))[0], "a")
     silent = held(store.act(permits(name, dead, 1, line=True))[0], "the one that falls silent")
@@ -351,7 +351,7 @@ async def a_lost_permit_is_told(face: Face) -> None:
 
 @case("P14", pools)
 async def who_would_wait_for_itself_is_told(face: Face) -> None:
-    """Whoever would wait without limit for permits that it holds itself gets WouldDeadlock; not before it has too many."""
+    """Whoever would wait without limit for permits that it holds itself gets WouldDeadlock, and not before."""
     client = face.client()
     leases = [await had(face, client.semaphore("own", 2)) for _ in range(2)]
     with raises(WouldDeadlock):
@@ -382,7 +382,7 @@ async def all_are_released_before_a_loss_is_told(face: Face) -> None:
 
 @case("P15", pools)
 async def a_writer_that_became_a_reader_in_a_block(face: Face) -> None:
-    """``downgrade()`` inside the writer's block lets readers in at once, and the end of the block gives the lease back."""
+    """``downgrade()`` inside the writer's block lets readers in at once; the end of the block gives the lease back."""
     ours, theirs = face.client(), face.client()
     lock = ours.rwlock("block")
     async with face.holding(lock.write()) as lease:
