@@ -367,6 +367,31 @@ def test_who_stops_in_the_middle_of_a_decision_does_not_keep_the_name(
     other.close()
 
 
+def test_decisions_on_a_name_take_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P15: who asks while another decision on the name is being written waits for it, and sees what it wrote."""
+    holder, reader, writer = (locate(url)[0].open() for _ in range(3))
+    assert isinstance(reader, MySQLStore)
+    holder.act([permits("x", "h-1", 2)], soon())
+    outcomes: list[Any] = []
+    asking = threading.Thread(target=lambda: outcomes.extend(writer.act([permits("x", "w-1", 2, 2)], soon())))
+    write = reader._pools._grant
+
+    def slowly(*arguments: Any) -> None:
+        # The reader has seen one permit of two taken. That one comes back, and a writer comes for both.
+        holder.act([Release("x", "h-1", 1)], soon())
+        asking.start()
+        time.sleep(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(reader._pools, "_grant", slowly)
+    (granted,) = reader.act([permits("x", "r-1", 2)], soon())
+    asking.join()
+    assert isinstance(granted, Granted)
+    assert isinstance(outcomes[0], Held)
+    for store in (holder, reader, writer):
+        store.close()
+
+
 def test_a_renewal_under_way_counts(mysql: MariaDBServer, url: str) -> None:
     """A lease that seems to be over while its renewal is being committed is nobody else's."""
     store = locate(url)[0].open()

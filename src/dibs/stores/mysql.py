@@ -808,7 +808,8 @@ def _these(requests: list[Release]) -> tuple[str, str]:
 def _claims(rows: list[Row]) -> str:
     """Acquires with everything that a grant writes."""
     return document(
-        f'["{hexed(r.name)}","{hexed(r.claim_id)}",{us(r.ttl)},"{hexed(r.holder)}",{optional(r.info)},{optional(r.ticket)}]'
+        f'["{hexed(r.name)}","{hexed(r.claim_id)}",{us(r.ttl)},"{hexed(r.holder)}",'
+        f"{optional(r.info)},{optional(r.ticket)}]"
         for _, _, r in rows
     )
 
