@@ -59,7 +59,7 @@ class Baton(NamedTuple):
 
     @property
     def details(self) -> str:
-        """The file that says in words who the holder is. It is written before a baton says so, and never again."""
+        """The file that says in words who the holder is. It is written before a baton says so, and by nobody else."""
         return f"claim.{self.token}.{self.claim.removesuffix(KEPT)}"
 
 
@@ -181,6 +181,13 @@ def has_links(folder: str) -> bool:
 def write(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:  # closing it sends it to the server
         file.write(text)
+
+
+def replace(folder: str, entry: str, text: str) -> None:
+    """Write a file that others may be reading."""
+    draft = os.path.join(folder, f"new.{entry}")
+    write(draft, text)
+    os.replace(draft, os.path.join(folder, entry))
 
 
 def read(path: str) -> str | None:

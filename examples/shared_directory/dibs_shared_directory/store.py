@@ -49,6 +49,7 @@ from dibs_shared_directory.baton import (
     look,
     read,
     remove,
+    replace,
     swap,
     sync,
     tidy,
@@ -109,9 +110,14 @@ class SharedDirectoryStore:
                     outcomes.append(self._acquire(request, now_ns))
                 else:
                     outcomes.append(self._extend_or_end(request, now_ns))
-            # A grant is on the disk before it is told; a renewal or a release need not be.
-            granted = {r.name for r, outcome in zip(requests, outcomes, strict=True) if isinstance(outcome, Granted)}
-            for folder in (*map(self._folder, granted), *([self._names] if granted else [])):
+            # A grant is on the disk before it is told, and so is what a release keeps; all else need not be.
+            lasting = {
+                request.name
+                for request, outcome in zip(requests, outcomes, strict=True)
+                if isinstance(outcome, Granted)
+                or (isinstance(request, Release) and request.keep > 0 and outcome is RELEASED)
+            }
+            for folder in (*map(self._folder, lasting), *([self._names] if lasting else [])):
                 sync(folder)
         return outcomes
 
@@ -145,6 +151,10 @@ class SharedDirectoryStore:
             if isinstance(request, Renew):
                 until_ns = max(baton.until_ns, now_ns + _ns(request.ttl))
                 return baton._replace(until_ns=until_ns), Renewed(until_ns / 1e9)
+            if request.keep > 0 and request.info is not None:
+                folder = self._folder(request.name)
+                details = _details(folder, baton) or {"holder": "somebody unknown"}
+                replace(folder, baton.details, json.dumps({**details, "info": request.info}))
             free_at_ns = now_ns + _ns(request.keep)
             return baton._replace(claim=claim + KEPT if request.keep > 0 else FREE, until_ns=free_at_ns), RELEASED
 

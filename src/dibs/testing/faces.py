@@ -59,7 +59,7 @@ class Face:
         #: No other case uses this namespace.
         self.namespace = "conformance-" + os.urandom(5).hex()
         #: Seconds a lease lasts that a case wants to see end.
-        self.short_ttl = max(0.5, self.capabilities.ttl_min_s)
+        self.short_ttl = max(1.0, self.capabilities.ttl_min_s)
         self._clients: list[Any] = []
         # What was handed out is kept until the clients are closed: a lease dropped before is a warning of its own.
         self._kept: list[object] = []
