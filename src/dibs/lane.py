@@ -239,11 +239,11 @@ class Lane:
         idle_since = self._clock.now()
         while True:
             with self._mutex:
+                if self._bell is not bell and self._bell is not None:
+                    break  # after a Ctrl-C another was begun in the place of this one, and is the one that is woken
                 serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
                 if serving:
                     self._server = _THREAD
-                elif self._bell is not bell and self._bell is not None:
-                    break  # another was begun in the place of this one
                 elif self._closing or self._clock.now() - idle_since >= IDLE_S:
                     self._bell = None
                     break
