@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
 ARGS ?=
-# Tests mostly wait for leases to end, so more of them run at once than there are processors.
-JOBS ?= 3
+# Tests mostly wait for leases to end; more at once is quicker, and asks more of the machine's punctuality.
+JOBS ?= 2
 
 venv := .venv/bin/python
 # What mypy checks, as far as it is there.

@@ -188,7 +188,11 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        return not self.over and self._given_ms is not None and bool(self.client.connected)
+        return not self.over and self._fits() and bool(self.client.connected)
+
+    def _fits(self) -> bool:
+        """The server has given the time-out that was asked for."""
+        return self._given_ms is not None and abs(self._given_ms - self.timeout_ms) <= 1
 
     def ready(self, deadline: Deadline) -> Session:
         """Return when requests can be sent; raises StoreUnavailable or SetupRequired."""
@@ -204,7 +208,7 @@ class Session:
                 )
             self._news.wait(left)
             self._news.clear()
-        if abs(self._given_ms - self.timeout_ms) > 1:
+        if not self._fits():
             self.over = True
             raise SetupRequired(
                 f"ZooKeeper gives sessions of {self._given_ms} ms where {self.timeout_ms} ms are needed (a ttl of "

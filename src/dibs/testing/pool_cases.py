@@ -257,7 +257,7 @@ async def a_semaphore_lets_so_many_in(face: Face) -> None:
                 assert lease.slot not in inside, f"slot {lease.slot} was given twice"
                 inside.add(lease.slot)
                 most = max(most, len(inside))
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.1)  # long enough for the next to be let in beside it
                 lease.check()
                 inside.discard(lease.slot)
                 visits += 1
@@ -423,7 +423,7 @@ async def many_readers_or_one_writer(face: Face) -> None:
                 readers += 1
                 together_ = max(together_, readers)
                 equal(writers, 0, "writers beside a reader")
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
                 readers -= 1
 
     async def write() -> None:
