@@ -71,6 +71,8 @@ def one(verb: str) -> str:
     return f"(SELECT {columns}, 1::bigint)"
 
 
+# (A lock has no take. It is said as a comparison with a row asked for: told plainly, the planner takes it for so rare that
+# it goes through the whole table for each row of a batch.)
 # Newcomers: a name that is free, or the asker's already, and for which nobody waits.
 ACQUIRE = """\
 UPDATE {lease} AS l
@@ -82,7 +84,7 @@ SET claim_id = a.claim_id,
     expires_at = greatest(  -- a repetition, however late, never shortens what a renewal gave
         CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
 FROM {asked} AS a (name, claim_id, ttl, holder, info, i)
-WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL
+WHERE l.name = a.name AND l.slot = 1 AND (l.take IS NULL) = (a.i > 0)
   AND (l.claim_id = a.claim_id
        OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
            AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name)))
@@ -104,7 +106,7 @@ WITH asked AS (
         expires_at = greatest(
             CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
     FROM asked AS a
-    WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL
+    WHERE l.name = a.name AND l.slot = 1 AND (l.take IS NULL) = (a.i > 0)
       AND (l.claim_id = a.claim_id
            OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
                AND NOT EXISTS (
