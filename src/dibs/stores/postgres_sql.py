@@ -71,8 +71,8 @@ def one(verb: str) -> str:
     return f"(SELECT {columns}, 1::bigint)"
 
 
-# (A lock has no take. It is said as a comparison with a row asked for: told plainly, the planner takes it for so rare that
-# it goes through the whole table for each row of a batch.)
+# (A lock has no take. It is said as a comparison with a row asked for: told plainly, the planner takes it for so rare
+# that it goes through the whole table for each row of a batch.)
 # Newcomers: a name that is free, or the asker's already, and for which nobody waits.
 ACQUIRE = """\
 UPDATE {lease} AS l
