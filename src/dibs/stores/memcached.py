@@ -37,7 +37,7 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
-from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
 from dibs.store import (
     GONE,
     RELEASED,
@@ -55,6 +55,7 @@ from dibs.store import (
     StoreBusy,
     StoredLease,
 )
+from dibs.stores import memcached_check
 from dibs.stores.memcached_spread import RISK, SpreadStore
 from dibs.stores.memcached_wire import RECORD_BYTES_MAX, Connection, Item, Place, shown
 
@@ -87,13 +88,10 @@ CAPABILITIES = Capabilities(
     margin_s=MARGIN_S,
 )
 OPTIONS = ("tls", "tls_ca", "tls_cert", "tls_key", "spread")
-SERVER_MIN = (1, 6, 10)
 PORT = 11211
 # The first line of a value of ours.
 MAGIC = "dibs 1"
 KEY_BYTES_MAX = 250
-# The greatest value: claim, holder, the longest name and 4 KiB of info, with room to spare.
-ITEM_BYTES_MIN = 16 * 1024
 # Tokens rise across a restart unless the server stored more than 2 ** this items a second on average.
 CAS_BITS = 24
 # A request that has met a change by others this often in turn gives up.
@@ -424,42 +422,7 @@ class MemcachedStore:
     def check(self, deadline: Deadline) -> list[Finding]:
         self.close()  # so that what is told is of now
         self._open(deadline)
-        facts, settings = self._facts, self._settings
-        limit_mb, used_mb = (int(facts.get(key, 0)) / 2**20 for key in ("limit_maxbytes", "bytes"))
-        evictions, flushes = int(facts.get("evictions", 0)), int(facts.get("cmd_flush", 0))
-        listed = settings.get("lru_crawler") != "no"
-        full = f"{used_mb:.1f} of {limit_mb:.0f} MiB in use"
-        if settings.get("evictions") != "off":
-            room = f"{evictions} items were evicted since the server started, {full}. " + (
-                "Give it more memory (-m), or dibs a memcached of its own"
-                if evictions
-                else "A full server drops leases before their time; with -M it would refuse new ones instead"
-            )
-        else:
-            room = f"-M: a full server refuses new leases and renewals, it drops none; {full}"
-        return [
-            Finding("reachable", True, f"memcached {facts['version']}, up for {facts['uptime']} s"),
-            Finding(
-                "durable",
-                False,
-                "a restart forgets all leases, and their holders go on until their next renewal: use another store "
-                "where two holders at once do harm",
-            ),
-            Finding("leases are not evicted", not evictions, room),
-            Finding(
-                "leases are not flushed",
-                not flushes,
-                f"flush_all was called {flushes} times since the server started"
-                + (": every lease was lost each time. -F forbids it" if flushes else "; -F would forbid it"),
-            ),
-            Finding(
-                "leases can be listed",
-                listed,
-                "by lru_crawler metadump, which reads every item of the server"
-                if listed
-                else "started with no_lru_crawler: `dibs ls` does not work, `dibs show NAME` does",
-            ),
-        ]
+        return memcached_check.findings(self._facts, self._settings)
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -471,7 +434,7 @@ class MemcachedStore:
         try:
             facts = connection.stats("", deadline)
             settings = connection.stats("settings", deadline)
-            _check(facts, settings)
+            memcached_check.refuse(facts, settings)
         except BaseException:
             connection.close()
             raise
@@ -647,20 +610,6 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
     except OSError as error:  # ssl.SSLError among them
         raise InvalidOption(f"the files of the URL's tls options cannot be used: {error}") from None
     return context
-
-
-def _check(facts: dict[str, str], settings: dict[str, str]) -> None:
-    """Refuse what cannot keep a lease."""
-    version = facts.get("version", "?")
-    numbers = tuple(int(part) for part in version.split("_")[0].split(".") if part.isdigit())
-    if not numbers or not {"pid", "uptime", "time"} <= facts.keys() or "cas_enabled" not in settings:
-        raise Unsupported("this does not answer as memcached does: dibs must reach the server itself, not a proxy")
-    if numbers < SERVER_MIN:
-        raise Unsupported(f"dibs needs memcached {'.'.join(map(str, SERVER_MIN))} or later; this is {version}")
-    if settings["cas_enabled"] != "yes":
-        raise SetupRequired("this memcached was started with -C; without CAS numbers leases cannot be kept")
-    if int(settings.get("item_size_max", ITEM_BYTES_MIN)) < ITEM_BYTES_MIN:
-        raise SetupRequired(f"this memcached takes items of {settings['item_size_max']} bytes; start it with -I 16k")
 
 
 # Outcomes that an expiry goes with, which was set by them.

@@ -45,7 +45,7 @@ from dibs.store import (
     StoreBusy,
     StoredLease,
 )
-from dibs.stores import mysql_pools, rounds
+from dibs.stores import mysql_check, mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import CR_SSL, DRIVERS, SSL_MODES, ServerError, TimedOut, Where, Wire, opener
@@ -161,19 +161,9 @@ class MySQLStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        if not self._facts or not self._volatile():
+        if not self._facts or not mysql_check.volatile(self._facts):
             return CAPABILITIES
         return CAPABILITIES._replace(durable=False, fencing_token="strict while no crash loses acknowledged commits")
-
-    def _volatile(self) -> str:
-        """The setting that lets a crash lose an acknowledged commit; "" when none does."""
-        facts = self._facts
-        if facts.get("innodb_flush_log_at_trx_commit") not in ("1", "3"):  # 3: MariaDB's, stricter than 1
-            return "innodb_flush_log_at_trx_commit"
-        # With a binary log, what is not in it is rolled back when the server starts again.
-        if facts.get("log_bin") == "ON" and facts.get("sync_binlog") != "1":
-            return "sync_binlog"
-        return ""
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -452,62 +442,11 @@ class MySQLStore:
     def check(self, deadline: Deadline) -> list[Finding]:
         self._reopen(deadline)
         self._read_facts(deadline)
-        facts, volatile = self._facts, self._volatile()
-        kind = "MariaDB" if "MariaDB" in facts["version"] else "MySQL"
-        read_only = "ON" in (facts.get("read_only"), facts.get("super_read_only"))
-        told = ", ".join(f"{name}={facts[name]}" for name in _DURABILITY if name in facts)
-        wanted = f": set {volatile}=1, or a crash may hand out a token twice" if volatile else ""
-        several = self._several_writers()
-        alone = "neither Galera nor a group of several primaries"
-        findings = [
-            Finding("reachable", True, f"{kind} {facts['version']}"),
-            Finding(
-                "writable",
-                not read_only,
-                "read_only: this looks like a replica; name the primary in the URL" if read_only else "read_only=OFF",
-            ),
-            Finding("grants survive a crash of the server", not volatile, told + wanted),
-            Finding("one server decides, by one clock", not several, several or alone),
-        ]
-        if facts.get("log_bin") == "ON":
-            findings.append(
-                Finding(
-                    "grants can be written to the binary log",
-                    facts.get("binlog_format") != "STATEMENT",
-                    f"binlog_format={facts.get('binlog_format')}"
-                    + (": set ROW or MIXED" if facts.get("binlog_format") == "STATEMENT" else ""),
-                )
-            )
         engines = {
             (name or b"").decode(): (engine or b"").decode() for name, engine in self._ask(sql.ENGINES, deadline).rows
         }
         ours = {name: engine for name, engine in engines.items() if name in self._tables}
-        if ours:
-            odd = {name: engine for name, engine in ours.items() if engine != "InnoDB"}
-            findings.append(
-                Finding(
-                    "grants are transactions",
-                    not odd,
-                    f"not of InnoDB: {odd}; ALTER TABLE … ENGINE=InnoDB" if odd else "all tables are of InnoDB",
-                )
-            )
-        return findings
-
-    def _several_writers(self) -> str:
-        """What makes this a place where several servers take writes; "" when nothing does."""
-        facts = self._facts
-        if facts.get("wsrep_on") == "ON" and facts.get("wsrep_cluster_address"):
-            return (
-                "Galera (wsrep_on=ON): nodes certify every grant, so two of them never grant one token, but each "
-                "compares expiries with its own clock: let all programs name the same node, or keep the nodes' clocks "
-                "within milliseconds"
-            )
-        if facts.get("group_replication_group_name") and facts.get("group_replication_single_primary_mode") == "OFF":
-            return (
-                "group replication with several primaries: each compares expiries with its own clock: set "
-                "group_replication_single_primary_mode=ON, or let all programs name the same server"
-            )
-        return ""
+        return mysql_check.findings(self._facts, ours)
 
     # -- tables ---------------------------------------------------------------------------------------------------
 
@@ -841,7 +780,6 @@ def _parts(rows: list[Row]) -> Iterator[tuple[list[Row], int]]:
 
 # -- where ------------------------------------------------------------------------------------------------------------
 
-_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
 # What drivers and SQLAlchemy take in a URL and dibs decides itself.
 _OURS = ("charset", "use_unicode", "autocommit", "connect_timeout", "read_timeout", "write_timeout", "binary_prefix")
 _SSL_WORDS = ("ssl", "ssl_disabled", "ssl_verify_cert", "ssl_verify_identity", "ssl_check_hostname")

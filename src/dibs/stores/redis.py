@@ -53,6 +53,7 @@ from dibs.store import (
     StoreAddress,
     StoredLease,
 )
+from dibs.stores import redis_check
 from dibs.stores.redis_links import SLOTS, ClusterLink, Link, Request, slot_of
 from dibs.stores.redis_wire import Place, Refusal, Wire, packed, raised, refusal
 
@@ -155,12 +156,13 @@ class RedisStore:
         facts = self._link.facts()
         if not facts:
             return CAPABILITIES
-        durable, survives = min(map(_kept, facts))
+        durable, survives = min(map(redis_check.kept, facts))
+        survives_failover, _ = redis_check.over_a_failover(facts, self._place, self._min_replicas)
         return CAPABILITIES._replace(
             survives_restart=survives,
             durable=durable,
-            fencing_token="strict" if durable and self._over_a_failover(facts)[0] else CAPABILITIES.fencing_token,
-            signal="pub/sub" if all(map(_publishes, facts)) else "poll (this login may not publish)",
+            fencing_token="strict" if durable and survives_failover else CAPABILITIES.fencing_token,
+            signal="pub/sub" if all(map(redis_check.publishes, facts)) else "poll (this login may not publish)",
         )
 
     # -- the vector -----------------------------------------------------------------------------------------------
@@ -333,60 +335,8 @@ class RedisStore:
     def check(self, deadline: Deadline) -> list[Finding]:
         self._link.close()  # the settings as they are now
         everywhere = [wire.facts for _, wire in self._link.servers(deadline)]
-        facts = min(everywhere, key=_kept)  # of the weakest
-        durable, survives = _kept(facts)
-        offered = self.capabilities
-        append, fsync = facts.get("appendonly", "unknown"), facts.get("appendfsync", "unknown")
-        policy, limit = facts.get("maxmemory_policy", "unknown"), facts.get("maxmemory", "unknown")
-        return [
-            Finding("reachable", True, f"{_program(facts)}{self._kind(len(everywhere))}"),
-            Finding(
-                "grants survive a crash of the server",
-                durable,
-                f"appendonly={append}, appendfsync={fsync}; survives a restart: {survives}"
-                + ("" if durable else ". Set appendonly yes and appendfsync always, or a crash may forget grants"),
-            ),
-            Finding(
-                "leases are not evicted",
-                policy != "unknown" and not _evicts(facts),
-                f"maxmemory={limit}, maxmemory-policy={policy}"
-                + (". Set it to noeviction or to one of volatile-*, or a name may be free too early" * _evicts(facts)),
-            ),
-            Finding("grants survive a failover", *self._over_a_failover(everywhere)),
-            Finding(
-                "fencing tokens rise",
-                offered.fencing_token == "strict",
-                "counted, and never below the server's time in microseconds"
-                + (
-                    ""
-                    if offered.fencing_token == "strict"
-                    else ": when data is lost, as above, only its clock keeps that"
-                ),
-            ),
-            Finding(
-                "waiters are woken by the release",
-                all(map(_publishes, everywhere)),
-                "pub/sub"
-                if all(map(_publishes, everywhere))
-                else f"they ask once a second: this login may not use the channels {self._channel('*')}",
-            ),
-        ]
-
-    def _kind(self, servers: int) -> str:
-        if self._place.cluster:
-            return f", a cluster with {servers} masters"
-        return "" if self._place.sentinel is None else f", the master that sentinels call {self._place.sentinel}"
-
-    def _over_a_failover(self, everywhere: Sequence[dict[str, str]]) -> tuple[bool, str]:
-        """Whether a replica that takes over has heard of every grant, and why."""
-        wanted = self._min_replicas
-        replicas = min(int(facts.get("connected_slaves", "0")) for facts in everywhere)
-        if wanted:
-            told = f"min_replicas={wanted}, and the fewest connected to a master are {replicas}"
-            return replicas >= wanted, told + ("" if replicas >= wanted else ": nothing can be granted")
-        if not replicas and self._place.sentinel is None:
-            return True, "there is no replica that could take over"
-        return False, f"{replicas} replicas, which are told later: add ?min_replicas=1, or a failover forgets grants"
+        strict = self.capabilities.fencing_token == "strict"
+        return redis_check.findings(everywhere, self._place, self._min_replicas, strict, self._channel("*"))
 
     def setup(self, deadline: Deadline) -> None:
         self._link.open(deadline)
@@ -569,45 +519,6 @@ _READERS: dict[str, Callable[[bytes], Outcome]] = {
     "renew": _read_renew,
     "release": _read_release,
 }
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
-def _publishes(facts: dict[str, str]) -> bool:
-    return facts["publishes"] == "yes"
-
-
-def _evicts(facts: dict[str, str]) -> bool:
-    """Whether keys without a time to live may be evicted, as leases are."""
-    return facts.get("maxmemory_policy", "").startswith("allkeys-") and facts.get("maxmemory") != "0"
-
-
-def _kept(facts: dict[str, str]) -> tuple[bool, str]:
-    """Whether an acknowledged write outlives a crash, and what does."""
-    if "redis_version" not in facts and "appendonly" not in facts:
-        return False, "unknown (this login may ask neither INFO nor CONFIG GET)"
-    if _evicts(facts):
-        return False, f"no: {facts['maxmemory_policy']} may evict leases at any time"
-    fsync = facts.get("appendfsync", "unknown")
-    if facts.get("appendonly", facts.get("aof_enabled")) in ("yes", "1"):
-        if facts.get("aof_last_write_status", "ok") != "ok":
-            return False, "no: the last write to the append-only file failed"
-        if fsync == "always":
-            return True, "yes"
-        return False, {
-            "everysec": "yes, but for the last second or two",
-            "no": "yes, but for what the system had not written yet",
-        }.get(fsync, "yes, but for the last moments (appendfsync is unknown)")
-    if "save" not in facts:
-        return False, "as of its last snapshot, if it makes any (unknown)"
-    return False, "as of its last snapshot" if facts["save"] else "no"
-
-
-def _program(facts: dict[str, str]) -> str:
-    if "valkey_version" in facts:
-        return f"Valkey {facts['valkey_version']}"
-    return f"Redis {facts.get('redis_version', 'of unknown version')}"
 
 
 # -- the address ------------------------------------------------------------------------------------------------------

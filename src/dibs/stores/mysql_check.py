@@ -1,0 +1,79 @@
+"""What the settings of a MySQL or MariaDB server leave of dibs's promises.
+
+``facts`` are the server's own variables by their names, as ``mysql_sql.FACTS`` asks for them.
+"""
+
+from __future__ import annotations
+
+from dibs.store import Finding
+
+_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
+
+
+def findings(facts: dict[str, str], engines: dict[str, str]) -> list[Finding]:
+    """What ``dibs doctor`` says; ``engines`` are those of our tables, by their names."""
+    lossy = volatile(facts)
+    kind = "MariaDB" if "MariaDB" in facts["version"] else "MySQL"
+    read_only = "ON" in (facts.get("read_only"), facts.get("super_read_only"))
+    told = ", ".join(f"{name}={facts[name]}" for name in _DURABILITY if name in facts)
+    wanted = f": set {lossy}=1, or a crash may hand out a token twice" if lossy else ""
+    several = _several_writers(facts)
+    found = [
+        Finding("reachable", True, f"{kind} {facts['version']}"),
+        Finding(
+            "writable",
+            not read_only,
+            "read_only: this looks like a replica; name the primary in the URL" if read_only else "read_only=OFF",
+        ),
+        Finding("grants survive a crash of the server", not lossy, told + wanted),
+        Finding(
+            "one server decides, by one clock",
+            not several,
+            several or "neither Galera nor a group of several primaries",
+        ),
+    ]
+    if facts.get("log_bin") == "ON":
+        by_statement = facts.get("binlog_format") == "STATEMENT"
+        found.append(
+            Finding(
+                "grants can be written to the binary log",
+                not by_statement,
+                f"binlog_format={facts.get('binlog_format')}" + (": set ROW or MIXED" if by_statement else ""),
+            )
+        )
+    if engines:
+        odd = {name: engine for name, engine in engines.items() if engine != "InnoDB"}
+        found.append(
+            Finding(
+                "grants are transactions",
+                not odd,
+                f"not of InnoDB: {odd}; ALTER TABLE … ENGINE=InnoDB" if odd else "all tables are of InnoDB",
+            )
+        )
+    return found
+
+
+def volatile(facts: dict[str, str]) -> str:
+    """The setting that lets a crash lose an acknowledged commit; "" when none does."""
+    if facts.get("innodb_flush_log_at_trx_commit") not in ("1", "3"):  # 3: MariaDB's, stricter than 1
+        return "innodb_flush_log_at_trx_commit"
+    # With a binary log, what is not in it is rolled back when the server starts again.
+    if facts.get("log_bin") == "ON" and facts.get("sync_binlog") != "1":
+        return "sync_binlog"
+    return ""
+
+
+def _several_writers(facts: dict[str, str]) -> str:
+    """What makes this a place where several servers take writes; "" when nothing does."""
+    if facts.get("wsrep_on") == "ON" and facts.get("wsrep_cluster_address"):
+        return (
+            "Galera (wsrep_on=ON): nodes certify every grant, so two of them never grant one token, but each "
+            "compares expiries with its own clock: let all programs name the same node, or keep the nodes' clocks "
+            "within milliseconds"
+        )
+    if facts.get("group_replication_group_name") and facts.get("group_replication_single_primary_mode") == "OFF":
+        return (
+            "group replication with several primaries: each compares expiries with its own clock: set "
+            "group_replication_single_primary_mode=ON, or let all programs name the same server"
+        )
+    return ""
