@@ -6,8 +6,9 @@ knows nothing of locks: it carries ``Ask`` objects to the store and gives each i
 States of the lane (``_server``, changed only under the session's mutex):
 
 * ``None``: nobody serves; the queue is empty, or whoever filled it is about to call ``drive`` or ``start``.
-* an ``Ask``: the thread that waits for this ask serves, until it is answered. It pays no thread switch.
-* ``_THREAD``: the lane's own thread serves until the queue is empty.
+* ``_THREAD``: the lane's own thread was woken and is about to serve.
+* another ``_Server``: one thread serves. Either it waits for an ask and serves until that is answered, and so pays no
+  thread switch; or it is the lane's own and serves until the queue is empty; or it is closing the lane.
 
 Whoever serves may use ``_store``, ``_batch`` and ``_outcomes``; nobody else touches them. A serving thread that is
 interrupted (Ctrl-C) leaves its batch where it is and hands over to the lane's thread, which repeats it: every request
@@ -118,11 +119,13 @@ class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
 
 
-class _LaneThread:
-    """Marks that the lane's own thread serves."""
+class _Server:
+    """Marks who serves."""
+
+    __slots__ = ()
 
 
-_THREAD = _LaneThread()
+_THREAD = _Server()
 
 
 class Lane:
@@ -142,7 +145,7 @@ class Lane:
         self._name = name
         self._queue: list[Ask] = []
         self._acts = 0  # how many of them are Acts
-        self._server: Ask | _LaneThread | None = None
+        self._server: _Server | None = None
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
@@ -175,18 +178,19 @@ class Lane:
         """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already."""
         if self._server is not None:  # it will see the ask; see ``start``
             return
+        me = _Server()  # of this very call: another thread may drive the same ask
         try:
             with self._mutex:
                 if self._server is not None:
                     return
-                self._server = ask
+                self._server = me
                 if self._queue and not self._batch:
                     self._take()
             if not self._serve(ask):
                 self.start()
         except BaseException:
             # Ctrl-C in the middle. Set again until it holds: nothing else can end this thread's service.
-            if self._server is ask:
+            if self._server is me:
                 self._server = None
             self.start()
             raise
@@ -222,7 +226,7 @@ class Lane:
             self._closing = True
             idle = self._server is None and not self._queue and not self._batch
             if idle:
-                self._server = _THREAD
+                self._server = _Server()
         if idle:
             self._close_store()
             with self._mutex:
@@ -237,13 +241,17 @@ class Lane:
     def _run(self, bell: Bell) -> None:
         """The lane's thread: serves while there is work and nobody else does, ends after a while without."""
         idle_since = self._clock.now()
+        me = _Server()
         while True:
             with self._mutex:
                 if self._bell is not bell and self._bell is not None:
                     break  # after a Ctrl-C another was begun in the place of this one, and is the one that is woken
-                serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
+                # (Its own bell may not be in place yet; then nobody was woken by it, and what is queued says so.)
+                serving = (self._server is _THREAD and self._bell is bell) or (
+                    self._server is None and bool(self._queue or self._batch)
+                )
                 if serving:
-                    self._server = _THREAD
+                    self._server = me
                 elif self._closing or self._clock.now() - idle_since >= IDLE_S:
                     self._bell = None
                     break

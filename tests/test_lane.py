@@ -1,0 +1,370 @@
+"""The claim lane by itself: one thread at a time serves it, whoever comes, leaves, or is interrupted in between."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dibs.clock import Deadline, RealBell, RealClock
+from dibs.errors import StoreUnavailable
+from dibs.lane import Act, Ask, Lane
+from dibs.store import RELEASED, Acquire, Granted, Release, StoreBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dibs.store import Outcome, Request
+
+WAIT_S = 10.0
+
+
+class Shop:
+    """A store that is one counter: it notes every call, and strikes when two threads are in it at once."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Request]] = []
+        self.inside = 0
+        self.crowded = False
+        #: Called in each call to the store, and when it is closed.
+        self.during: Callable[[], object] = lambda: None
+        self.closing: Callable[[], object] = lambda: None
+        self.closed = 0
+
+    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        self.calls.append(list(requests))
+        self.inside += 1
+        self.crowded = self.crowded or self.inside > 1
+        try:
+            self.during()
+        finally:
+            self.inside -= 1
+        return [Granted(1, 0.0) if isinstance(request, Acquire) else RELEASED for request in requests]
+
+    def close(self) -> None:
+        self.closed += 1
+        self.closing()
+
+
+class Mutex:
+    """A lock; ``before`` is called by whoever is about to take it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.before: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> None:
+        self.before()
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+class Bell(RealBell):
+    """Tells when its thread looked up and went back to sleep, or ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep = threading.Event()
+        self.closed = threading.Event()
+
+    def wait(self, timeout: float | None, fd: int | None = None) -> None:
+        self.asleep.set()
+        super().wait(timeout, fd)
+
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
+
+
+class Clock(RealClock):
+    """The real one, whose threads can be held back and whose bells are kept."""
+
+    def __init__(self) -> None:
+        self.bells: list[Bell] = []
+        self.threads: list[threading.Thread] = []
+        #: Called by each new thread before it does anything, and by whoever has just begun one.
+        self.at_start: Callable[[], object] = lambda: None
+        self.after_spawn: Callable[[], object] = lambda: None
+
+    def bell(self) -> Bell:
+        self.bells.append(Bell())
+        return self.bells[-1]
+
+    def spawn(self, name: str, run: Callable[[], None]) -> None:  # type: ignore[override]
+        at_start = self.at_start
+
+        def body() -> None:
+            at_start()
+            run()
+
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        self.after_spawn()
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock, self.mutex, self.shop = Clock(), Mutex(), Shop()
+        self.lane = Lane(self.clock, self.mutex, lambda: self.shop, 5.0, "lane")  # type: ignore[arg-type, return-value]
+
+    def put(self, *requests: Any) -> list[Ask]:
+        asks = [self.ask(request) for request in requests]
+        with self.mutex:
+            for ask in asks:
+                self.lane.put(ask)
+        return asks
+
+    def ask(self, request: Any) -> Ask:
+        return (Act if callable(request) else Ask)(request, self.clock.now() + 5.0)
+
+    def answered(self, *asks: Ask) -> bool:
+        return all(ask.wait(self.clock, WAIT_S) for ask in asks)
+
+    def end(self) -> None:
+        assert self.lane.close().wait(self.clock, WAIT_S)
+        for thread in self.clock.threads:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in self.clock.threads)
+        assert not self.shop.crowded, "two threads served at once"
+        assert self.shop.closed <= 1
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def acquire(name: str) -> Acquire:
+    return Acquire(name, f"claim-{name}", 5.0, "tester")
+
+
+def once(function: Callable[[], object]) -> Callable[[], None]:
+    """The first call counts."""
+    calls: list[None] = []
+
+    def call() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            function()
+
+    return call
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+# -- what travels together --------------------------------------------------------------------------------------------
+
+
+def test_a_lone_caller_needs_no_thread(world: World) -> None:
+    """Who finds the lane idle takes its ask to the store itself."""
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    assert world.clock.threads == []
+    world.end()
+
+
+def test_what_is_asked_during_a_call_is_the_next_call(world: World) -> None:
+    """While one call is under way the next batch forms, and is served by whoever serves already."""
+    later: list[Ask] = []
+    world.shop.during = once(lambda: later.extend(world.put(acquire("b"), acquire("c"))))
+    (first,) = world.put(acquire("a"))
+    world.lane.drive(first)
+    assert world.answered(first, *later)
+    assert [[request.name for request in call] for call in world.shop.calls] == [["a"], ["b", "c"]]
+    world.end()
+
+
+def test_releases_go_before_the_acquires_beside_them(world: World) -> None:
+    """So that whoever is told of one may ask again in time for the call of the others."""
+    asks = world.put(acquire("a"), Release("b", "x"), acquire("c"), Release("d", "x"))
+    world.lane.start()
+    assert world.answered(*asks)
+    assert [[request.name for request in call] for call in world.shop.calls] == [["b", "d"], ["a", "c"]]
+    world.end()
+
+
+def test_an_act_goes_alone(world: World) -> None:
+    """An operator's act is called by itself, in its turn."""
+    asks = world.put(acquire("a"), lambda store, deadline: len(world.shop.calls), acquire("b"))
+    world.lane.start()
+    assert world.answered(*asks)
+    assert asks[1].outcome == 1
+    world.end()
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_is_kept_no_longer_than_one_attempt(world: World) -> None:
+    """A failed call is repeated by the lane's own thread; its caller waits, or goes."""
+
+    def fail() -> None:
+        assert threading.current_thread() is threading.main_thread()
+        raise StoreUnavailable("away for a moment")
+
+    world.shop.during = once(lambda: None)
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)  # the store was reached: an outage is not a wrong address from now on
+    world.shop.during = once(fail)
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    assert world.answered(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    assert isinstance(ask.trouble, StoreUnavailable)
+    assert len(world.clock.threads) == 1
+    world.end()
+
+
+def test_a_store_that_is_too_busy_is_asked_again(world: World) -> None:
+    """That is no trouble that anybody need hear of."""
+
+    def busy() -> None:
+        raise StoreBusy
+
+    world.shop.during = once(busy)
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    world.end()
+
+
+def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
+    """A dropped ask never travels again, and does not keep its neighbours."""
+
+    def fail() -> None:
+        gone.dropped = True
+        raise StoreUnavailable("away for a moment")
+
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+    world.shop.during = once(fail)
+    gone, stays = world.put(acquire("gone"), acquire("stays"))
+    world.lane.start()
+    assert world.answered(stays)
+    assert [[request.name for request in call] for call in world.shop.calls[1:]] == [["gone", "stays"], ["stays"]]
+    world.end()
+
+
+# -- who serves -------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_thread_leaves_its_batch_to_the_lane(world: World) -> None:
+    """Ctrl-C in the middle of a call ends the caller's service; the lane's thread repeats the batch."""
+    world.shop.during = once(interrupt)
+    (ask,) = world.put(acquire("a"))
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.drive(ask)
+    assert world.answered(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    assert len(world.shop.calls) == 2
+    world.end()
+
+
+def test_ctrl_c_ends_nobody_elses_service(world: World) -> None:
+    """Two threads drive one ask, and the one that does not serve is interrupted: the other goes on alone.
+
+    (It happens to a waiter that was sent asking again by the waiting thread.)
+    """
+    (ask,) = world.put(acquire("a"))
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert go_on.wait(WAIT_S)
+
+    def overtaken() -> None:
+        """Just before this thread takes the mutex, the other begins to serve, and then Ctrl-C arrives."""
+        other.start()
+        assert reached.wait(WAIT_S)
+        world.mutex.before = lambda: None
+        raise KeyboardInterrupt
+
+    world.shop.during = once(hold)
+    other = threading.Thread(target=world.lane.drive, args=(ask,), daemon=True)
+    main = threading.current_thread()
+    world.mutex.before = lambda: overtaken() if threading.current_thread() is main else None
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.drive(ask)
+    # If the lane believed that nobody serves, its own thread would be on its way to the store by now.
+    assert world.clock.threads == []
+    go_on.set()
+    other.join(WAIT_S)
+    assert ask.outcome == Granted(1, 0.0)
+    assert len(world.shop.calls) == 1
+    world.end()
+
+
+def test_a_thread_that_was_replaced_never_serves(world: World) -> None:
+    """Ctrl-C just after the lane's thread was begun begins another; the first ends, whenever it comes to run."""
+    late = threading.Event()
+    world.clock.at_start = lambda: late.wait(WAIT_S)
+
+    def interrupted() -> None:
+        world.clock.at_start = world.clock.after_spawn = lambda: None
+        raise KeyboardInterrupt
+
+    world.clock.after_spawn = interrupted
+    first_is_over = threading.Event()
+
+    def hold() -> None:
+        late.set()
+        assert world.clock.bells[0].closed.wait(WAIT_S), "the first thread goes on beside the second"
+        first_is_over.set()
+
+    world.shop.during = once(hold)
+    (ask,) = world.put(acquire("a"))
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.start()
+    assert world.answered(ask)
+    assert first_is_over.is_set()
+    assert len(world.clock.threads) == 2
+    world.end()
+
+
+def test_whoever_closes_the_lane_closes_it_alone(world: World) -> None:
+    """The lane's thread, waking at that very moment, leaves the store to the one who is closing it."""
+    (ask,) = world.put(acquire("a"))
+    world.lane.start()
+    assert world.answered(ask)
+    bell = world.clock.bells[0]
+    assert bell.asleep.wait(WAIT_S)
+    settled: list[bool] = []
+
+    def meanwhile() -> None:
+        bell.ring()
+        assert bell.closed.wait(WAIT_S)
+        settled.append(world.lane._ended.settled)
+
+    world.shop.closing = meanwhile
+    world.end()
+    assert settled == [False], "the lane said that its connection was closed before it was"
+
+
+def test_a_closed_lane_serves_what_was_queued(world: World) -> None:
+    """``close`` ends the lane when its work is done, and not before."""
+    asks: list[Ask] = []
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert go_on.wait(WAIT_S)
+
+    world.shop.during = once(hold)
+    asks += world.put(acquire("a"))
+    world.lane.start()
+    assert reached.wait(WAIT_S)
+    asks += world.put(Release("a", "claim-a"))
+    ended = world.lane.close()
+    assert not ended.settled
+    go_on.set()
+    assert world.answered(*asks)
+    assert ended.wait(world.clock, WAIT_S)
+    assert asks[1].outcome == RELEASED
+    world.end()
