@@ -331,6 +331,44 @@ def test_a_late_downgrade_does_not_take_the_name_again(between: Between) -> None
         had(other.rwlock("page").write(), timeout=5).release()
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_downgrade_without_an_answer_takes_no_other_slot(between: Between, when: str) -> None:
+    """A downgrade that granted an ended claim anew, unheard, is undone: with the release, also one that overtook it."""
+    lost = threading.Event()
+
+    def lose(requests: Sequence[Request]) -> None:
+        if downgrades(requests) and requests[0].claim_id == lease.claim_id:
+            lost.set()
+            raise StoreUnavailable("the answer was lost")
+
+    with between.client(ttl=60, request_timeout=0.2, patience=0.4) as client, between.client(ttl=60) as other:
+        lock = client.rwlock("page")
+        lease = had(lock.write())
+        assert other.break_lease("page", fencing_token=lease.fencing_token, now=True)
+        reader = had(other.rwlock("page").read())
+        assert reader.slot == lease.slot
+        between.after = lose
+
+        def release() -> None:
+            assert lost.wait(5)
+            try:
+                lease.release()
+            except LeaseLost:  # as it was
+                pass
+
+        releaser = threading.Thread(target=release)
+        if when == "before":
+            releaser.start()
+        with pytest.raises(StoreUnavailable):
+            lock.downgrade()
+        if when == "after":
+            releaser.start()
+        releaser.join(5)
+        assert not releaser.is_alive()
+        reader.release()
+        had(other.rwlock("page").write(), timeout=5).release()
+
+
 def test_the_error_of_a_reader_names_the_writer(between: Between) -> None:
     """Who cannot read in time is told who writes."""
     with between.client() as client, between.client() as other:

@@ -37,6 +37,8 @@ class Hold:
     told = False
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
     given = False
+    #: The store may by now know it by another slot than it was told.
+    any_slot = False
     #: The Lease object was collected as garbage while it was held.
     orphan = False
     #: Until when the store keeps it, as the last renewal told (Unix time); None before the first.

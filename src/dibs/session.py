@@ -44,15 +44,26 @@ class Reduction(Ask):
     def __init__(self, request: Acquire, give_up_at: float, session: Session, hold: Hold) -> None:
         super().__init__(request, give_up_at)
         self._session = session
-        self._token = hold.granted.fencing_token
+        self._hold = hold
 
     def received(self, outcome: object) -> None:
-        if type(outcome) is Granted and outcome.fencing_token != self._token:
-            session, request = self._session, self.request
-            undo = Release(request.name, request.claim_id, outcome.slot)
-            session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
+        if type(outcome) is Granted and outcome.fencing_token != self._hold.granted.fencing_token:
+            self._undo()
             outcome = GONE
         self.settle(outcome)
+
+    def failed(self, error: BaseException) -> None:
+        # What became of it is unknown: it may have granted the claim anew, in another slot. That is undone when the
+        # hold is, or now if the hold is over.
+        self._hold.any_slot = True
+        if self._hold.state != HELD:
+            self._undo()
+        self.settle(None, error)
+
+    def _undo(self) -> None:
+        session, request = self._session, self.request
+        undo = Release(request.name, request.claim_id, ANY_SLOT)
+        session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
 
 
 class Session:
@@ -131,7 +142,9 @@ class Session:
         if ask.dropped or ask.settled:
             return
         request, terms, t0 = ask.request, ask.terms, ask.t0
-        assert t0 is not None
+        if t0 is None:  # given out before a Ctrl-C: it was too old to trust, and the ask is queued with a new claim
+            ask.in_lane = True
+            return
         now = self.clock.now()
         if now < t0 + terms.trust_s and not self.closed:
             # Kept on the ask, so that an answer given out twice (after a Ctrl-C) makes one hold.
@@ -229,7 +242,8 @@ class Session:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep, info)
+        slot = ANY_SLOT if hold.any_slot else hold.granted.slot
+        request = Release(hold.key, hold.claim_id, slot, None, keep, info)
         ask = Ask(request, now + self.patience_s)
         if self.renewer.forget(hold):
             hold.after_renewal = ask  # so that no renewal reaches the store after the release
