@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -207,6 +208,32 @@ def test_nested_use_of_one_thread(between: Between) -> None:
             assert reentrant.read().locked()
         assert not outer.held
         assert not reentrant.read().locked()
+        assert client.leases() == []
+
+
+def test_a_dropped_lease_is_noticed_at_once(between: Between) -> None:
+    """Whoever lets go of lock and lease without release() is warned there and then, as with a plain lock."""
+    with between.client(ttl=0.5) as client, between.client() as other:
+        lease = had(client.rwlock("dropped").write())
+        gc.disable()
+        try:
+            with pytest.warns(ResourceWarning, match="without release"):
+                del lease
+        finally:
+            gc.enable()
+        had(other.rwlock("dropped").write(), timeout=3).release()
+
+
+def test_a_writers_block_ends_as_a_readers_without_the_lock(between: Between) -> None:
+    """The side of the writers is enough to end a block that was downgraded."""
+    with between.client() as client:
+        lock = client.rwlock("page")
+        writing = lock.write()
+        with writing as lease:
+            lock.downgrade()
+            del lock
+            assert lease.held
+        assert not lease.held
         assert client.leases() == []
 
 

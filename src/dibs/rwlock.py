@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import ref
 
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, once_more
 from dibs.lease import Lease, LeaseFacts
@@ -35,13 +36,14 @@ L = TypeVar("L", bound=LeaseFacts)
 class SideCore(LockCore[L]):
     """One side of a read/write lock: what readers, or what writers do."""
 
-    __slots__ = ("_other",)
+    __slots__ = ("__weakref__", "_other")
 
-    _other: SideCore[L]
+    #: The other side, if anybody has it.
+    _other: Callable[[], SideCore[L] | None]
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
-        other = self._other._held_by(owner)
-        if other is not None:
+        other = self._other()
+        if other is not None and other._held_by(owner) is not None:
             if self.terms.take > 1:
                 raise WouldDeadlock(
                     f"{self.name!r} is held for reading by this very caller, and a reader cannot become a writer: two "
@@ -62,10 +64,13 @@ class SideCore(LockCore[L]):
 
     def leave(self, owner: object) -> L | None:
         # A block that began as a writer's and was downgraded ends as a reader's.
-        ours, theirs = (
-            any(grip.blocks and grip.owner == owner for grip in side._grips) for side in (self, self._other)
-        )
-        return super(SideCore, self._other if theirs and not ours else self).leave(owner)
+        other = self._other()
+        if other is not None and other._has_block(owner) and not self._has_block(owner):
+            return super(SideCore, other).leave(owner)
+        return super().leave(owner)
+
+    def _has_block(self, owner: object) -> bool:
+        return any(grip.blocks and grip.owner == owner for grip in self._grips)
 
     def locked(self) -> bool:
         return any(grip.lease.held for grip in self._grips)
@@ -83,8 +88,11 @@ class RWCore(Generic[L]):
         self.writers: SideCore[L] = SideCore(
             desk, name, terms._replace(permits=PERMITS_MAX, take=PERMITS_MAX), make_lease
         )
-        self.readers._other = self.writers
-        self.writers._other = self.readers
+        # A writer may become a reader, so its side keeps the other. Not the other way round, too: a circle would keep a
+        # lease that was dropped.
+        readers = self.readers
+        self.writers._other = lambda: readers
+        self.readers._other = ref(self.writers)
 
     def downgrade(self, owner: object) -> Steps[None]:
         """Turn this owner's write lease into a read lease, with no moment in between at which nobody holds it."""
