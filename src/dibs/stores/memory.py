@@ -301,8 +301,10 @@ def _acquire_pool(shelf: Shelf, request: Acquire, now: float) -> Outcome:
         if request.ticket is None:
             shelf.last_ticket += 1
         place = _Waiter(request.ticket or shelf.last_ticket, request.claim_id, now)
-        pool.line.append((request, place))
-        pool.line.sort(key=lambda placed: placed[1].ticket)
+    # In its place for what it asks now.
+    pool.line = [placed for placed in pool.line if placed[1] is not place]
+    pool.line.append((request, place))
+    pool.line.sort(key=lambda placed: placed[1].ticket)
     place.seen_at = now
     return decision._replace(ticket=place.ticket)
 

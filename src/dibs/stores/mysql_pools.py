@@ -79,7 +79,7 @@ ON w.name = UNHEX(a.name) AND w.claim_id = UNHEX(a.claim_id)"""
 STAY = f"""\
 INSERT INTO {{line}} (name, claim_id, wake, take, ticket, seen_at)
 SELECT UNHEX(a.name), UNHEX(a.claim_id), UNHEX(a.wake), a.take, a.ticket, {NOW} FROM {{asked}}
-ON DUPLICATE KEY UPDATE seen_at = {NOW}"""
+ON DUPLICATE KEY UPDATE seen_at = {NOW}, take = VALUES(take)"""
 
 # Pools in which nobody has held anything for a while, and for which nobody waits. They go as a whole, and only after
 # the floor has been raised to their tokens.

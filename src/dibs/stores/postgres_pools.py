@@ -90,7 +90,7 @@ WITH asked AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
         AS r (name, claim_id, wake, take, ticket)
 ), seen AS (
-    UPDATE {line} AS w SET seen_at = clock_timestamp() FROM asked AS a
+    UPDATE {line} AS w SET seen_at = clock_timestamp(), take = a.take FROM asked AS a
     WHERE w.name = a.name AND w.claim_id = a.claim_id
     RETURNING w.name, w.ticket
 ), back AS (

@@ -145,6 +145,24 @@ def permits_are_kept_for_who_is_ahead(bench: Bench) -> None:
 
 
 @STORE_CASES.case("P13", pools)
+def a_place_in_line_is_for_what_was_asked_last(bench: Bench) -> None:
+    """A waiter that asks again, for more or for fewer, keeps its place, and that many are kept for it."""
+    store, name, (a, b, waiter, newcomer) = bench.open(), bench.name(), claims(4)
+    for takes, in_time in (((1, 3), False), ((3, 1), True)):
+        first = slot(store.act(permits(name, a, 4, 3))[0], "a")
+        second = slot(store.act(permits(name, b, 4, 1))[0], "b")
+        places = [held(store.act(permits(name, waiter, 4, take, line=True))[0], "the waiter") for take in takes]
+        equal(places[1].ticket, places[0].ticket, "its place")
+        # In one call, so that the waiter counts as alive however slow the machine is.
+        *_, outcome = store.act(
+            permits(name, waiter, 4, takes[1], line=True), Release(name, a, first), permits(name, newcomer, 4, 2)
+        )
+        equal(isinstance(outcome, Granted), in_time, f"two of four beside a waiter for {takes[1]}, granted")
+        store.act(Release(name, waiter, ANY_SLOT, places[0].ticket), Release(name, newcomer, ANY_SLOT))
+        store.act(Release(name, b, second))
+
+
+@STORE_CASES.case("P13", pools)
 def the_dead_in_line_for_permits_are_passed(bench: Bench) -> None:
     """A waiter that asks no more keeps those behind it back for the grace and no longer."""
     store, name, (a, dead, c) = bench.open(), bench.name(), claims(3)
