@@ -140,6 +140,7 @@ def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:
     for record in (listed, shown):
         assert record["name"] == "x"
         assert record["slot"] == 1
+        assert record["take"] == 1
         assert record["holder"] == lease.holder
         assert record["fencing_token"] == lease.fencing_token
         assert record["info"] == {"a": [1, "é"]}
@@ -163,6 +164,17 @@ def test_show(dibs: Dibs, client: library.Client) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "Nobody holds 'x'.\n", "")
     done = dibs("show", "x", "--json")
     assert (done.returncode, done.stdout) == (1, "null\n")
+
+
+def test_who_takes_several_permits(dibs: Dibs, client: library.Client) -> None:
+    """``show`` says how many permits the holder has, a writer all; ``--json`` says it in numbers."""
+    with client.semaphore("rooms", 5, weight=3):
+        assert dibs.holder("rooms")["take"] == 3
+        assert "permits  3\n" in dibs("show", "rooms").stdout
+    with client.rwlock("page").write():
+        assert "permits  all\n" in dibs("show", "page").stdout
+    with client.rwlock("page").read():
+        assert "permits" not in dibs("show", "page").stdout
 
 
 # -- break -------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ class LeaseRecord(NamedTuple):
     """A lease in force, as the store shows it to anybody who may read it.
 
     ``holder`` is host/pid/client; ``expires_in`` the seconds, by the store's clock when it was asked, after which the
-    lease ends unless it is renewed; ``waiting`` how many processes wait in line for it.
+    lease ends unless it is renewed; ``waiting`` how many processes wait in line for it; ``take`` how many of the name's
+    permits it has (a writer: all, 2147483647).
     """
 
     name: str
@@ -50,6 +51,7 @@ class LeaseRecord(NamedTuple):
     expires_in: float
     info: dict[str, Any] | None
     waiting: int
+    take: int = 1
 
     def __str__(self) -> str:
         return (
@@ -225,6 +227,7 @@ class Desk:
             row.expires_in,
             None if row.info is None else json.loads(row.info),
             row.waiting,
+            row.take,
         )
 
     def breaking(self, name: str, fencing_token: int, now: bool) -> Steps[bool]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
 from dibs.names import people_call
+from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
     import argparse
@@ -229,6 +230,8 @@ def schema(args: argparse.Namespace) -> int:
 def _print_record(record: LeaseRecord) -> None:
     print(f"name     {record.name}")
     print(f"slot     {record.slot}")
+    if record.take > 1:
+        print(f"permits  {'all' if record.take == PERMITS_MAX else record.take}")
     print(f"holder   {people_call(record.holder)}")
     print(f"since    {_since(record)}")
     print(f"left     {_seconds(record.expires_in)} unless renewed")
@@ -253,6 +256,7 @@ def _as_json(record: LeaseRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "slot": record.slot,
+        "take": record.take,
         "holder": record.holder,
         "fencing_token": record.fencing_token,
         "acquired_at": record.acquired_at.isoformat(),

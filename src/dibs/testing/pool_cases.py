@@ -348,6 +348,7 @@ async def weight_is_all_or_nothing(face: Face) -> None:
     await face.do(ones[0].release)
     lease = await heavy
     equal(lease is not None, True, "three of four")
+    equal({r.slot: r.take for r in await face.do(client.leases)}, {ones[1].slot: 1, lease.slot: 3}, "as listed")
     equal(await face.do(client.semaphore("heavy", 4).available), 0, "available")
     for each in (lease, ones[1]):
         await face.do(each.release)
