@@ -12,7 +12,7 @@ from dibs.client import Client
 from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
-from dibs.store import Outcome, Request, Store, StoreAddress
+from dibs.store import Outcome, Request, Store, StoreAddress, Watch
 
 
 class Between:
@@ -26,6 +26,8 @@ class Between:
         self.calls: list[list[Request]] = []
         self.before: Callable[[Sequence[Request]], object] = lambda requests: None
         self.after: Callable[[Sequence[Request]], object] = lambda requests: None
+        #: Makes the source of hints; None for the store's own.
+        self.watch: Callable[[], Watch] | None = None
 
     def open(self) -> Store:
         return _Between(self, self.address.open())
@@ -54,6 +56,9 @@ class _Between:
         outcomes = self._store.act(requests, deadline)
         self._owner.after(requests)
         return outcomes
+
+    def watch(self, address: str, deadline: Deadline) -> Watch | None:
+        return self._store.watch(address, deadline) if self._owner.watch is None else self._owner.watch()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

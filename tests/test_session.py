@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import dibs.waiting
+from dibs.errors import LeaseLost
 from dibs.hold import HELD, Hold
-from dibs.store import Granted
-from tests.between import Between
+from dibs.store import Granted, Renew
+from tests.between import Between, Holdup
 from tests.test_api import eventually
 
 numbers = itertools.count()
+
+
+class Signal:
+    """A ``Watch`` whose hints a test sends; ``tell`` returns when they were read."""
+
+    interval_s: float | None = None
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        self._told: list[str] = []
+        self.looked = threading.Event()
+        self._read = threading.Event()
+
+    def tell(self, name: str) -> None:
+        self._read.clear()
+        self._told.append(name)
+        os.write(self._write_fd, b"!")
+        assert self._read.wait(10)
+
+    def fileno(self) -> int:
+        self.looked.set()
+        return self._read_fd
+
+    def changed(self, names: Collection[str]) -> Collection[str]:
+        told, self._told = self._told, []
+        if told:
+            os.read(self._read_fd, 1)
+            self._read.set()
+        return told
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
 
 @pytest.fixture
@@ -40,3 +79,70 @@ def test_a_grant_too_old_to_trust_is_given_out_once(between: Between) -> None:
         assert ask.outcome.state == HELD
         assert ask.outcome.claim_id != first
         session.withdraw(ask)
+
+
+def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that was refused just before the release, and hears of the release before its refusal, asks at once."""
+    monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)
+    monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 30.0)
+    watch = Signal()
+    between.watch = lambda: watch
+    with between.client(ttl=60) as client, between.client(ttl=60) as other, ThreadPoolExecutor(2) as pool:
+        first, second = other.lock("first").acquire(), other.lock("second").acquire()
+        assert first is not None
+        assert second is not None
+        # Somebody waits already, so the watch is open and its thread is not the one that asks for the other name.
+        waits = pool.submit(client.lock("first").acquire)
+        assert watch.looked.wait(10)
+        holdup = Holdup(lambda requests: requests[0].name.endswith(":second"))
+        between.after = holdup
+        refused = pool.submit(client.lock("second").acquire)
+        assert holdup.reached.wait(10)
+        second.release()
+        watch.tell("default:second")
+        holdup.go_on()
+        lease = refused.result(10)
+        assert lease is not None
+        lease.release()
+        first.release()
+        watch.tell("default:first")
+        lease = waits.result(10)
+        assert lease is not None
+        lease.release()
+
+
+def test_a_loss_is_told_while_a_renewal_hangs(between: Between) -> None:
+    """``on_lost`` of a lease granted during a call of the renewer does not wait for the end of that call."""
+    with between.client(request_timeout=30) as client:
+        holdup = Holdup(lambda requests: isinstance(requests[0], Renew))
+        between.before = holdup
+        renewed = client.lock("renewed", ttl=20).acquire()
+        assert renewed is not None
+        session = client._desk.session()
+        with session.mutex:  # as though its time had come
+            session.renewer.forget(renewed._hold)
+            session.renewer._push(renewed._hold, session.clock.now())
+        assert holdup.reached.wait(10)
+        for _ in range(2):
+            told = threading.Event()
+            lease = client.lock("short", ttl=0.3, renew=False, on_lost=told.set).acquire(timeout=5)
+            assert lease is not None
+            assert told.wait(10), "nobody is told before the renewal is over"
+            assert not lease.held
+        assert renewed.held
+        holdup.go_on()
+        renewed.release()
+
+
+def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:
+    """A grant found unclaimed at the end of its trust, and taken in hand just then, is a loss that is told."""
+    with between.client(ttl=60) as client:
+        told = threading.Event()
+        lease = client.lock("late", on_lost=told.set).acquire()
+        assert lease is not None
+        # The renewer has found it not yet given, which it was at the time.
+        client._desk.session().give_back(lease._hold)
+        assert told.wait(10)
+        assert lease.lost.is_set()
+        with pytest.raises(LeaseLost):
+            lease.release()

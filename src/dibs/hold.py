@@ -31,9 +31,10 @@ class Hold:
     #: Why it was lost, and what the last renewal failed with.
     reason = ""
     last_error: BaseException | None = None
-    #: Called once each when the hold is over.
+    #: Called when the hold is over; after a Ctrl-C perhaps twice.
     listeners: list[Callable[[], None]] | None = None
-    #: Its loss has been told to everybody.
+    #: Its loss is one of a lease that somebody has in hand, who is told; and it has been told to everybody.
+    loud = False
     told = False
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
     given = False

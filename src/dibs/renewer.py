@@ -3,7 +3,8 @@
 It has a connection and a thread of its own, so nothing a caller does can delay a renewal. What is due is renewed in one
 call; an outcome is Renewed, Gone or Unknown. Unknown (no answer, any error) changes nothing and is tried again until
 the trust ends by the clock; then, or at Gone, the hold is lost. A call never lasts longer than the trust of the holds
-it could keep the thread from looking at.
+that it keeps the thread from looking at. If one that is granted meanwhile ends before the call must, a second thread,
+the *stand-in*, tells its loss: it never calls the store, so it is always on time.
 
 Every tracked hold is in exactly one place, changed under the session's mutex: a *queue* of its interval (an ordered
 dict; holds of one interval fall due in the order they were renewed, so tracking and forgetting cost O(1) however many
@@ -68,6 +69,11 @@ class Renewer:
         self._batch: list[Hold] = []
         self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
         self._bell: Bell | None = None
+        #: When the call under way must be over, and which holds, granted since it began, may end before.
+        self._call_until = -FOREVER
+        self._meanwhile: list[Hold] = []
+        self._stand_in_bell: Bell | None = None
+        self._stand_in_wakes_at = FOREVER
         self._store: Store | None = None
         self._closing = False
         self._ended = Ask(None, FOREVER)
@@ -77,6 +83,8 @@ class Renewer:
 
     def track(self, hold: Hold, t0: float) -> None:
         """Look after a hold that was asked for at ``t0``."""
+        if hold.trusted_until < self._call_until:
+            self._look_meanwhile(hold)
         terms = hold.terms
         if hold.ttl == terms.ttl:
             delay = terms.delay_s
@@ -121,6 +129,16 @@ class Renewer:
         if due < self._wake_at:
             self._wake()
 
+    def _look_meanwhile(self, hold: Hold) -> None:
+        """The thread may be in its call for longer than this hold is trusted."""
+        self._meanwhile.append(hold)
+        if self._stand_in_bell is None:
+            bell = self._clock.bell()
+            self._clock.spawn("dibs-renew-stand-in", lambda: self._stand_in(bell))
+            self._stand_in_bell = bell  # last, as in ``_start``
+        elif hold.trusted_until < self._stand_in_wakes_at:
+            self._stand_in_bell.ring()
+
     def _start(self) -> None:
         if self._bell is None and not self._closing:
             bell = self._clock.bell()
@@ -139,6 +157,8 @@ class Renewer:
         """End the thread; what it looked after is the session's to give back first. Settled when it is over."""
         with self._mutex:
             self._closing = True
+            if self._stand_in_bell is not None:
+                self._stand_in_bell.ring()
             if self._bell is not None:
                 self._bell.ring()
                 return self._ended
@@ -158,7 +178,8 @@ class Renewer:
                 now = self._clock.now()
                 batch, lost, unwanted = self._collect(now)
                 self._batch = batch
-                earliest = self._earliest_deadline(batch)
+                if batch:
+                    self._call_until = min(now + self._request_timeout_s, self._earliest_deadline(batch))
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
                 if self._bell is not bell and self._bell is not None:
@@ -175,7 +196,7 @@ class Renewer:
             for hold in unwanted:
                 self._give_back(hold)
             if batch:
-                self._renew(batch, min(now + self._request_timeout_s, earliest))
+                self._renew(batch, self._call_until)
             elif not lost and not unwanted:
                 bell.wait(IDLE_S if wake_at == FOREVER else wake_at - now)
                 with self._mutex:
@@ -185,6 +206,29 @@ class Renewer:
         bell.close()
         if self._closing:
             self._ended.settle(None)
+
+    def _stand_in(self, bell: Bell) -> None:
+        """Tell the losses that the thread, being in a call, would tell too late."""
+        busy_at = self._clock.now()
+        while True:
+            with self._mutex:
+                now = self._clock.now()
+                held = [hold for hold in self._meanwhile if hold.state == HELD]
+                over = [hold for hold in held if now >= hold.trusted_until and hold.given and not hold.orphan]
+                self._meanwhile = [hold for hold in held if now < hold.trusted_until]
+                if self._meanwhile or over:
+                    busy_at = now
+                elif self._closing or now - busy_at >= IDLE_S or self._stand_in_bell is not bell:
+                    if self._stand_in_bell is bell:
+                        self._stand_in_bell = None
+                    break
+                self._stand_in_wakes_at = min((hold.trusted_until for hold in self._meanwhile), default=FOREVER)
+                wake_at = min(self._stand_in_wakes_at, now + IDLE_S)
+            for hold in over:
+                self._lose(hold, hold.why_over())
+            if not over:
+                bell.wait(wake_at - now)
+        bell.close()
 
     def _collect(self, now: float) -> tuple[list[Hold], list[Hold], list[Hold]]:
         """Take out what is due: to renew, lost, and to give back because nobody can release it."""
@@ -275,6 +319,8 @@ class Renewer:
         with self._mutex:
             now = self._clock.now()
             self._batch = []
+            self._call_until = -FOREVER
+            self._meanwhile.clear()  # this thread is back, and looks at everything
             for index, hold in enumerate(batch):
                 hold.in_flight = False
                 if hold.state != HELD:

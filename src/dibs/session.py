@@ -172,6 +172,13 @@ class Session:
         else:
             ask.failed(StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
 
+    def take_back(self, hold: Hold) -> bool:
+        """Unmake the Lease that was just made of a hold; False when its loss is being told already."""
+        with self.mutex:
+            if not hold.loud:
+                hold.given = False
+        return not hold.loud
+
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
         try:
@@ -277,22 +284,25 @@ class Session:
 
     def give_back(self, *holds: Hold) -> None:
         """Release grants that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
+        lost: list[Hold] = []
         try:
             with self.mutex:
                 for hold in holds:
-                    self._give_back(hold)
+                    self._give_back(hold, lost)
         except BaseException:
             # Ctrl-C in between: a release sent twice does no harm.
             with self.mutex:
                 for hold in holds:
                     if hold.state == LOST and not hold.orphan and not self.closed:
                         self._end(hold, self.clock.now())
-                    self._give_back(hold)
+                    self._give_back(hold, lost)
             self.lane.start()
             raise
         self.lane.start()
+        for hold in lost:
+            self._tell_loss(hold)
 
-    def _give_back(self, hold: Hold) -> None:
+    def _give_back(self, hold: Hold, lost: list[Hold]) -> None:
         if hold.state != HELD:
             return
         hold.state = LOST
@@ -301,34 +311,42 @@ class Session:
             self.renewer.forget(hold)
             self._not_held(hold)
             return
+        if hold.given:  # its thread came with the Lease in hand just as its trust was over: a loss like any other
+            hold.reason = hold.why_over()
+            hold.loud = True
+            lost.append(hold)
+            return
         hold.reason = "it was granted to a caller that was gone"
         if not self.closed:
             self._end(hold, self.clock.now())
 
     def lose(self, hold: Hold, reason: str) -> None:
         """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
+        marked = False  # by this thread, which is then the one to tell
         try:
             with self.mutex:
                 if hold.state != HELD:
                     return
+                marked = True
                 hold.reason = reason
+                hold.loud = hold.given
                 hold.state = LOST
             self._tell_loss(hold)
         except BaseException:
             # Ctrl-C in whoever noticed the loss: those who must hear of it hear of it all the same.
-            if hold.state == LOST and not hold.told:
+            if marked and hold.state == LOST and not hold.told:
                 self.clock.spawn("dibs-lost", lambda: self._tell_loss(hold))
             raise
 
     def _tell_loss(self, hold: Hold) -> None:
         with self.mutex:
-            listeners, hold.listeners = hold.listeners, None
             if not self.closed:
                 self._end(hold, self.clock.now())
         self.lane.start()
-        for listener in listeners or ():
+        for listener in hold.listeners or ():  # left in their place, for whoever goes on after a Ctrl-C
             listener()
-        on_lost = hold.terms.on_lost if hold.given else None
+        hold.listeners = None
+        on_lost = hold.terms.on_lost if hold.loud else None
         hold.told = True
         if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.

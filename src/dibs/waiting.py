@@ -3,7 +3,7 @@
 Callers that would wait for one name stand in a *line of this process*, in order of arrival, and only the first of them
 asks the store (which has a line of its own among processes). The first is in one of three states:
 
-* *asking*: its request is in the claim lane;
+* *asking*: its request is in the claim lane; a hint that comes meanwhile makes it ask once more;
 * *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
   process (``nudge``) sends it asking again;
 * settled: granted, failed or withdrawn; it has left the line and the next is asking.
@@ -61,6 +61,8 @@ class AcquireAsk(Ask):
     hold: Hold | None = None
     #: The store has answered at least once.
     heard = False
+    #: A hint came while its request was under way: what it is told may be older.
+    hinted = False
 
     def __init__(
         self, request: Acquire, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
@@ -217,6 +219,8 @@ class Waiting:
         if held.ticket is not None:
             ask.request = ask.request._replace(ticket=held.ticket)
         pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
+        if ask.hinted:
+            ask.hinted, pause = False, 0.0
         ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
         self._asleep[ask.request.name] = ask
         self._pushes += 1
@@ -310,6 +314,9 @@ class Waiting:
             ask = self._asleep.pop(key, None)
             if ask is not None:
                 due.append(ask)
+            elif key in self._lines:
+                first = self._lines[key][0]
+                first.hinted = first.in_lane and first.t0 is not None  # it may have been refused before that
         while self._heap and (self._heap[0][0] <= now or not self._sleeps(*self._heap[0])):
             wake_at, _, ask = heappop(self._heap)
             if self._sleeps(wake_at, 0, ask) and ask not in due:

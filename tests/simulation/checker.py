@@ -50,6 +50,7 @@ class Tenure:
         "released_at",
         "session",
         "stillborn",
+        "take",
         "told",
     )
 
@@ -60,6 +61,8 @@ class Tenure:
         self.key = hold.key
         self.claim_id = hold.claim_id
         self.min_hold = min_hold
+        #: Of how many permits the program believes it has, where the name has permits.
+        self.take = hold.terms.take
         self.given_at = process.world.now
         #: When it was first seen not to be held.
         self.over_at: float | None = None
@@ -134,9 +137,9 @@ class Checker:
         self.network: Network | None = None
         self.claims: dict[str, Claim] = {}
         self.last_tokens: dict[str, int] = {}
-        #: The last claim granted each name; in the second, until its release.
-        self.last_claims: dict[str, str] = {}
-        self.holders: dict[str, str] = {}
+        #: Which claim was granted a token of a name; and who has the name, with how many permits, until its release.
+        self.claims_by_token: dict[tuple[str, int], str] = {}
+        self.holders: dict[str, dict[str, int]] = {}
         #: Who waits at the store, in the order of arrival: claim ids.
         self.lines: dict[str, list[str]] = {}
         self.tenures: list[Tenure] = []
@@ -165,19 +168,18 @@ class Checker:
         if isinstance(request, Acquire):
             if type(outcome) is Granted:
                 self._granted(call, request, claim, holder, outcome)
-            elif type(outcome) is Held and request.wake is not None and claim.withdrawn_at is None:
-                line = self.lines.setdefault(request.name, [])
-                if request.claim_id not in line:
-                    line.append(request.claim_id)
+            elif type(outcome) is Held and request.wake is not None:
+                self._lines_up(request, claim, outcome)
             return
         if type(outcome) in (Renewed, Released):
-            current = self.holders.get(request.name)
-            if current != request.claim_id:
-                self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {current}")
+            current = self.holders.get(request.name, {})
+            if request.claim_id not in current:
+                whose = ", ".join(current) or "nobody"
+                self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {whose}")
         if isinstance(request, Release):
             claim.followed_up = True
             if type(outcome) is Released:
-                self.holders.pop(request.name, None)
+                del self.holders[request.name][request.claim_id]
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             claim.renewed = True
             if claim.withdrawn_at is not None and not claim.excused:
@@ -190,24 +192,42 @@ class Checker:
         name, claim_id = request.name, request.claim_id
         token = outcome.fencing_token
         claim.late = claim.late or call.over
-        if self.holders.get(name) == claim_id and holder == claim_id:
+        holders = self.holders.setdefault(name, {})
+        if claim_id in holders and holder == claim_id:
             if token != claim.token:
                 self.world.broken(f"P2 {claim_id} had token {claim.token} and is told {token}")
+            holders[claim_id] = min(holders[claim_id], request.take)
             return
         self.grants += 1
         last = self.last_tokens.get(name, 0)
         if token <= last:
             self.world.broken(f"P2 token {token} is granted after token {last}")
         self.last_tokens[name] = token
-        self.holders[name] = self.last_claims[name] = claim_id
+        self.claims_by_token[name, token] = claim_id
         claim.token = token
         if not call.over:
             claim.granted = True
             claim.followed_up = False
-        for tenure in self.live:
-            if tenure.key == name and tenure.claim_id != claim_id and self._counts(tenure) and self._held(tenure):
-                self.world.broken(f"P5 the store grants {claim_id} while {tenure.claim_id} trusts its lease")
-        line = self.lines.get(name, [])
+        trusting = [t for t in self.live if t.key == name and t.claim_id != claim_id]
+        self._let_in(request, outcome, [t for t in trusting if self._counts(t) and self._held(t)])
+        self._passes(request, claim)
+
+    def _let_in(self, request: Acquire, outcome: Granted, trusting: Sequence[Tenure]) -> None:
+        """P5: a claim is granted the name while these others trust their leases."""
+        for tenure in trusting:
+            self.world.broken(f"P5 the store grants {request.claim_id} while {tenure.claim_id} trusts its lease")
+        self.holders[request.name] = {request.claim_id: request.take}
+
+    def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
+        """A claim that waits was told Held."""
+        line = self.lines.setdefault(request.name, [])
+        if claim.withdrawn_at is None and request.claim_id not in line:
+            line.append(request.claim_id)
+
+    def _passes(self, request: Acquire, claim: Claim) -> None:
+        """P13: a claim that was granted leaves the line, with whoever was before it."""
+        claim_id = request.claim_id
+        line = self.lines.get(request.name, [])
         if claim_id in line:
             ahead = line[: line.index(claim_id)]
             del line[: len(ahead) + 1]
@@ -219,10 +239,12 @@ class Checker:
 
     def lease_broken(self, name: str, token: int, now: bool) -> None:
         """An operator broke a lease; ``now`` takes the promise of exclusion away from it, as documented."""
-        self.holders.pop(name, None)
-        claim = self.claims[self.last_claims[name]]
-        if claim.token != token:
-            self.world.broken(f"P8 token {token} was to be broken, and {claim.token} was")
+        claim_id = self.claims_by_token[name, token]
+        claim = self.claims[claim_id]
+        if claim.token == token:  # else the claim has been granted another since it was broken for the first time
+            self.holders[name].pop(claim_id, None)
+            if (name, claim_id) in self._left_in_store():
+                self.world.broken(f"P8 token {token} was broken, and {claim_id}, whose it was, still has the name")
         claim.broken_at_once = claim.broken_at_once or now
 
     # -- the calls ------------------------------------------------------------------------------------------------
@@ -325,11 +347,10 @@ class Checker:
         claim_id = ask.request.claim_id
         if type(ask.outcome) is Hold and ask.outcome.given:
             return  # interrupted with the Lease as good as in hand: it was dropped, and its ttl runs out
-        permit = self._network().shelf.permits.get(ask.request.name)
         claim = self.claims.get(claim_id)
         if claim is None or claim.late:
             return  # interrupted while the request was on its way
-        if permit is not None and permit.claim_id == claim_id and permit.expires_at > self.world.now:
+        if (ask.request.name, claim_id) in self._left_in_store():
             self.world.broken(f"P9 the acquire of {claim_id} is over, and it still holds the name")
 
     def releasing(self, tenure: Tenure) -> None:
@@ -341,10 +362,9 @@ class Checker:
         if tenure.session.closed:
             return  # the client was closed meanwhile, and that released it: nobody waited for the answer here
         tenure.released_at = self.world.now
-        if confirmed and not tenure.min_hold and not self.claims[tenure.claim_id].late:
-            permit = self._network().shelf.permits.get(tenure.key)
-            if permit is not None and permit.claim_id == tenure.claim_id and permit.expires_at > self.world.now:
-                self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")
+        sure = confirmed and not tenure.min_hold and not self.claims[tenure.claim_id].late
+        if sure and (tenure.key, tenure.claim_id) in self._left_in_store():
+            self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")
 
     def _network(self) -> Network:
         assert self.network is not None
@@ -357,7 +377,7 @@ class Checker:
         now = self.world.now
         live = self.live
         if live:
-            holding: dict[str, Tenure] = {}
+            holding: dict[str, list[Tenure]] = {}
             for tenure in live.copy():
                 if tenure.process.dead or tenure.dropped:
                     live.remove(tenure)
@@ -367,9 +387,7 @@ class Checker:
                         self.world.broken(f"P6 {tenure.claim_id} was over at {tenure.over_at:.4f} and is held again")
                     if not self._counts(tenure):
                         continue
-                    other = holding.setdefault(tenure.key, tenure)
-                    if other is not tenure:
-                        self.world.broken(f"P1 {other.claim_id} and {tenure.claim_id} are held at the same moment")
+                    self._beside(holding.setdefault(tenure.key, []), tenure)
                 elif tenure.hold.state != HELD or not tenure.session.in_between():
                     # While the mutex is taken, the shipped code would wait: a renewal may just be getting in.
                     if tenure.over_at is None:
@@ -385,6 +403,17 @@ class Checker:
             self._next_look = now + 0.1
             self._look_for_waiters(now)
 
+    def _beside(self, others: list[Tenure], tenure: Tenure) -> None:
+        """P1: a lease is held while these others are."""
+        if others:
+            self.world.broken(f"P1 {others[0].claim_id} and {tenure.claim_id} are held at the same moment")
+        others.append(tenure)
+
+    def _left_in_store(self) -> list[tuple[str, str]]:
+        """What the store has held: names, and by which claim."""
+        permits = self._network().shelf.permits.items()
+        return [(name, p.claim_id) for name, p in permits if p.claim_id is not None and p.expires_at > self.world.now]
+
     def _held(self, tenure: Tenure) -> bool:
         """The shipped answer, asked from outside: SimSession.expire does not mark anything then."""
         return tenure.session.is_held(tenure.hold)
@@ -398,10 +427,9 @@ class Checker:
             ask, process = attempt.ask, attempt.process
             if ask is None or not ask.blocking or process.dead or process.paused:
                 continue
-            permit = self._network().shelf.permits.get(ask.request.name)
-            if permit is None:
+            free_at = self._free_at(ask.request.name)
+            if free_at is None:
                 continue
-            free_at = permit.expires_at
             quiet_since = max(free_at, attempt.since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
             if now - quiet_since > TAKEN_WITHIN_S + self.slack_s:
                 self.world.broken(
@@ -409,18 +437,22 @@ class Checker:
                     f"for {now - quiet_since:.2f} s"
                 )
 
+    def _free_at(self, name: str) -> float | None:
+        """Since when whoever waits for the name may have it; None while nobody knows the name."""
+        permit = self._network().shelf.permits.get(name)
+        return None if permit is None else permit.expires_at
+
     # -- the end --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Every program is over, and every lease had its time: nothing may be left."""
-        now = self.world.now
-        for name, permit in self._network().shelf.permits.items():
-            if permit.claim_id is not None and permit.expires_at > now:
-                self.world.broken(f"P7 {name} is still held by {permit.claim_id!r}, whom nobody has")
+        for name, claim_id in self._left_in_store():
+            self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
+        dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}
         for claim_id, claim in self.claims.items():
             if claim.renewed and not (claim.given or claim.excused or claim.process.dead):
                 self.world.broken(f"P9 {claim_id} was renewed, but nobody was ever given it")
-            if claim.granted and not claim.followed_up and not (claim.excused or claim.process.dead):
+            if claim.granted and not (claim.followed_up or claim.excused or claim.process.dead or claim_id in dropped):
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
         for tenure in self.tenures:
             hold = tenure.hold

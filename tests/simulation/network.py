@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
-from dibs.store import Acquire, Capabilities, Release, Released, Renew, Store, StoreAddress, StoreBusy
+from dibs.store import Acquire, Capabilities, Granted, Release, Released, Renew, Store, StoreAddress, StoreBusy
 from dibs.stores.memory import CAPABILITIES, MemoryStore, Shelf
 
 if TYPE_CHECKING:
@@ -82,6 +82,15 @@ class Network:
             return ""
         return FAULTS[int(world.random() * len(FAULTS))]
 
+    def holder(self, request: Request) -> str | None:
+        """The claim that has the name of a request; where the name has permits, its own if that has some."""
+        permit = self.shelf.permits.get(request.name)
+        if permit is not None:
+            return permit.claim_id
+        pool = self.shelf.pools.get(request.name)
+        rows = [] if pool is None else [row for _, row in pool.holdings.values() if row.expires_at > self.world.now]
+        return request.claim_id if any(row.claim_id == request.claim_id for row in rows) else None
+
     def tell(self, names: Collection[str]) -> None:
         """Send the hint that these names may be free."""
         for hints in self.listeners:
@@ -132,13 +141,13 @@ class Connection:
 
     def _apply(self, store: MemoryStore, call: Call, request: Request, deadline: Deadline) -> Outcome:
         network = self._network
-        before = network.shelf.permits.get(request.name)
-        holder = None if before is None else before.claim_id
+        holder = network.holder(request)
         outcome = store.act((request,), deadline)[0]
         late = ", late" if call.over else ""
         network.world.note("store", "does %s of %s%s: %s", shown(request), self._process.name, late, outcome)
         network.checker.applied(call, request, holder, outcome)
-        if type(outcome) is Released:
+        fewer = type(outcome) is Granted and holder == request.claim_id  # or the same again: a hint may be wrong
+        if type(outcome) is Released or (fewer and type(request) is Acquire and request.permits):
             network.tell((request.name,))
         return outcome
 

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.desk import Desk
-from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD
 from dibs.lease import Lease
 from dibs.lock import LockCore
@@ -167,7 +167,7 @@ class Program:
             "raise",
             None,
         )
-        core = LockCore(self.host.desk, NAMES[int(rand() * habits.names)], terms, Lease)
+        core = self._core(NAMES[int(rand() * habits.names)], terms)
         self._maybe_interrupt()
         lease = self._acquire(core, timeout)
         if lease is None:
@@ -185,6 +185,10 @@ class Program:
             tenure.dropped = tenure.hold.state == HELD
             del core, lease
 
+    def _core(self, name: str, terms: Terms) -> LockCore[Lease]:
+        """What the program takes."""
+        return LockCore(self.host.desk, name, terms, Lease)
+
     def _acquire(self, core: LockCore[Lease], timeout: float | None) -> Lease | None:
         world, session = self.world, self.host.session
         text = "for ever" if timeout is None else f"{timeout:.2f} s"
@@ -193,7 +197,7 @@ class Program:
         lease = None
         try:
             lease = run(core.acquire(self.name))
-        except (StoreUnavailable, WouldDeadlock) as error:
+        except (LimitMismatch, StoreUnavailable, WouldDeadlock) as error:
             world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
             if lease is None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tests.simulation.checker import Checker
 from tests.simulation.network import LATE_MAX_S, Network
+from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.world import Task, World
@@ -26,9 +27,10 @@ class Result(NamedTuple):
     events: int
 
 
-def simulate(seed: int, *, signals: bool = False) -> Result:
+def simulate(seed: int, *, signals: bool = False, permits: bool = False) -> Result:
     """Run one scenario to its end. Raises BrokenPromise.
 
+    permits: the names are a lock for readers and writers, and a semaphore.
     signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
     """
     world = World(seed)
@@ -38,15 +40,15 @@ def simulate(seed: int, *, signals: bool = False) -> Result:
         # Programs drop leases on purpose; that they are warned is tested elsewhere.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
-            return _simulate(world, signals)
+            return _simulate(world, signals, permits)
         finally:
             world.close()
             gc.enable()
 
 
-def _simulate(world: World, signals: bool) -> Result:
+def _simulate(world: World, signals: bool, permits: bool) -> Result:
     rand = world.random
-    checker = Checker(world)
+    checker = PermitChecker(world) if permits else Checker(world)
     network = Network(world, checker)
     checker.network = network
     horizon = 4.0 + 4.0 * rand()  # faults happen until then; programs may be busy for longer
@@ -90,7 +92,7 @@ def _simulate(world: World, signals: bool) -> Result:
         world.at(horizon, _no_more_stalls, world)
 
     habits = Habits(
-        names=1 if rand() < 0.7 else 2,
+        names=1 if rand() < (0.4 if permits else 0.7) else 2,
         rounds=3,
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
         renew=(0.9, 0.9, 0.2)[int(rand() * 3)],
@@ -106,7 +108,7 @@ def _simulate(world: World, signals: bool) -> Result:
         host = Host(world, network, process, timeouts)
         hosts.append(host)
         for thread in range(1 + int(2.5 * rand())):
-            program = Program(host, f"{process.name}.{thread}", habits)
+            program = (PermitProgram if permits else Program)(host, f"{process.name}.{thread}", habits)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
         if pauses and rand() < 0.7:
