@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,11 @@ def won(election: dibs.Election, timeout: float | None = 10) -> dibs.Term:
     term = election.campaign(timeout)
     assert term is not None
     return term
+
+
+def state(pid: int) -> str:
+    """What the kernel says of a process: "R" when it runs, "S" when it sleeps."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def waiting(client: dibs.Client, name: str) -> int:
@@ -196,15 +202,16 @@ def test_ctrl_c_ends_observing_at_once(sqlite_url: str) -> None:
     program = (
         "import sys, dibs\n"
         "leaders = dibs.connect(sys.argv[1]).election('x').observe(60)\n"
-        "print(next(leaders), flush=True)\n"
-        "try: next(leaders)\n"
+        "try:\n"
+        "    print(next(leaders), flush=True)\n"
+        "    next(leaders)\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)\n"
     )
     command = [sys.executable, "-c", program, sqlite_url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "None\n"
-        time.sleep(0.2)
+        eventually(lambda: state(process.pid) == "S", "it does not come to its pause")
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
@@ -305,7 +312,7 @@ def test_on_lost_is_called_while_on_elected_still_works(client: dibs.Client, oth
         order.append("lost")
         assert other.election("told").campaign(timeout=0) is None, "another could win before the loss was told"
         stop.set()
-        time.sleep(0.2)
+        time.sleep(0.2)  # for the other function and ``run`` to come to their ends, if they did not wait for this one
         order.append("told")
 
     with pytest.raises(dibs.LeaseLost, match="told"):
@@ -404,13 +411,13 @@ def test_a_task_that_lost_its_term_is_cancelled_then_told(sqlite_url: str) -> No
                     raise ValueError("enough")
                 await other.break_lease("tasks", fencing_token=term.number)
                 try:
-                    await asyncio.sleep(60)
+                    await asyncio.Event().wait()
                 finally:
                     order.append("cancelled")
 
             async def on_lost(term: dibs.AsyncTerm) -> None:
                 assert not term.held
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # others run meanwhile
                 order.append("lost")
 
             with pytest.raises(ValueError, match="enough"):
@@ -433,7 +440,7 @@ def test_a_cancelled_run_resigns(sqlite_url: str) -> None:
 
             async def on_elected(_: dibs.AsyncTerm) -> None:
                 inside.set()
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
 
             def on_lost(term: dibs.AsyncTerm) -> None:
                 raise AssertionError(f"{term!r} was not lost")
@@ -462,7 +469,7 @@ def test_cancelling_a_campaign_anywhere_leaves_nothing_held(sqlite_url: str, hel
             for number in range(20):
                 leader = await rival.campaign(timeout=5) if held else None
                 candidate = asyncio.get_running_loop().create_task(election.campaign())
-                for _ in range(number):
+                for _ in range(number):  # it is cancelled at a later point each time
                     await asyncio.sleep(0 if number < 10 else 0.001)
                 if leader is not None and number % 2:
                     await leader.resign()
@@ -505,7 +512,7 @@ def test_cancelling_at_each_await_point_resigns(sqlite_url: str) -> None:
                 while not leading.done():
                     if turns == point:
                         leading.cancel()
-                    await asyncio.sleep(0.001 if turns % 2 else 0)
+                    await asyncio.sleep(0.001 if turns % 2 else 0)  # on to the next point, some of them in the lane
                     turns += 1
                 assert leading.cancelled() or leading.exception() is None
                 term = await other.election("points").campaign(timeout=2)
@@ -532,7 +539,7 @@ def test_a_reserve_of_a_client_that_closes_is_told(sqlite_url: str, other: dibs.
 
     thread = threading.Thread(target=campaign)
     thread.start()
-    time.sleep(0.3)
+    eventually(lambda: client._desk.session()._pauses, "the reserve does not wait")
     client.close()
     thread.join(5)
     assert [str(error) for error in errors] == ["this dibs client was closed while waiting"]

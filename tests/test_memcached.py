@@ -287,9 +287,9 @@ def test_waiting_goes_on_through_an_outage(own_memcached: MemcachedServer) -> No
         got: list[Any] = []
         waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=30)))
         waiting.start()
-        time.sleep(0.3)
+        eventually(lambda: other._desk.session().waiting._asleep)
         own_memcached.stop()
-        time.sleep(1.1)
+        time.sleep(1.1)  # an outage; and two starts in one second have tokens of the same height
         own_memcached.start()
         waiting.join()
         assert got[0] is not None
@@ -544,7 +544,7 @@ def test_several_servers_need_an_option_that_names_the_risk(own_memcached: Memca
             got: list[Any] = []
             waiting = threading.Thread(target=lambda: got.append(other.lock("job/7").acquire(timeout=30)))
             waiting.start()
-            time.sleep(0.2)
+            eventually(lambda: other._desk.session().waiting._asleep)
             assert leases[7] is not None
             leases[7].release()
             waiting.join()

@@ -306,7 +306,7 @@ def test_a_short_wait_behind_a_long_one_ends_in_time(client: dibs.Client, other:
     had: list[Any] = []
     patient = threading.Thread(target=lambda: had.append(client.lock("busy").acquire(timeout=10)))
     patient.start()
-    time.sleep(0.3)
+    eventually(lambda: other.holder("busy").waiting == 1, "nobody waits")  # type: ignore[union-attr]
     began = time.monotonic()
     lock = client.lock("busy", timeout=0.4)
     assert lock.acquire() is None

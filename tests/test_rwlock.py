@@ -289,10 +289,9 @@ def test_a_cancelled_downgrade_leaves_nothing_behind(between: Between, when: str
                     await lock.downgrade()
 
             task = asyncio.ensure_future(work())
-            while not holdup.reached.is_set():  # noqa: ASYNC110 - another process is looked at
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(holdup.reached.wait, 5)
             task.cancel()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # the task hears of it, and comes to the end of its block
             holdup.go_on()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -106,8 +106,7 @@ def test_a_cancelled_acquire_gives_its_slot_back_at_once(which: str, url: str) -
             holdup = Holdup(kind(Acquire))
             setattr(between, which, holdup)
             task = asyncio.ensure_future(other.semaphore("cut", 2).acquire())
-            while not holdup.reached.is_set():  # noqa: ASYNC110 - another process is looked at
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(holdup.reached.wait, 5)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

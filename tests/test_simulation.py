@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.bugs import BUGS, PERMIT_BUGS, Bug
 from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
@@ -21,14 +21,21 @@ def test_no_seed_breaks_a_promise() -> None:
         simulate(seed)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 120)
+def test_no_seed_breaks_a_promise_about_permits() -> None:
+    """The same for semaphores, read/write locks and downgrades."""
+    for seed in range(SEEDS):
+        simulate(seed, permits=True)
+
+
+@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS], ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
     with bug.planted():
         for seed in range(bug.seeds):
             try:
-                simulate(seed)
+                simulate(seed, permits=bug in PERMIT_BUGS)
             except BrokenPromise as broken:
                 if broken.what.startswith(bug.breaks):
                     return

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, PERMIT_BUGS
 from tests.simulation.scenario import simulate
 from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
 
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 CHUNK = 250
 
 
-def hunt(start: int, seeds: int, signals: bool, bug_name: str | None, last: int = 0) -> list[tuple[int, str]]:
+def hunt(
+    start: int, seeds: int, signals: bool, permits: bool, bug_name: str | None, last: int = 0
+) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
     for seed in range(start, start + seeds):
         try:
             if bug_name is None:
-                simulate(seed, signals=signals)
+                simulate(seed, signals=signals, permits=permits)
             else:
-                with next(bug for bug in BUGS if bug.name == bug_name).planted():
-                    simulate(seed, signals=signals)
+                with next(bug for bug in (*BUGS, *PERMIT_BUGS) if bug.name == bug_name).planted():
+                    simulate(seed, signals=signals, permits=permits)
         except BrokenPromise as error:
             broken.append((seed, error.told(last) if last else str(error)))
     return broken
@@ -50,22 +52,25 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
+    parser.add_argument("--permits", action="store_true", help="with semaphores and read/write locks instead of locks")
     parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
-    parser.add_argument("--bug", choices=[bug.name for bug in BUGS], metavar="NAME", help="with this planted bug")
+    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS)]
+    parser.add_argument("--bug", choices=bugs, metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
+    options.permits = options.permits or options.bug in [bug.name for bug in PERMIT_BUGS]
     if options.show is not None:
-        for _, story in hunt(options.show, 1, options.signals, options.bug, TIME_LINE_MAX):
+        for _, story in hunt(options.show, 1, options.signals, options.permits, options.bug, TIME_LINE_MAX):
             print(story)
             return 1
-        print(simulate(options.show, signals=options.signals))
+        print(simulate(options.show, signals=options.signals, permits=options.permits))
         return 0
     began = time.monotonic()
     done = 0
     broken: list[tuple[int, str]] = []
     with ProcessPoolExecutor(options.jobs) as pool:
         waiting = [
-            (seeds, pool.submit(hunt, first, seeds, options.signals, options.bug))
+            (seeds, pool.submit(hunt, first, seeds, options.signals, options.permits, options.bug))
             for first, seeds in chunks(options.start, options.seeds)
         ]
         for seeds, future in waiting:

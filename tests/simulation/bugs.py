@@ -17,7 +17,7 @@ import dibs.trust
 from dibs.lane import Lane
 from dibs.lock import LockCore
 from dibs.renewer import Renewer
-from dibs.session import Session
+from dibs.session import Reduction, Session
 from dibs.stores.memory import MemoryStore
 from dibs.waiting import Waiting
 from tests.simulation.process import SimClock
@@ -289,5 +289,85 @@ BUGS = (
         ("loss", "P4"),
         20,
         (Edit(Session, "_tell_loss", "if on_lost is not None:", "if False:"),),
+    ),
+)
+
+_POOL = dibs.stores.memory._Pool
+_TOO_MANY = ("P14", "P15", "P5")
+
+# In worlds of permits.
+PERMIT_BUGS = (
+    Bug(
+        "permits given out before they expire",
+        _TOO_MANY,
+        40,
+        (Edit(_POOL, "look", "permit.expires_at <= now", "permit.expires_at <= now + 0.3"),),
+    ),
+    Bug(
+        "permits counted for ever",
+        ("P7",),
+        20,
+        (Edit(_POOL, "look", "permit.expires_at <= now", "permit.expires_at <= now - 60"),),
+    ),
+    Bug(
+        "one permit too many",
+        ("P13", *_TOO_MANY),
+        20,
+        (Edit(_MEMORY, "decide", "if left - kept >= request.take:", "if left - kept >= request.take - 1:"),),
+    ),
+    Bug(
+        "waiters ahead ignored",
+        ("P13", "P15"),
+        20,
+        (Edit(_MEMORY, "decide", "if left - kept >= request.take:", "if left >= request.take:"),),
+    ),
+    Bug(
+        "dead waiters never passed",
+        ("P7",),
+        190,
+        (Edit(_MEMORY, "decide", "and waiter.silent_for < LINE_GRACE_S", ""),),
+    ),
+    Bug(
+        "another limit obeyed",
+        _TOO_MANY,
+        110,
+        (Edit(_MEMORY, "decide", "if other and mine is None and (", "if False and ("),),
+    ),
+    Bug(
+        "a slot given twice",
+        ("P14", "P5"),
+        20,
+        (Edit(_MEMORY, "decide", "if number not in taken)", "if number not in taken or number == 2)"),),
+    ),
+    Bug(
+        "a token for each slot",
+        ("P2",),
+        20,
+        (Edit(_MEMORY, "decide", "state.fencing_token + 1, None", "slot, None"),),
+    ),
+    Bug(
+        "a withdrawn acquire undone for the first slot only",
+        ("P9",),
+        4300,
+        (Edit(Session, "_undo", "slot = ANY_SLOT if request.permits else 1", "slot = 1"),),
+    ),
+    Bug(
+        "a downgrade that takes the name again",
+        ("P9",),
+        800,
+        (Edit(Reduction, "_undo", "session.lane.put(", "(lambda ask: None)("),),
+    ),
+    Bug(
+        "a purge that drops the floor under the tokens of permits",
+        ("P2",),
+        350,
+        (
+            Edit(
+                MemoryStore,
+                "purge",
+                "shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)",
+                "shelf.pools.pop(name)",
+            ),
+        ),
     ),
 )
