@@ -6,6 +6,7 @@ whoever releases loosens the grip of its own first, or for a plain lock that of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dibs.errors import NotHeld
@@ -55,7 +56,7 @@ class Grip(Generic[L]):
         self.blocks = 0
 
 
-class Gripped(Generic[L]):
+class Gripped(ABC, Generic[L]):
     """What was acquired through one object, so that it can be released through it."""
 
     __slots__ = ("_grips", "name", "terms")
@@ -67,17 +68,17 @@ class Gripped(Generic[L]):
 
     # What differs:
 
+    @abstractmethod
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         """What was asked for, or None when it could not be had in time (``timed_out`` makes the error of it)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def timed_out(self) -> LockTimeout:
         """The error for a caller who could not get it: who has it, since when, for how long still."""
-        raise NotImplementedError
 
+    @abstractmethod
     def locked(self) -> bool:
         """Whether this client holds it, as far as this process knows. ``client.holder(name)`` asks the store."""
-        raise NotImplementedError
 
     # What is the same:
 

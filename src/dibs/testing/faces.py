@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from queue import SimpleQueue
@@ -46,7 +47,7 @@ class Place(NamedTuple):
         return Place(self.address._replace(open=refuse))
 
 
-class Face:
+class Face(ABC):
     """What a case uses instead of ``dibs.connect`` or ``dibs.connect_async``."""
 
     name = ""
@@ -74,12 +75,6 @@ class Face:
         """A client whose store cannot be opened."""
         return self._client(self.place.closed_to_all().desk({"namespace": self.namespace, **options}))
 
-    async def do(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a verb of a client, lock, lease or event for the running task, and wait for its result."""
-        result = await asyncio.wait_for(self._do(lambda: verb(*args, **kwargs)), VERB_LIMIT_S)
-        self._kept.append(result)
-        return result
-
     async def close(self) -> None:
         for client in self._clients:
             await self.do(client.close)
@@ -87,22 +82,24 @@ class Face:
 
     # What differs:
 
-    def _client(self, desk: Desk) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _client(self, desk: Desk) -> Any: ...
 
-    async def _do(self, call: Callable[[], Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def do(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a verb of a client, lock, lease or event for the running task, and wait for its result."""
 
+    @abstractmethod
     def decorate(self, lock: Any, function: Callable[[], object]) -> Callable[[], Awaitable[Any]]:
         """A function decorated with the lock, to be awaited."""
-        raise NotImplementedError
 
+    @abstractmethod
     def holding(self, lock: Any) -> Any:
         """``with lock as lease`` or ``async with lock as lease``."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def real_capabilities(self, client: Any) -> Capabilities:
-        raise NotImplementedError
+        """What the store offers, its settings read."""
 
 
 class _Actor:
@@ -137,11 +134,6 @@ class Threads(Face):
 
     def _client(self, desk: Desk) -> Client:
         return Client(desk)
-
-    async def _do(self, call: Callable[[], Any]) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        return await self._in_thread_of(task, call)
 
     async def do(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # The task is looked up before wait_for may make another.
