@@ -183,7 +183,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.operators": {"dibs.cli", "dibs.names"},
+    "dibs.cli.operators": {"dibs.cli", "dibs.names", "dibs.store"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.

@@ -7,7 +7,7 @@ States of the lane (``_server``, changed only under the session's mutex):
 
 * ``None``: nobody serves; the queue is empty, or whoever filled it is about to call ``drive`` or ``start``.
 * ``_THREAD``: the lane's own thread was woken and is about to serve.
-* another ``_Server``: one thread serves. Either it waits for an ask and serves until that is answered, and so pays no
+* another object: one thread serves. Either it waits for an ask and serves until that is answered, and so pays no
   thread switch; or it is the lane's own and serves until the queue is empty; or it is closing the lane.
 
 Whoever serves may use ``_store``, ``_batch`` and ``_outcomes``; nobody else touches them. A serving thread that is
@@ -119,13 +119,8 @@ class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
 
 
-class _Server:
-    """Marks who serves."""
-
-    __slots__ = ()
-
-
-_THREAD = _Server()
+# Marks that the lane's own thread was woken; who serves is marked by an object made for the occasion.
+_THREAD = object()
 
 
 class Lane:
@@ -145,7 +140,7 @@ class Lane:
         self._name = name
         self._queue: list[Ask] = []
         self._acts = 0  # how many of them are Acts
-        self._server: _Server | None = None
+        self._server: object | None = None
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
@@ -178,7 +173,7 @@ class Lane:
         """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already."""
         if self._server is not None:  # it will see the ask; see ``start``
             return
-        me = _Server()  # of this very call: another thread may drive the same ask
+        me = object()  # of this very call: another thread may drive the same ask
         try:
             with self._mutex:
                 if self._server is not None:
@@ -226,7 +221,7 @@ class Lane:
             self._closing = True
             idle = self._server is None and not self._queue and not self._batch
             if idle:
-                self._server = _Server()
+                self._server = object()
         if idle:
             self._close_store()
             with self._mutex:
@@ -241,15 +236,12 @@ class Lane:
     def _run(self, bell: Bell) -> None:
         """The lane's thread: serves while there is work and nobody else does, ends after a while without."""
         idle_since = self._clock.now()
-        me = _Server()
+        me = object()
         while True:
             with self._mutex:
                 if self._bell is not bell and self._bell is not None:
                     break  # after a Ctrl-C another was begun in the place of this one, and is the one that is woken
-                # (Its own bell may not be in place yet; then nobody was woken by it, and what is queued says so.)
-                serving = (self._server is _THREAD and self._bell is bell) or (
-                    self._server is None and bool(self._queue or self._batch)
-                )
+                serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
                 if serving:
                     self._server = me
                 elif self._closing or self._clock.now() - idle_since >= IDLE_S:
