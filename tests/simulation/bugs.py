@@ -164,7 +164,7 @@ BUGS = (
         (
             # Twice: acquire looks again before it returns what was granted.
             Edit(Session, "granted", "now < t0 + terms.trust_s", "True"),
-            Edit(LockCore, "obtain", "hold.state != HELD or session.clock.now() >= hold.trusted_until", "False"),
+            Edit(LockCore, "obtain", "hold.state == HELD and session.clock.now() < hold.trusted_until", "True"),
         ),
     ),
     Bug(

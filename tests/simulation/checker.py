@@ -171,15 +171,14 @@ class Checker:
             elif type(outcome) is Held and request.wake is not None:
                 self._lines_up(request, claim, outcome)
             return
-        if type(outcome) in (Renewed, Released):
-            current = self.holders.get(request.name, {})
-            if request.claim_id not in current:
-                whose = ", ".join(current) or "nobody"
-                self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {whose}")
+        current = self.holders.setdefault(request.name, {})
+        if type(outcome) in (Renewed, Released) and request.claim_id not in current:
+            whose = ", ".join(current) or "nobody"
+            self.world.broken(f"P8 ownership: {request.claim_id} ended or renewed the lease of {whose}")
         if isinstance(request, Release):
             claim.followed_up = True
             if type(outcome) is Released:
-                del self.holders[request.name][request.claim_id]
+                current.pop(request.claim_id, None)
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             claim.renewed = True
             if claim.withdrawn_at is not None and not claim.excused:
