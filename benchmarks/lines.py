@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import dibs
@@ -126,7 +127,7 @@ def pg_waiters(bench: Bench) -> None:
 
 def violations(tokens: list[list[int]]) -> int:
     """How many were served out of order; ``tokens`` are those of each process's waiters, in order of their arrival."""
-    count = sum(1 for of_one in tokens for before, after in zip(of_one, of_one[1:], strict=False) if after < before)
+    count = sum(1 for of_one in tokens for before, after in pairwise(of_one) if after < before)
     grants = sorted((token, process) for process, of_one in enumerate(tokens) for token in of_one)
     left = [len(of_one) for of_one in tokens]
     last = [-1] * len(tokens)  # the place of each process's latest grant

@@ -54,6 +54,7 @@ END $do$;
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
+    "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer"),
     "RELEASE": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
 }
