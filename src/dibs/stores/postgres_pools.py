@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _FLOAT8 = Struct("!d").unpack
 
-# Who leaves the line, and who is told, as in POOL_GRANT. A claim that holds already, and a lease that seems over, are
-# left for a closer look.
+# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
 POOL_TAKE = f"""\
 WITH asked AS (
     SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
@@ -35,13 +34,13 @@ WITH asked AS (
     FROM asked AS a
     JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
     CROSS JOIN LATERAL (
-        SELECT coalesce(sum(o.take), 0) AS taken,
-            coalesce(min(o.number) FILTER (WHERE o.slot > o.number), count(*) + 1)::integer AS slot,
-            coalesce(bool_or(o.claim_id = a.claim_id OR o.expires_at <= clock_timestamp()), false) AS unclear
-        FROM (
-            SELECT l.slot, l.take, l.claim_id, l.expires_at, row_number() OVER (ORDER BY l.slot) AS number
-            FROM {{lease}} AS l WHERE l.name = a.name AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
-        ) AS o
+        SELECT coalesce(sum(l.take) FILTER (WHERE l.claim_id IS NOT NULL), 0) AS taken,
+            coalesce(min(l.slot) FILTER (WHERE l.claim_id IS NULL), count(*) + 1)::integer AS slot,
+            -- It holds already; a lease seems over; a purge has left a gap among the slots.
+            coalesce(bool_or(l.claim_id = a.claim_id)
+                OR min(l.expires_at) FILTER (WHERE l.claim_id IS NOT NULL) <= clock_timestamp()
+                OR count(*) < max(l.slot), false) AS unclear
+        FROM {{lease}} AS l WHERE l.name = a.name AND l.take IS NOT NULL
     ) AS h
     WHERE h.taken + a.take <= a.permits AND NOT h.unclear
       AND NOT EXISTS (
