@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from typing import Any
+
+import psycopg
 
 import dibs
 from benchmarks.crowd import answer, crowd
@@ -16,6 +17,12 @@ from benchmarks.handover import file_lock
 from benchmarks.harness import MS, Bench, Round, Target, Unit
 from benchmarks.redis_works import EverySecondRedis
 
+TICKETS = """\
+CREATE TABLE tickets (claim_id text PRIMARY KEY, ticket bigint);
+CREATE FUNCTION note_ticket() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO public.tickets VALUES (NEW.claim_id, NEW.ticket) ON CONFLICT DO NOTHING; RETURN NEW;
+END $$;
+CREATE TRIGGER note_ticket AFTER INSERT ON dibs_lease_line FOR EACH ROW EXECUTE FUNCTION note_ticket()"""
 UNEVEN = Unit("× the fewest", more_is_better=False)
 OUT_OF_ORDER = Unit("out of order", more_is_better=False)
 PROCESSES = 8
@@ -94,9 +101,9 @@ def redis_py_lock(url: str) -> Any:
 def pg_waiters(bench: Bench) -> None:
     """10,000 tasks in 5 processes wait for one lock, which each gives back at once; ms a hand-over, and in what order.
 
-    Out of order is who is served before somebody of its process that came earlier, and a process that is served twice
-    before each of the others that has somebody waiting: a process is in the store's line with its first waiter, and
-    lines up with the next when that one has been served. Order is told by the fencing tokens.
+    A process is in the store's line with the first of its waiters; the next lines up when that one has been served. Out
+    of order is who is served, by its fencing token, after somebody who came later: later in its process, or later in
+    the store's line, whose tickets a trigger of the benchmark writes down.
     """
     waiters = WAITERS_QUICK if bench.quick else WAITERS
     case = f"{waiters:,} waiters in {WAITING_PROCESSES} processes"
@@ -104,8 +111,11 @@ def pg_waiters(bench: Bench) -> None:
     with (
         bench.database() as url,
         dibs.connect(url) as client,
+        psycopg.connect(url, autocommit=True) as connection,
         crowd(WAITING_PROCESSES, _waiting_process, url) as ends,
     ):
+        client.setup()
+        connection.execute(TICKETS)
 
         def served() -> list[float]:
             with client.lock("line", ttl=600):
@@ -116,46 +126,42 @@ def pg_waiters(bench: Bench) -> None:
                 for end in ends:
                     end.send(("wait",))
                 start = time.monotonic()
-            tokens = [answer(end) for end in ends]
+            grants = [answer(end) for end in ends]
             took = time.monotonic() - start
-            out_of_order.append(float(violations(tokens)))
+            tickets: dict[str, int] = dict(connection.execute("SELECT claim_id, ticket FROM tickets").fetchall())
+            out_of_order.append(float(violations(grants, tickets)))
             return [took * 1000 / waiters]
 
         bench.race(case, MS, {"dibs": served}, rounds=2)
-        bench.race(case, OUT_OF_ORDER, {"dibs": partial(list, out_of_order)}, [Target(0.0)], rounds=1)
+        bench.race(case, OUT_OF_ORDER, {"dibs": lambda: out_of_order}, [Target(0.0)], rounds=1)
 
 
-def violations(tokens: list[list[int]]) -> int:
-    """How many were served out of order; ``tokens`` are those of each process's waiters, in order of their arrival."""
-    count = sum(1 for of_one in tokens for before, after in pairwise(of_one) if after < before)
-    grants = sorted((token, process) for process, of_one in enumerate(tokens) for token in of_one)
-    left = [len(of_one) for of_one in tokens]
-    last = [-1] * len(tokens)  # the place of each process's latest grant
-    for place, (_, process) in enumerate(grants):
-        if last[process] >= 0:
-            others = (other for other in range(len(tokens)) if other != process and left[other])
-            count += any(last[other] < last[process] for other in others)
-        last[process] = place
-        left[process] -= 1
-    return count
+def violations(grants: list[list[tuple[int, str]]], tickets: dict[str, int]) -> int:
+    """How many were served too late; ``grants`` are token and claim of each process's waiters, in order of arrival."""
+    served = sorted(grant for of_one in grants for grant in of_one)
+    # (Who found the lock free and nobody in line has no ticket.)
+    lines = [[tickets[claim_id] for _, claim_id in served if claim_id in tickets]]
+    lines += [[token for token, _ in of_one] for of_one in grants]
+    return sum(later < earlier for line in lines for earlier, later in pairwise(line))
 
 
 def _waiting_process(url: str) -> Callable[..., object]:
     loop = asyncio.new_event_loop()
     client = dibs.connect_async(url)
-    tasks: list[asyncio.Task[int]] = []
+    tasks: list[asyncio.Task[tuple[int, str]]] = []
 
-    async def wait() -> int:
+    async def wait() -> tuple[int, str]:
         async with client.lock("line") as lease:
-            return lease.fencing_token
+            return lease.fencing_token, lease.claim_id
 
     async def line_up(count: int) -> None:
         tasks[:] = [asyncio.ensure_future(wait()) for _ in range(count)]
         await asyncio.sleep(0.5)  # they are in line, the first of them in the store's
 
+    async def finish() -> list[tuple[int, str]]:
+        return await asyncio.gather(*tasks)
+
     def do(verb: str, count: int = 0) -> object:
-        if verb == "line_up":
-            return loop.run_until_complete(line_up(count))
-        return loop.run_until_complete(asyncio.gather(*tasks))
+        return loop.run_until_complete(line_up(count) if verb == "line_up" else finish())
 
     return do

@@ -61,7 +61,7 @@ class LockCore(Gripped[L]):
         """A lease that no ``release`` of this lock knows of; None when ``limit_s`` seconds did not suffice for it."""
         terms = self.terms
         session = self._desk.session()
-        if limit_s is None:
+        if limit_s is None and (session.held or session.sharing):
             self.refuse_own(owner)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:

@@ -142,7 +142,8 @@ class PostgresStore:
         }
         for verb in postgres_sql.ASKED:
             text = postgres_pools.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
-            self._sql[verb] = text.format(asked=postgres_sql.many(verb), **self._names).encode()
+            many = postgres_sql.folded(verb, text).format(asked=postgres_sql.many(verb), **self._names)
+            self._sql[verb] = many.encode()
             self._sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
 
     @property
@@ -178,14 +179,18 @@ class PostgresStore:
         # Newcomers have no tickets.
         result = self._run(self._sql[verb], columns if in_line else columns[:-1], deadline)
         get = result.get_value
-        granted = set()
-        for r in range(result.ntuples):
-            place = _int(get(r, 0)) - 1
-            granted.add(place)
-            outcomes[rows[place][1]] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
-        if len(granted) == len(rows):
+        if len(rows) == 1:
+            if not result.ntuples:
+                return rows
+            outcomes[rows[0][1]] = Granted(_int(get(0, 1)), _instant(get(0, 2)))
             return []
-        return [row for place, row in enumerate(rows) if place not in granted]
+        places, tokens, instants = _elements(get(0, 0)), _elements(get(0, 1)), _elements(get(0, 2))
+        for place, token, microseconds in zip(places, tokens, instants, strict=True):
+            outcomes[rows[place - 1][1]] = Granted(token, microseconds / 1e6 + _EPOCH_S)
+        if len(places) == len(rows):
+            return []
+        granted = set(places)
+        return [row for place, row in enumerate(rows, 1) if place not in granted]
 
     def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
         requests = [row[2] for row in rows]
@@ -294,8 +299,7 @@ class PostgresStore:
         result = self._run(self._sql["RENEW"], columns, deadline)
         get = result.get_value
         now = _instant(get(0, 1))
-        # An array on the wire: its head, then for each element a length and the number.
-        for _, place in _ELEMENTS((get(0, 0) or b"")[_ARRAY_HEAD_BYTES:]):
+        for place in _elements(get(0, 0)):
             _, index, request = rows[place - 1]
             outcomes[index] = Renewed(now + request.ttl)
 
@@ -324,9 +328,8 @@ class PostgresStore:
             )
         columns = columns[: len(postgres_sql.ASKED[verb])]
         result = self._run(self._sql[verb + "_ONE" if len(rows) == 1 else verb], columns, deadline)
-        get = result.get_value
-        for r in range(result.ntuples):
-            outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
+        for place in _elements(result.get_value(0, 0)):
+            outcomes[rows[place - 1][1]] = RELEASED
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -725,6 +728,11 @@ def _numbers(values: list[Any]) -> bytes:
 def _int(value: bytes | None) -> int:
     assert value is not None
     return int.from_bytes(value, "big", signed=True)
+
+
+def _elements(value: bytes | None) -> list[int]:
+    """An array on the wire: its head, then for each element a length and the number. None where there is nothing."""
+    return [number for _, number in _ELEMENTS((value or b"")[_ARRAY_HEAD_BYTES:])]
 
 
 def _text(value: bytes | None) -> str | None:
