@@ -27,6 +27,7 @@ from dibs.errors import LimitMismatch, SetupRequired, StoreUnavailable, WouldDea
 from dibs.hold import HELD
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
 from dibs.stores import postgres, postgres_pools
+from dibs.stores.permits import decide
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually, in_a_fork
@@ -799,7 +800,7 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
     stopped.setup(deadline())
     other.setup(deadline())
     stopped.close()
-    decide, reached, go_on = postgres_pools.decide, threading.Event(), threading.Event()
+    reached, go_on = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
     def stop(state: Any, request: Any) -> Any:

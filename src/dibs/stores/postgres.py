@@ -3,7 +3,8 @@
 Statements go through libpq's asynchronous calls as psycopg exposes them, not through cursors: a request must not last
 longer than its deadline, which a blocking call cannot promise, and skipping the cursor's adaptation is worth a quarter
 of a lone pair's time (``python -m benchmarks --only pg-lone``). A connection whose request ran out of time is dropped,
-so a late reply is never read as the answer to something else.
+so a late reply is never read as the answer to something else. Statements that belong together travel together (libpq's
+pipelines).
 
 Behind a connection pooler (told by a backend that is not the one that greeted us) nothing is prepared, no setting is
 made, and waiters poll.
