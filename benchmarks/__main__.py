@@ -17,11 +17,20 @@ from benchmarks import report
 from benchmarks.etcd_works import etcd_async, etcd_handover, etcd_lone
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
+from benchmarks.lines import fairness, pg_waiters
 from benchmarks.many_rows import pg_10m, pg_renew
 from benchmarks.memcached_works import memcached_handover, memcached_lone
 from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
 from benchmarks.postgres import pg_async, pg_lone, pg_threads
 from benchmarks.redis_works import redis_async, redis_handover, redis_lone
+from benchmarks.sharing import (
+    mysql_semaphore,
+    pg_multilock,
+    pg_readers,
+    pg_semaphore,
+    redis_semaphore,
+    sqlite_semaphore,
+)
 from benchmarks.sqlite import sqlite_async, sqlite_lone
 from benchmarks.start import run_start
 from benchmarks.zookeeper_works import zookeeper_async, zookeeper_handover, zookeeper_lone
@@ -56,6 +65,14 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "zookeeper-lone": zookeeper_lone,
     "zookeeper-async": zookeeper_async,
     "zookeeper-handover": zookeeper_handover,
+    "pg-semaphore": pg_semaphore,
+    "sqlite-semaphore": sqlite_semaphore,
+    "redis-semaphore": redis_semaphore,
+    "mysql-semaphore": mysql_semaphore,
+    "pg-multilock": pg_multilock,
+    "pg-readers": pg_readers,
+    "pg-waiters": pg_waiters,
+    "fairness": fairness,
 }
 
 

@@ -7,22 +7,19 @@ same for all processes of a machine. Then they change roles.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.crowd import answer, crowd
 from benchmarks.harness import MS, Bench, Target
 
 HAND_OVERS_A_ROUND = 25
 WAIT_MIN_S = 0.020
 WAIT_MAX_S = 0.100
-# Nothing measured here takes anywhere near as long.
-STUCK_S = 60.0
 
 
 def pg_handover(bench: Bench) -> None:
@@ -60,7 +57,7 @@ def race_two_processes(bench: Bench, kinds: dict[str, tuple[Callable[[str], Any]
         pairs = {}
         for who, (kind, where) in kinds.items():
             bench.progress(f"starting two processes for {who}")
-            pairs[who] = stack.enter_context(_two_processes(kind, where))
+            pairs[who] = _TwoProcesses(*stack.enter_context(crowd(2, _holder_or_waiter, kind, where)))
 
         def round_of(who: str) -> Callable[[], list[float]]:
             # Everybody's waiters wait for the same times.
@@ -78,80 +75,35 @@ class _TwoProcesses:
     def __init__(self, holder: Connection, waiter: Connection) -> None:
         self._holder = holder
         self._waiter = waiter
-        self._holder.send("acquire")
-        self._answer(self._holder)
+        self._holder.send(("acquire",))
+        answer(self._holder)
 
     def hand_over(self, wait_s: float) -> float:
         """Milliseconds from the holder's release to the waiter's acquire, which began so many seconds before."""
-        self._waiter.send("acquire")
+        self._waiter.send(("acquire",))
         time.sleep(wait_s)
-        self._holder.send("release")
-        acquired_at = self._answer(self._waiter)
-        released_at = self._answer(self._holder)
+        self._holder.send(("release",))
+        acquired_at: float = answer(self._waiter)
+        released_at: float = answer(self._holder)
         self._holder, self._waiter = self._waiter, self._holder
         return (acquired_at - released_at) * 1000
 
-    def _answer(self, process: Connection) -> float:
-        if not process.poll(STUCK_S):
-            raise TimeoutError(f"no hand-over in {STUCK_S:g} s")
-        answer = process.recv()
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
-        return answer
 
-
-@contextmanager
-def _two_processes(kind: Callable[[str], Any], where: str) -> Iterator[_TwoProcesses]:
-    spawn = multiprocessing.get_context("spawn")
-    processes, ends = [], []
-    try:
-        for _ in range(2):
-            here, there = spawn.Pipe()
-            process = spawn.Process(target=_process, args=(kind, where, there), daemon=True)
-            process.start()
-            there.close()
-            processes.append(process)
-            ends.append(here)
-            # One after the other: the first may have to make the tables.
-            if not here.poll(STUCK_S):
-                raise TimeoutError(f"a process did not start in {STUCK_S:g} s")
-            here.recv()
-        yield _TwoProcesses(*ends)
-    finally:
-        for end in ends:
-            end.close()
-        for process in processes:
-            process.join(0.5)
-            if process.is_alive():  # it waits for the lock, which nobody will release
-                process.kill()
-            process.join()
-
-
-def _process(kind: Callable[[str], Any], where: str, commands: Connection) -> None:
-    """The other process: does what it is told, and answers with the time."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
+def _holder_or_waiter(kind: Callable[[str], Any], where: str) -> Callable[[str], float]:
+    """In another process: do what is told with the lock, and say at which time."""
     lock = kind(where)
     lock.acquire()
     lock.release()
-    commands.send("ready")
-    while True:
-        try:
-            word = commands.recv()
-        except EOFError:
-            return
-        try:
-            if word == "acquire":
-                lock.acquire()
-                answer: object = time.clock_gettime(time.CLOCK_MONOTONIC)
-            else:
-                answer = time.clock_gettime(time.CLOCK_MONOTONIC)
-                lock.release()
-        except Exception as error:  # noqa: BLE001 - told to the first process, which stops the work
-            answer = repr(error)
-        try:
-            commands.send(answer)
-        except BrokenPipeError:
-            return
+
+    def do(verb: str) -> float:
+        if verb == "acquire":
+            lock.acquire()
+            return time.clock_gettime(time.CLOCK_MONOTONIC)
+        at = time.clock_gettime(time.CLOCK_MONOTONIC)
+        lock.release()
+        return at
+
+    return do
 
 
 # What the other processes lock with: each has ``acquire`` and ``release``.

@@ -49,7 +49,7 @@ def mysql_lone(bench: Bench) -> None:
     drivers = ["pymysql", *(["mysqlclient"] if importlib.util.find_spec("MySQLdb") else [])]
     for driver in drivers:
         with (
-            _database(bench) as url,
+            mysql_database(bench) as url,
             dibs.connect(f"{url}?driver={driver}") as client,
             closing(_connect(driver, url)) as connection,
         ):
@@ -94,7 +94,7 @@ def mysql_async(bench: Bench) -> None:
 
     names = [f"task/{number}" for number in range(TASKS)]
     seconds = max(1.0, 2 * bench.round_s)
-    with _database(bench) as url, event_loop() as run:
+    with mysql_database(bench) as url, event_loop() as run:
         with closing(_connect("pymysql", url)) as connection:
             _make_raw_rows(connection, names)
         clients = {"dibs": dibs.connect_async(f"{url}?driver=pymysql")}
@@ -150,7 +150,7 @@ def mysql_handover(bench: Bench) -> None:
     ``RELEASE_LOCK``, on a PyMySQL connection each; its waiters sleep inside the server, and its locks have no expiry,
     no token, and end with the connection.
     """
-    with _database(bench) as url:
+    with mysql_database(bench) as url:
         peers: dict[str, tuple[Callable[[str], Any], str]] = {
             "dibs": (dibs_lock, f"{url}?driver=pymysql"),
             "GET_LOCK": (GetLock, url),
@@ -185,7 +185,7 @@ def _tooz_pair(url: str) -> Callable[[str], object]:
 
 
 @contextmanager
-def _database(bench: Bench) -> Iterator[str]:
+def mysql_database(bench: Bench) -> Iterator[str]:
     """The URL of a new empty database, dropped afterwards."""
     server = bench.started(MariaDBServer)
     url = server.create_database()

@@ -25,8 +25,9 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import LimitMismatch, SetupRequired, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD
-from dibs.store import ANY_SLOT, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
-from dibs.stores import postgres_pools
+from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
+from dibs.stores import postgres, postgres_pools
+from dibs.stores.permits import decide
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually, in_a_fork
@@ -798,15 +799,14 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
     stopped.setup(deadline())
     other.setup(deadline())
     stopped.close()
-    acquire, reached, go_on = postgres_pools.acquire, threading.Event(), threading.Event()
+    reached, go_on = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
-    def stop(wire: Any, rows: Any, outcomes: Any) -> None:
-        if rows[0][2].claim_id == "claim-1":
-            postgres_pools._locked(wire, [rows[0][0]])
+    def stop(state: Any, request: Any) -> Any:
+        if request.claim_id == "claim-1":
             reached.set()
             assert go_on.wait(20)
-        acquire(wire, rows, outcomes)
+        return decide(state, request)
 
     def work() -> None:
         try:
@@ -814,21 +814,69 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
         except StoreUnavailable as error:
             failed.append(error)
 
-    got = other.act([asked("stuck", "claim-0", 2)], deadline())[0]
+    got = other.act([asked("stuck", "claim-0", 1)], deadline())[0]
     assert isinstance(got, Granted)
-    monkeypatch.setattr(postgres_pools, "acquire", stop)
+    monkeypatch.setattr(postgres_pools, "decide", stop)
     thread = threading.Thread(target=work)
     thread.start()
     assert reached.wait(5)
     began = time.monotonic()
-    assert isinstance(other.act([asked("stuck", "claim-2", 2)], deadline())[0], Granted)
+    assert other.act([Release("stuck", "claim-0")], deadline()) == [RELEASED]
+    assert isinstance(other.act([asked("stuck", "claim-2", 1)], deadline())[0], Granted)
     assert time.monotonic() - began < 3.0
     go_on.set()
     thread.join(10)
     assert failed
-    assert [lease.slot for lease in other.leases("", "z", deadline())] == [1, 2]
+    assert [lease.fencing_token for lease in other.leases("", "z", deadline())] == [2]
     stopped.close()
     other.close()
+
+
+@pytest.mark.parametrize("pipelines", [True, False])
+def test_a_grant_that_came_in_between_is_counted(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, pipelines: bool
+) -> None:
+    """A look at who holds that another's grant has overtaken grants nothing, with or without pipelines of libpq."""
+    monkeypatch.setattr(postgres, "PIPELINES", pipelines)
+    address, _ = locate(postgres_url)
+    store = address.open()
+    assert isinstance(store.act([asked("last", "claim-0", 2)], deadline())[0], Granted)
+    with psycopg.connect(postgres_url) as granting:
+        # What a grant writes, and not committed yet.
+        granting.execute("UPDATE dibs_lease_pool SET fencing_token = fencing_token + 1 WHERE name = 'last'")
+        granting.execute(
+            "INSERT INTO dibs_lease (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, take)"
+            " VALUES ('last', 2, 'claim-1', 'h/1/x', 2, now(), now() + interval '1 minute', 1)"
+        )
+        answers: list[Any] = []
+        asker = threading.Thread(target=lambda: answers.append(store.act([asked("last", "claim-2", 2)], deadline())[0]))
+        asker.start()
+        asker.join(0.5)
+        assert not answers
+        granting.commit()
+        asker.join(10)
+    assert isinstance(answers[0], Held)
+    assert store.act([Release("last", "claim-0")], deadline()) == [RELEASED]
+    granted = store.act([asked("last", "claim-2", 2)], deadline())[0]
+    assert isinstance(granted, Granted)
+    assert (granted.fencing_token, granted.slot) == (3, 1)
+    store.close()
+
+
+def test_a_slot_that_was_purged_is_used_again(postgres_url: str) -> None:
+    """A gap that a purge left among the slots is filled before a new slot is made."""
+    address, _ = locate(postgres_url)
+    store = address.open()
+    granted = [store.act([asked("gap", f"claim-{n}", 9)], deadline())[0] for n in range(3)]
+    assert [outcome.slot for outcome in granted if isinstance(outcome, Granted)] == [1, 2, 3]
+    assert store.act([Release("gap", "claim-1", 2)], deadline()) == [RELEASED]
+    assert store.purge(0, deadline()) == 1
+    again = [store.act([asked("gap", f"claim-{n}", 9)], deadline())[0] for n in range(3, 5)]
+    assert [(outcome.slot, outcome.fencing_token) for outcome in again if isinstance(outcome, Granted)] == [
+        (2, 4),
+        (4, 5),
+    ]
+    store.close()
 
 
 def test_a_lock_made_at_the_same_moment_leaves_no_pool_behind(postgres_url: str) -> None:

@@ -319,15 +319,16 @@ class Lane:
         batch = self._batch
         if self._outcomes is None:
             now = self._clock.now()
+            dropped = False
             for ask in batch:
                 if ask.dropped:
-                    batch = self._batch = [ask for ask in batch if not ask.dropped]
-                    break
-            if not batch:
-                return 0.0
-            for ask in batch:
-                if ask.t0 is None:
+                    dropped = True
+                elif ask.t0 is None:
                     ask.t0 = now
+            if dropped:
+                batch = self._batch = [ask for ask in batch if not ask.dropped]
+                if not batch:
+                    return 0.0
             try:
                 self._deadline.at = now + self._request_timeout_s
                 self._outcomes = self._call(batch, self._deadline)

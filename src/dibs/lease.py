@@ -17,11 +17,12 @@ from dibs.steps import run
 from dibs.store import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from dibs.clock import Gate
     from dibs.hold import Hold
+    from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -155,25 +156,35 @@ class LeaseFacts:
             raise LeaseLost(self._why())
 
     def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:
-        session, hold = self._session, self._hold
+        session = self._session
         if session.pid != os.getpid():
             return False
         try:
-            ask = session.release(hold, keep, info)
+            ask = self._let_go(keep, info)
             if ask is None:
-                if hold.state == LOST:
-                    raise LeaseLost(self._why())
                 return True
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
         except BaseException:  # what was queued is sent, whoever was interrupted
             session.lane.start()
             raise
-        if isinstance(ask.outcome, Gone) and ask.trouble is None:
-            session.found_gone(hold)
+        return self._confirmed(ask)
+
+    def _let_go(self, keep: float = 0.0, info: str | None = None) -> Ask | None:
+        """Queue the release; None when it was released before. Raises LeaseLost."""
+        ask = self._session.release(self._hold, keep, info)
+        if ask is None and self._hold.state == LOST:
+            raise LeaseLost(self._why())
+        return ask
+
+    def _confirmed(self, ask: Ask) -> bool:
+        """Whether the store confirmed the release. Raises LeaseLost if the lease was gone already."""
+        gone = isinstance(ask.outcome, Gone)
+        if gone and ask.trouble is None:
+            self._session.found_gone(self._hold)
             raise LeaseLost(self._why())
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.
-        return ask.error is None and not isinstance(ask.outcome, Gone)
+        return ask.error is None and not gone
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
@@ -202,6 +213,41 @@ class LeaseFacts:
                     source=self,
                     stacklevel=1,
                 )
+
+
+def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
+    """Release several leases of one session in one call; whether the store confirmed all. LeaseLost if one was lost."""
+    asks: list[tuple[LeaseFacts, Ask]] = []
+    lost: LeaseLost | None = None
+    if not leases or leases[0]._session.pid != os.getpid():
+        return not leases
+    session = leases[0]._session
+    try:
+        for lease in leases:
+            try:
+                ask = lease._let_go()
+            except LeaseLost as error:
+                lost = lost or error
+            else:
+                if ask is not None:
+                    asks.append((lease, ask))
+        for _, ask in asks:
+            if not ask.settled:
+                yield session, ask, None
+    except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody
+        for lease in leases:
+            lease._end()
+        session.lane.start()
+        raise
+    confirmed = True
+    for lease, ask in asks:
+        try:
+            confirmed = lease._confirmed(ask) and confirmed
+        except LeaseLost as error:
+            lost = lost or error
+    if lost is not None:
+        raise lost
+    return confirmed
 
 
 class LostFacts:

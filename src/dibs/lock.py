@@ -14,13 +14,14 @@ from dibs.names import check_name, check_seconds, people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dibs.desk import Desk
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
+    from dibs.waiting import AcquireAsk
 
 L = TypeVar("L", bound=LeaseFacts)
 
@@ -60,7 +61,7 @@ class LockCore(Gripped[L]):
         """A lease that no ``release`` of this lock knows of; None when ``limit_s`` seconds did not suffice for it."""
         terms = self.terms
         session = self._desk.session()
-        if limit_s is None:
+        if limit_s is None and (session.held or session.sharing):
             self.refuse_own(owner)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
@@ -73,15 +74,8 @@ class LockCore(Gripped[L]):
                 # A first answer may take one request's time longer than the wait.
                 answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
                 settled = yield session, ask, max(0.0, answer_s)
-            if not settled and (limit_s == 0 or not ask.heard):
-                waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
-                raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
-            hold = ask.outcome if ask.settled else None
-            if ask.error is not None:
-                raise once_more(ask.error)
-            if type(hold) is not Hold:
-                self.refused = (ask.seen, session.clock.now() - ask.started_at)
-                session.withdraw(ask)
+            hold = self._answered(session, ask, settled)
+            if hold is None:
                 return None
             lease = self._make_lease(session, hold, self.name)
             # Looked at when the lease is made: whoever finds it over from now on tells its holder.
@@ -96,6 +90,20 @@ class LockCore(Gripped[L]):
         except BaseException:
             session.withdraw(ask)
             raise
+
+    def _answered(self, session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
+        """What became of an ask that is waited for no longer; None when the answer is "not now"."""
+        if not settled and not (ask.blocking and ask.heard):
+            waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
+            raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
+        hold = ask.outcome if ask.settled else None
+        if ask.error is not None:
+            raise once_more(ask.error)
+        if type(hold) is Hold:
+            return hold
+        self.refused = (ask.seen, session.clock.now() - ask.started_at)
+        session.withdraw(ask)
+        return None
 
     def refuse_own(self, owner: object) -> None:
         """Raise WouldDeadlock if this caller would wait for what it holds itself."""
@@ -132,6 +140,33 @@ class LockCore(Gripped[L]):
         session = self._desk.session()
         hold = session.held.get(self._key)
         return hold is not None and session.is_held(hold)
+
+
+def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | None]]:
+    """Ask once for several names of one client, in one call; the leases, and None for those that are not to be had.
+
+    When it raises, everything that was asked for is given back.
+    """
+    if not cores:
+        return []
+    session = cores[0]._desk.session()
+    asks = [session.wish(core._key, core.terms, owner, False) for core in cores]
+    try:
+        for ask in asks:
+            session.submit(ask)
+        leases: list[L | None] = []
+        for core, ask in zip(cores, asks, strict=True):
+            settled = ask.settled or (yield session, ask, session.request_timeout_s)
+            hold = core._answered(session, ask, settled)
+            if hold is not None and hold.state == HELD and session.clock.now() < hold.trusted_until:
+                leases.append(core._make_lease(session, hold, core.name))
+            else:
+                leases.append(None)
+        return leases
+    except BaseException:
+        for ask in asks:
+            session.withdraw(ask)
+        raise
 
 
 def wait_limit(terms: Terms, blocking: bool, timeout: Seconds | None) -> float | None:

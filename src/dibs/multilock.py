@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
-from dibs.lease import Lease, LeaseFacts, Lost
-from dibs.lock import LockCore, wait_limit
+from dibs.lease import Lease, LeaseFacts, Lost, releasing_all
+from dibs.lock import LockCore, obtain_all, wait_limit
 from dibs.lockable import Lockable
 from dibs.names import check_name
-from dibs.steps import all_of, run, together
+from dibs.steps import all_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -86,13 +86,7 @@ class MultiLeaseFacts(Generic[L]):
         return [hold for lease in self.leases.values() for hold in lease._holds]
 
     def _releasing(self) -> Steps[bool]:
-        leases = list(self.leases.values())
-        try:
-            return (yield from all_of([lease._releasing() for lease in leases]))
-        except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody
-            for lease in leases:
-                lease._end()
-            raise
+        return releasing_all(list(self.leases.values()))
 
     def _renewing(self, ttl: Seconds | None) -> Steps[bool]:
         return all_of([_told(lease._renewing(ttl)) for lease in self.leases.values()])
@@ -146,20 +140,16 @@ class MultiCore(Gripped[M], Generic[M, L]):
         clock = self._desk.session().clock
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, L] = {}
-        answers: dict[int, L | Exception | None] = {}
         try:
             while True:
-                answers = {}
                 rest = [place for place in range(len(self._cores)) if place not in had]
-                yield from together([self._cores[place].obtain(owner, 0.0) for place in rest], answers)
-                error = next((answer for answer in answers.values() if isinstance(answer, Exception)), None)
-                if error is not None:
-                    raise error
-                refused = next((rest[i] for i in range(len(rest)) if answers[i] is None), None)
+                answers = yield from obtain_all([self._cores[place] for place in rest], owner)
+                refused = next((place for place, lease in zip(rest, answers, strict=True) if lease is None), None)
+                had |= {place: lease for place, lease in zip(rest, answers, strict=True) if lease is not None}
                 if refused is None:
                     break
-                self._drop_all(had, answers)
-                had, answers = {}, {}
+                self._drop_all(had)
+                had = {}
                 self._refused = self._cores[refused]
                 left_s = None if until is None else until - clock.now()
                 if left_s is not None and left_s <= 0:
@@ -168,18 +158,17 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 if lease is None:
                     return None
                 had = {refused: lease}
-            had |= {rest[i]: answers[i] for i in range(len(rest))}  # type: ignore[misc]
             by_name = {self._cores[place].name: lease for place, lease in had.items()}
             multi = self._make({name: by_name[name] for name in self.names})
             self._grip(owner, multi)
             return multi
         except BaseException:
-            self._drop_all(had, answers)
+            self._drop_all(had)
             raise
 
-    def _drop_all(self, had: dict[int, L], answers: dict[int, L | Exception | None]) -> None:
+    def _drop_all(self, had: dict[int, L]) -> None:
         """Give back what was had, in one call, without waiting for the answer."""
-        holds = [lease._hold for lease in (*had.values(), *answers.values()) if isinstance(lease, LeaseFacts)]
+        holds = [lease._hold for lease in had.values()]
         for hold in holds:
             hold.given = False  # nobody has it in hand
         if holds:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
 from dibs.hold import LOST
-from dibs.lease import Lease, LeaseFacts
+from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore
 from dibs.lockable import Lockable
-from dibs.steps import all_of, run
+from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SemaphoreCore(LockCore[L]):
                 left -= 1
                 if lease is not None:
                     leases.append(lease)
-        confirmed = yield from all_of([lease._releasing() for lease in leases])
+        confirmed = yield from releasing_all(leases)
         if left or held < count:
             whose = "by this owner through it" if self.terms.reentrant else "through it"
             raise ValueError(

@@ -295,6 +295,7 @@ class Waiting:
                         due = self._collect(self._clock.now(), changed)
                     if due:
                         self._lane.drive(due[-1])
+                        self._clock.sleep(0)  # let whoever was granted go on before this thread looks around
         for thing in (watch, store):
             if thing is not None:
                 _close(thing)

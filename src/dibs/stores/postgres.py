@@ -3,7 +3,8 @@
 Statements go through libpq's asynchronous calls as psycopg exposes them, not through cursors: a request must not last
 longer than its deadline, which a blocking call cannot promise, and skipping the cursor's adaptation is worth a quarter
 of a lone pair's time (``python -m benchmarks --only pg-lone``). A connection whose request ran out of time is dropped,
-so a late reply is never read as the answer to something else.
+so a late reply is never read as the answer to something else. Statements that belong together travel together (libpq's
+pipelines).
 
 Behind a connection pooler (told by a backend that is not the one that greeted us) nothing is prepared, no setting is
 made, and waiters poll.
@@ -32,6 +33,7 @@ from dibs.store import (
 )
 from dibs.stores import postgres_pools, postgres_sql, rounds
 from dibs.stores.identifiers import quoted_table
+from dibs.stores.postgres_pools import Statement
 from dibs.stores.rounds import Row, Seen
 
 try:
@@ -66,6 +68,7 @@ CAPABILITIES = Capabilities(
 )
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+PIPELINES = pq.version() >= 140000
 OPTIONS = ("table", "schema", *sorted(LIBPQ))
 SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
@@ -95,16 +98,15 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
-# A decision on permits. A process that is stopped in the middle of one must not keep everybody else out.
-_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
-_LIMITS = b"""\
-SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
-"""
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
     current_setting('transaction_read_only')
 """
+
+
+# A statement with its parameters.
+Sql = tuple[bytes, "Sequence[bytes | None]"]
 
 
 class PostgresStore:
@@ -140,8 +142,9 @@ class PostgresStore:
             verb: getattr(postgres_pools, verb).format(**self._names).encode() for verb in postgres_pools.VERBS
         }
         for verb in postgres_sql.ASKED:
-            text = getattr(postgres_sql, verb)
-            self._sql[verb] = text.format(asked=postgres_sql.many(verb), **self._names).encode()
+            text = postgres_pools.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
+            many = postgres_sql.folded(verb, text).format(asked=postgres_sql.many(verb), **self._names)
+            self._sql[verb] = many.encode()
             self._sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
 
     @property
@@ -177,14 +180,18 @@ class PostgresStore:
         # Newcomers have no tickets.
         result = self._run(self._sql[verb], columns if in_line else columns[:-1], deadline)
         get = result.get_value
-        granted = set()
-        for r in range(result.ntuples):
-            place = _int(get(r, 0)) - 1
-            granted.add(place)
-            outcomes[rows[place][1]] = Granted(_int(get(r, 1)), _instant(get(r, 2)))
-        if len(granted) == len(rows):
+        if len(rows) == 1:
+            if not result.ntuples:
+                return rows
+            outcomes[rows[0][1]] = Granted(_int(get(0, 1)), _instant(get(0, 2)))
             return []
-        return [row for place, row in enumerate(rows) if place not in granted]
+        places, tokens, instants = _elements(get(0, 0)), _elements(get(0, 1)), _elements(get(0, 2))
+        for place, token, microseconds in zip(places, tokens, instants, strict=True):
+            outcomes[rows[place - 1][1]] = Granted(token, microseconds / 1e6 + _EPOCH_S)
+        if len(places) == len(rows):
+            return []
+        granted = set(places)
+        return [row for place, row in enumerate(rows, 1) if place not in granted]
 
     def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
         requests = [row[2] for row in rows]
@@ -227,6 +234,9 @@ class PostgresStore:
         return again
 
     def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        rows = self._take_permits(rows, outcomes, deadline)
+        if not rows:
+            return
         try:
             self._acquire_permits(rows, outcomes, deadline)
         except _TablesMissing:
@@ -236,18 +246,40 @@ class PostgresStore:
             except _TablesMissing as error:
                 raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
 
+    def _take_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
+        """Grant where it is plain that there are enough; return the rest."""
+        verb = "POOL_TAKE"
+        columns: tuple[bytes | None, ...]
+        if len(rows) == 1:
+            verb += "_ONE"
+            name, claim_id, ttl, holder, info, _, ticket, permits, take, _ = rows[0][2]
+            columns = (name.encode(), claim_id.encode(), b"%r" % ttl, holder.encode(), _plain(info), _plain(ticket))
+            columns += (b"%d" % permits, b"%d" % take)
+        else:
+            requests = [row[2] for row in rows]
+            columns = _acquire_columns(requests)
+            columns += (_numbers([r.permits for r in requests]), _numbers([r.take for r in requests]))
+        lock = (self._sql["POOL_LOCK"], (_texts([row[0] for row in rows]),))
+        result = self._run_all([lock, (self._sql[verb], columns)], deadline)[-1]
+        get = result.get_value
+        granted = set()
+        for r in range(result.ntuples):
+            place = _int(get(r, 0)) - 1
+            granted.add(place)
+            outcomes[rows[place][1]] = Granted(_int(get(r, 1)), _instant(get(r, 2)), _int(get(r, 3)))
+        return [row for place, row in enumerate(rows) if place not in granted]
+
     def _acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        def execute(verb: str, parameters: Sequence[bytes | None]) -> PGresult:
-            return self._execute(self._sql[verb], parameters, deadline)
+        def execute(statements: Sequence[Statement]) -> list[PGresult]:
+            return self._execute_all([(self._sql[verb], given) for verb, given in statements], deadline)
 
         self._open(deadline)
+        begin: list[Statement] = [("BEGIN", ())]
+        if self._pooled:
+            begin.append(("LIMITS", (_milliseconds(deadline),)))
         try:
-            self._execute(_BEGIN, (), deadline)
-            if self._pooled:
-                self._execute(_LIMITS, (_milliseconds(deadline),), deadline)
             wire = postgres_pools.Wire(execute, _texts, _numbers, _int, _text, _instant)
-            postgres_pools.acquire(wire, rows, outcomes)
-            self._execute(b"COMMIT", (), deadline)
+            postgres_pools.acquire(wire, begin, rows, outcomes)
         except BaseException:
             # What was sent is not known to be undone before the server says so, or the connection is gone.
             if self._pg is not None:
@@ -268,8 +300,7 @@ class PostgresStore:
         result = self._run(self._sql["RENEW"], columns, deadline)
         get = result.get_value
         now = _instant(get(0, 1))
-        # An array on the wire: its head, then for each element a length and the number.
-        for _, place in _ELEMENTS((get(0, 0) or b"")[_ARRAY_HEAD_BYTES:]):
+        for place in _elements(get(0, 0)):
             _, index, request = rows[place - 1]
             outcomes[index] = Renewed(now + request.ttl)
 
@@ -298,9 +329,8 @@ class PostgresStore:
             )
         columns = columns[: len(postgres_sql.ASKED[verb])]
         result = self._run(self._sql[verb + "_ONE" if len(rows) == 1 else verb], columns, deadline)
-        get = result.get_value
-        for r in range(result.ntuples):
-            outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
+        for place in _elements(result.get_value(0, 0)):
+            outcomes[rows[place - 1][1]] = RELEASED
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -385,15 +415,18 @@ class PostgresStore:
     # -- one request ----------------------------------------------------------------------------------------------
 
     def _run(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
-        """Execute one statement; make the tables when it turns out that there are none."""
+        return self._run_all([(sql, parameters)], deadline)[-1]
+
+    def _run_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        """Execute statements in one round trip; make the tables when it turns out that there are none."""
         self._open(deadline)
         try:
-            return self._execute(sql, parameters, deadline)
+            return self._execute_all(statements, deadline)
         except _TablesMissing:
             pass
         self._make_missing_tables(deadline)
         try:
-            return self._execute(sql, parameters, deadline)
+            return self._execute_all(statements, deadline)
         except _TablesMissing as error:
             raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
 
@@ -407,20 +440,27 @@ class PostgresStore:
             ) from refused
 
     def _execute(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
+        return self._execute_all([(sql, parameters)], deadline)[-1]
+
+    def _execute_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        """Execute statements in one round trip and one transaction (libpq before 14: one after the other)."""
         pg = self._pg
         assert pg is not None
+        if len(statements) > 1 and not PIPELINES:
+            return [self._execute(sql, parameters, deadline) for sql, parameters in statements]
         try:
-            if self._pooled:
-                pg.send_query_params(sql, parameters, result_format=1)
-            else:
-                # A statement is its own name: there is a fixed handful of them.
-                name = b"dibs_%x" % (hash(sql) & 0xFFFFFFFFFFFFFFFF)
-                if name not in self._prepared:
-                    pg.send_prepare(name, sql)
-                    self._check(self._result(pg, deadline))
-                    self._prepared.add(name)
-                pg.send_query_prepared(name, parameters, result_format=1)
-            result = self._result(pg, deadline)
+            names = [b"" if self._pooled else self._prepare(pg, sql, deadline) for sql, _ in statements]
+            several = len(statements) > 1
+            if several:
+                pg.enter_pipeline_mode()
+            for name, (sql, parameters) in zip(names, statements, strict=True):
+                if name:
+                    pg.send_query_prepared(name, parameters, result_format=1)
+                else:
+                    pg.send_query_params(sql, parameters, result_format=1)
+            if several:
+                pg.pipeline_sync()
+            results = self._results(pg, deadline)
         except (_TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
             raise
         except psycopg.Error as error:
@@ -434,11 +474,22 @@ class PostgresStore:
             # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
             self._let_finish(pg, deadline)
             raise
-        return self._check(result)
+        for result in results:
+            self._check(result)
+        return results
+
+    def _prepare(self, pg: PGconn, sql: bytes, deadline: Deadline) -> bytes:
+        # A statement is its own name: there is a fixed handful of them.
+        name = b"dibs_%x" % (hash(sql) & 0xFFFFFFFFFFFFFFFF)
+        if name not in self._prepared:
+            pg.send_prepare(name, sql)
+            self._check(self._results(pg, deadline)[-1])
+            self._prepared.add(name)
+        return name
 
     def _let_finish(self, pg: PGconn, deadline: Deadline) -> None:
         try:
-            self._result(pg, deadline.within(FINISH_S))
+            self._results(pg, deadline.within(FINISH_S))
         except (psycopg.Error, StoreUnavailable):
             self.close()
         except BaseException:
@@ -451,10 +502,10 @@ class PostgresStore:
         assert pg is not None
         try:
             pg.send_query(sql)
-            result = self._result(pg, deadline)
+            result = self._results(pg, deadline)[-1]
             if pg.transaction_status != pq.TransactionStatus.IDLE:
                 pg.send_query(b"ROLLBACK")
-                self._result(pg, deadline)
+                self._results(pg, deadline)
         except psycopg.Error as error:
             self.close()
             raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
@@ -463,15 +514,17 @@ class PostgresStore:
             raise
         self._check(result)
 
-    def _result(self, pg: PGconn, deadline: Deadline) -> PGresult:
-        """The answer to what was sent: the last result, or the first error among several."""
+    def _results(self, pg: PGconn, deadline: Deadline) -> list[PGresult]:
+        """The answers to what was sent, one a statement; an error ends them."""
         ready = self._ready
         assert ready is not None
         while pg.flush():
             if not ready.writable(deadline.remaining()):
                 raise StoreUnavailable("PostgreSQL did not take the request in time")
             pg.consume_input()
-        answer: PGresult | None = None
+        pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
+        answers: list[PGresult] = []
+        ended = not pipelined
         while True:
             while pg.is_busy():
                 if not ready.readable(deadline.remaining()):
@@ -479,12 +532,20 @@ class PostgresStore:
                 pg.consume_input()
             result = pg.get_result()
             if result is None:
+                if ended:
+                    break
+                ended = True  # of one statement's answers in a pipeline; another end is that of all
+                continue
+            ended = not pipelined
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                pg.get_result()
+                pg.exit_pipeline_mode()
                 break
-            if answer is None or answer.status != pq.ExecStatus.FATAL_ERROR:
-                answer = result
-        if answer is None:
+            if not answers or answers[-1].status != pq.ExecStatus.FATAL_ERROR:
+                answers.append(result)
+        if not answers:
             raise StoreUnavailable("PostgreSQL closed the connection")
-        return answer
+        return answers
 
     def _check(self, result: PGresult) -> PGresult:
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
@@ -668,6 +729,11 @@ def _numbers(values: list[Any]) -> bytes:
 def _int(value: bytes | None) -> int:
     assert value is not None
     return int.from_bytes(value, "big", signed=True)
+
+
+def _elements(value: bytes | None) -> list[int]:
+    """An array on the wire: its head, then for each element a length and the number. None where there is nothing."""
+    return [number for _, number in _ELEMENTS((value or b"")[_ARRAY_HEAD_BYTES:])]
 
 
 def _text(value: bytes | None) -> str | None:

@@ -1,7 +1,10 @@
-"""Permits on PostgreSQL: read under a row lock, decide, write, in one transaction.
+"""Permits on PostgreSQL: one statement where it is plain that there are enough, else a transaction that looks closely.
 
 A lock is decided by one conditional write. Whether a semaphore has a permit left takes a look at everybody who holds
-one, so a transaction locks the name's row in the pool table, in the order of names, before it looks.
+one. ``POOL_TAKE`` looks in its snapshot, and grants only if no other grant came in between, which the name's row in the
+pool table tells: every grant raises its token. Meanwhile permits can only have been given back. Who is not granted so
+(nothing left, others in line before it, a lease that seems over, another number of permits …) goes the long way: a
+transaction locks the name's row, in the order of names, before it looks and decides.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
+from dibs.store import LAST_TICKET, LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
 if TYPE_CHECKING:
@@ -22,6 +25,54 @@ if TYPE_CHECKING:
 
 _FLOAT8 = Struct("!d").unpack
 
+# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
+POOL_TAKE = f"""\
+WITH asked AS (
+    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
+), seen AS MATERIALIZED (
+    SELECT a.*, p.fencing_token, h.slot, h.taken + a.take < a.permits AS more
+    FROM asked AS a
+    JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(l.take) FILTER (WHERE l.claim_id IS NOT NULL), 0) AS taken,
+            coalesce(min(l.slot) FILTER (WHERE l.claim_id IS NULL), count(*) + 1)::integer AS slot,
+            -- It holds already; a lease seems over; a purge has left a gap among the slots.
+            coalesce(bool_or(l.claim_id = a.claim_id)
+                OR min(l.expires_at) FILTER (WHERE l.claim_id IS NOT NULL) <= clock_timestamp()
+                OR count(*) < max(l.slot), false) AS unclear
+        FROM {{lease}} AS l WHERE l.name = a.name AND l.take IS NOT NULL
+    ) AS h
+    WHERE h.taken + a.take <= a.permits AND NOT h.unclear
+      AND NOT EXISTS (
+          SELECT FROM {{line}} AS w
+          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
+), raised AS (
+    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
+    FROM seen AS s WHERE p.name = s.name AND p.fencing_token = s.fencing_token AND p.permits = s.permits
+    RETURNING s.*, p.fencing_token AS token
+), granted AS (
+    INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
+    SELECT r.name, r.slot, r.claim_id, r.holder, r.token, clock_timestamp(),
+        clock_timestamp() + r.ttl * interval '1 second', r.info, r.take
+    FROM raised AS r
+    ON CONFLICT (name, slot) DO UPDATE
+    SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
+        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
+    WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token
+    RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
+), departed AS (
+    DELETE FROM {{line}} AS w USING granted AS g
+    WHERE w.name = g.name
+      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+)
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
+      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true
+"""
 # Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks.
 POOL_MAKE = """\
 INSERT INTO {pool} (name, permits, fencing_token)
@@ -113,8 +164,21 @@ WHERE p.name = a.name
 """
 # What turned out to be locks, and is to be no pool, then.
 POOL_LOCKS = "SELECT name FROM {lease} WHERE name = ANY($1::text[]) AND slot = 1 AND take IS NULL"
-POOL_FORGET = "DELETE FROM {pool} WHERE name = ANY($1::text[])"
+POOL_FORGET = """\
+DELETE FROM {pool} AS p
+WHERE p.name = ANY($1::text[]) AND EXISTS (
+    SELECT FROM {lease} AS l WHERE l.name = p.name AND l.slot = 1 AND l.take IS NULL)
+"""
+# A process that is stopped in the middle of a decision must not keep everybody else out (behind a pooler, where the
+# connection has no settings of ours).
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+LIMITS = """\
+SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
+"""
+COMMIT = "COMMIT"
 VERBS = (
+    "BEGIN",
+    "LIMITS",
     "POOL_MAKE",
     "POOL_LOCK",
     "POOL_READ",
@@ -124,14 +188,17 @@ VERBS = (
     "POOL_RESIZE",
     "POOL_LOCKS",
     "POOL_FORGET",
+    "COMMIT",
 )
+# A verb with its parameters.
+Statement = tuple[str, "Sequence[bytes | None]"]
 
 
 class Wire(NamedTuple):
     """How the store talks to its server, and how values travel."""
 
-    #: Executes a verb with its parameters.
-    execute: Callable[[str, Sequence[bytes | None]], PGresult]
+    #: Executes statements in one round trip.
+    execute: Callable[[Sequence[Statement]], list[PGresult]]
     texts: Callable[[list[str | None]], bytes]
     numbers: Callable[[list[Any]], bytes]
     int: Callable[[bytes | None], int]
@@ -139,102 +206,101 @@ class Wire(NamedTuple):
     instant: Callable[[bytes | None], float]
 
 
-def acquire(wire: Wire, rows: list[Row], outcomes: list[Any]) -> None:
-    """Decide these acquires of permits, one a name, inside the transaction that is open."""
+def acquire(wire: Wire, begin: list[Statement], rows: list[Row], outcomes: list[Any]) -> None:
+    """Decide these acquires of permits, one a name, in one transaction."""
     asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
-    heads = _locked(wire, list(asked))
-    if len(heads) < len(asked):
-        new = [name for name in asked if name not in heads]
-        wire.execute("POOL_MAKE", (wire.texts(list(new)), wire.numbers([asked[name][1].permits for name in new])))
-        heads |= _locked(wire, new)
-    holdings: dict[str, list[Holding]] = {name: [] for name in asked}
-    lines: dict[str, list[Waiting]] = {name: [] for name in asked}
-    if heads and _read(wire, heads, holdings, lines):
-        wire.execute("POOL_END", (wire.texts(list(heads)),))
-        _read(wire, heads, holdings, lines)
-    strangers = [name for name in asked if name not in heads]
-    grants: list[tuple[Acquire, Grant]] = []
-    entering: list[Acquire] = []
-    resized: list[Acquire] = []
-    for name, (index, request) in asked.items():
-        if name not in heads:
-            continue
-        permits, token = heads[name]
-        decision = decide(State(permits, token, holdings[name], lines[name]), request)
-        if isinstance(decision, Grant):
-            grants.append((request, decision))
-            continue
-        outcomes[index] = decision
-        if isinstance(decision, Held):
-            if request.permits != permits:
-                resized.append(request)
-            if request.wake is not None:
-                entering.append(request)
+    heads, holdings, lines = _locked(wire, list(asked), begin)
+    new = [name for name in asked if name not in heads]
+    if new:
+        make = ("POOL_MAKE", (wire.texts(list(new)), wire.numbers([asked[name][1].permits for name in new])))
+        more = _locked(wire, new, [make])
+        heads, holdings, lines = heads | more[0], holdings | more[1], lines | more[2]
+    over = [name for name, held in holdings.items() if any(holding.ends_in <= 0 for holding in held)]
+    if over:
+        more = _locked(wire, over, [("POOL_END", (wire.texts(list(over)),))])
+        holdings |= more[1]
+    decisions = {
+        name: decide(State(*heads[name], holdings.get(name, ()), lines.get(name, ())), request)
+        for name, (_, request) in asked.items()
+        if name in heads
+    }
+    grants = [(asked[name][1], decision) for name, decision in decisions.items() if isinstance(decision, Grant)]
+    held = [asked[name][1] for name, decision in decisions.items() if isinstance(decision, Held)]
+    resized = [request for request in held if request.permits != heads[request.name][0]]
+    entering = [request for request in held if request.wake is not None]
+    writes: list[Statement] = []
     if grants:
-        granted = _grant(wire, grants)
+        writes.append(_grant(wire, grants))
+    if resized:
+        names: list[str | None] = [request.name for request in resized]
+        numbers = wire.numbers([request.permits for request in resized])
+        writes.append(("POOL_RESIZE", (wire.texts(names), numbers)))
+    if entering:
+        writes.append(_enter(wire, entering))
+    results = wire.execute([*writes, ("COMMIT", ())])
+    for name, decision in decisions.items():
+        if not isinstance(decision, Grant):
+            outcomes[asked[name][0]] = decision
+    strangers = [name for name in asked if name not in heads]
+    if grants:
+        get = results[0].get_value
+        granted = {wire.text(get(r, 0)) or "": wire.instant(get(r, 1)) for r in range(results[0].ntuples)}
         for request, grant in grants:
-            at = granted.get(request.name)
-            if at is None:
-                strangers.append(request.name)
+            if request.name in granted:
+                index = asked[request.name][0]
+                outcomes[index] = Granted(grant.fencing_token, granted[request.name], grant.slot)
             else:
-                outcomes[asked[request.name][0]] = Granted(grant.fencing_token, at, grant.slot)
+                strangers.append(request.name)
+    if entering:
+        get = results[-2].get_value
+        for r in range(results[-2].ntuples):
+            index = asked[wire.text(get(r, 0)) or ""][0]
+            outcomes[index] = outcomes[index]._replace(ticket=wire.int(get(r, 1)))
     if strangers:
         _refuse_locks(wire, strangers)
         for name in strangers:
             outcomes[asked[name][0]] = Mismatch(0)
-    if resized:
-        names: list[str | None] = [request.name for request in resized]
-        wire.execute("POOL_RESIZE", (wire.texts(names), wire.numbers([request.permits for request in resized])))
-    if entering:
-        for name, ticket in _enter(wire, entering).items():
-            index = asked[name][0]
-            outcomes[index] = outcomes[index]._replace(ticket=ticket)
 
 
 def _refuse_locks(wire: Wire, names: list[str]) -> None:
     """Names that are locks; StoreBusy if one is not, and only met somebody at the same moment."""
     given = wire.texts(list(names))
-    if wire.execute("POOL_LOCKS", (given,)).ntuples < len(names):
+    locks, _ = wire.execute([("POOL_LOCKS", (given,)), ("POOL_FORGET", (given,))])
+    if locks.ntuples < len(names):
         raise StoreBusy("a name changed while its permits were asked for")
-    wire.execute("POOL_FORGET", (given,))
 
 
-def _locked(wire: Wire, names: list[str]) -> dict[str, tuple[int, int]]:
-    result = wire.execute("POOL_LOCK", (wire.texts(list(names)),))
-    get = result.get_value
-    return {wire.text(get(r, 0)) or "": (wire.int(get(r, 1)), wire.int(get(r, 2))) for r in range(result.ntuples)}
-
-
-def _read(
-    wire: Wire,
-    heads: dict[str, tuple[int, int]],
-    holdings: dict[str, list[Holding]],
-    lines: dict[str, list[Waiting]],
-) -> bool:
-    """Who holds and who waits; whether a lease seems to be over."""
-    result = wire.execute("POOL_READ", (wire.texts(list(heads)),))
-    for head in heads:
-        holdings[head], lines[head] = [], []
-    over = False
-    for r in range(result.ntuples):
-        name, claim_id, take, slot, holder, number, acquired_at, seconds = (result.get_value(r, c) for c in range(8))
+def _locked(
+    wire: Wire, names: list[str], before: list[Statement]
+) -> tuple[dict[str, tuple[int, int]], dict[str, list[Holding]], dict[str, list[Waiting]]]:
+    """Do what is to be done before, lock the names, and read their permits and tokens, who holds, and who waits."""
+    given = wire.texts(list(names))
+    *_, locked, read = wire.execute([*before, ("POOL_LOCK", (given,)), ("POOL_READ", (given,))])
+    get = locked.get_value
+    heads = {wire.text(get(r, 0)) or "": (wire.int(get(r, 1)), wire.int(get(r, 2))) for r in range(locked.ntuples)}
+    holdings: dict[str, list[Holding]] = {head: [] for head in heads}
+    lines: dict[str, list[Waiting]] = {head: [] for head in heads}
+    for r in range(read.ntuples):
+        name, claim_id, take, slot, holder, number, acquired_at, seconds = (read.get_value(r, c) for c in range(8))
         key, claim = wire.text(name) or "", wire.text(claim_id) or ""
         (duration,) = _FLOAT8(seconds or b"")
+        if key not in heads:
+            continue
         if slot is None:
             lines[key].append(Waiting(wire.int(number), claim, wire.int(take), duration))
         else:
             since = wire.instant(acquired_at)
-            held = Holding(
-                wire.int(slot), claim, wire.int(take), wire.text(holder) or "", wire.int(number), since, duration
+            holdings[key].append(
+                Holding(
+                    wire.int(slot), claim, wire.int(take), wire.text(holder) or "", wire.int(number), since, duration
+                )
             )
-            holdings[key].append(held)
-            over = over or duration <= 0
-    return over
+    return heads, holdings, lines
 
 
-def _grant(wire: Wire, grants: list[tuple[Acquire, Grant]]) -> dict[str, float]:
+def _grant(wire: Wire, grants: list[tuple[Acquire, Grant]]) -> Statement:
     more = ["true" if grant.left > 0 else "false" for _, grant in grants]
-    result = wire.execute(
+    return (
         "POOL_GRANT",
         (
             wire.texts([request.name for request, _ in grants]),
@@ -249,12 +315,10 @@ def _grant(wire: Wire, grants: list[tuple[Acquire, Grant]]) -> dict[str, float]:
             ("{" + ",".join(more) + "}").encode(),
         ),
     )
-    get = result.get_value
-    return {wire.text(get(r, 0)) or "": wire.instant(get(r, 1)) for r in range(result.ntuples)}
 
 
-def _enter(wire: Wire, requests: list[Acquire]) -> dict[str, int]:
-    result = wire.execute(
+def _enter(wire: Wire, requests: list[Acquire]) -> Statement:
+    return (
         "POOL_ENTER",
         (
             wire.texts([request.name for request in requests]),
@@ -264,5 +328,3 @@ def _enter(wire: Wire, requests: list[Acquire]) -> dict[str, int]:
             wire.numbers([request.ticket for request in requests]),
         ),
     )
-    get = result.get_value
-    return {wire.text(get(r, 0)) or "": wire.int(get(r, 1)) for r in range(result.ntuples)}

@@ -54,6 +54,7 @@ END $do$;
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
+    "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer"),
     "RELEASE": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
 }
@@ -65,11 +66,21 @@ def many(verb: str) -> str:
     return f"unnest({columns}) WITH ORDINALITY"
 
 
+def folded(verb: str, text: str) -> str:
+    """The statement for many: one row comes back for all, as a hundred would take longer to send and to read."""
+    if verb == "ACQUIRE":
+        return f"WITH granted AS (\n{text})\n{_FOLDED}"
+    return text.replace(_PLAIN, _FOLDED)
+
+
 def one(verb: str) -> str:
     """A single row of plain values, with the number 1."""
     columns = ", ".join(f"${number}::{kind}" for number, kind in enumerate(ASKED[verb], 1))
     return f"(SELECT {columns}, 1::bigint)"
 
+
+_PLAIN = "SELECT i, fencing_token, acquired_at FROM granted"
+_FOLDED = "SELECT array_agg(i), array_agg(fencing_token), array_agg(acquired_at) FROM granted"
 
 # (A lock has no take. It is said as a comparison with a row asked for: told plainly, the planner takes it for so rare
 # that it goes through the whole table for each row of a batch.)
@@ -117,7 +128,7 @@ WITH asked AS (
 ), cleared AS (
     DELETE FROM {{line}} AS w USING granted AS g WHERE w.name = g.name AND w.ticket <= g.ticket
 )
-SELECT i, fencing_token, acquired_at FROM granted
+{_PLAIN}
 """
 
 # What was not granted: make the rows of new names, put waiters in line, and say who holds the rest. The floor is
@@ -211,7 +222,7 @@ WITH asked AS (
     WHERE l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i, l.name, l.take
 ), {_DEPARTED}
-SELECT r.i, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
+SELECT array_agg(r.i), count(CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END)
 FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
     SELECT w.wake FROM {{line}} AS w
     WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
@@ -230,7 +241,7 @@ WITH asked AS (
     WHERE l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i
 ), {_DEPARTED}
-SELECT i FROM kept
+SELECT array_agg(i) FROM kept
 """
 
 LIST = """\

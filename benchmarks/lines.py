@@ -1,0 +1,167 @@
+"""Works on waiting lines with many in them: how evenly they are served, in which order, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+
+import dibs
+from benchmarks.crowd import answer, crowd
+from benchmarks.handover import file_lock
+from benchmarks.harness import MS, Bench, Round, Target, Unit
+from benchmarks.redis_works import EverySecondRedis
+
+TICKETS = """\
+CREATE TABLE tickets (claim_id text PRIMARY KEY, ticket bigint);
+CREATE FUNCTION note_ticket() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO public.tickets VALUES (NEW.claim_id, NEW.ticket) ON CONFLICT DO NOTHING; RETURN NEW;
+END $$;
+CREATE TRIGGER note_ticket AFTER INSERT ON dibs_lease_line FOR EACH ROW EXECUTE FUNCTION note_ticket()"""
+UNEVEN = Unit("× the fewest", more_is_better=False)
+OUT_OF_ORDER = Unit("out of order", more_is_better=False)
+PROCESSES = 8
+LOOPING_S = 10.0
+LOOPING_QUICK_S = 3.0
+LOOPING_ROUNDS = 3
+WAITERS = 10_000
+WAITERS_QUICK = 2_000
+WAITING_PROCESSES = 5
+
+
+def fairness(bench: Bench) -> None:
+    """8 processes loop on one lock, taking it and giving it back, for 10 s: the most grants to one by the fewest.
+
+    dibs on SQLite, PostgreSQL and Redis serves in the order of arrival; redis-py's ``Lock`` tries again every 100 ms
+    and filelock every 50 ms, as they do by default, so whoever has just released is ahead of everybody. A process that
+    got nothing at all counts as having had one grant.
+    """
+    seconds = LOOPING_QUICK_S if bench.quick else LOOPING_S
+    redis = bench.started(EverySecondRedis)
+    with bench.folder() as folder, bench.database() as postgres_url, ExitStack() as stack:
+
+        def looping(kind: Callable[[str], Any], where: str) -> Round:
+            ends = stack.enter_context(crowd(PROCESSES, _looping_process, kind, where))
+
+            def run() -> list[float]:
+                for end in ends:
+                    end.send((seconds,))
+                grants = [answer(end) for end in ends]
+                return [max(grants) / max(1, min(grants))]
+
+            return run
+
+        peers = {
+            "redis-py Lock": looping(redis_py_lock, redis.create_place()),
+            "filelock": looping(file_lock, str(folder / "filelock")),
+        }
+        for case, url in (
+            ("SQLite", f"sqlite:///{folder}/dibs.db"),
+            ("PostgreSQL", postgres_url),
+            ("Redis", redis.create_place()),
+        ):
+            contestants = {"dibs": looping(dibs_lock_to_loop_on, url), **peers}
+            bench.race(case, UNEVEN, contestants, [Target(1.2)], rounds=LOOPING_ROUNDS)
+            peers = {}  # they are the same beside every store
+
+
+def _looping_process(kind: Callable[[str], Any], where: str) -> Callable[[float], int]:
+    lock = kind(where)
+    lock.acquire()
+    lock.release()
+
+    def run(seconds: float) -> int:
+        until = time.monotonic() + seconds
+        grants = 0
+        while True:
+            lock.acquire()
+            lock.release()
+            if time.monotonic() >= until:
+                return grants
+            grants += 1
+
+    return run
+
+
+def dibs_lock_to_loop_on(url: str) -> Any:
+    return dibs.connect(url).lock("loop")
+
+
+def redis_py_lock(url: str) -> Any:
+    import redis
+
+    return redis.Redis.from_url(url.partition("?")[0]).lock("redis-py-loop", timeout=30)
+
+
+def pg_waiters(bench: Bench) -> None:
+    """10,000 tasks in 5 processes wait for one lock, which each gives back at once; ms a hand-over, and in what order.
+
+    A process is in the store's line with the first of its waiters; the next lines up when that one has been served. Out
+    of order is who is served, by its fencing token, after somebody who came later: later in its process, or later in
+    the store's line, whose tickets a trigger of the benchmark writes down.
+    """
+    waiters = WAITERS_QUICK if bench.quick else WAITERS
+    case = f"{waiters:,} waiters in {WAITING_PROCESSES} processes"
+    out_of_order: list[float] = []
+    with (
+        bench.database() as url,
+        dibs.connect(url) as client,
+        psycopg.connect(url, autocommit=True) as connection,
+        crowd(WAITING_PROCESSES, _waiting_process, url) as ends,
+    ):
+        client.setup()
+        connection.execute(TICKETS)
+
+        def served() -> list[float]:
+            with client.lock("line", ttl=600):
+                for end in ends:
+                    end.send(("line_up", waiters // WAITING_PROCESSES))
+                for end in ends:
+                    answer(end)
+                for end in ends:
+                    end.send(("wait",))
+                start = time.monotonic()
+            grants = [answer(end) for end in ends]
+            took = time.monotonic() - start
+            tickets: dict[str, int] = dict(connection.execute("SELECT claim_id, ticket FROM tickets").fetchall())
+            out_of_order.append(float(violations(grants, tickets)))
+            return [took * 1000 / waiters]
+
+        bench.race(case, MS, {"dibs": served}, rounds=2)
+        bench.race(case, OUT_OF_ORDER, {"dibs": lambda: out_of_order}, [Target(0.0)], rounds=1)
+
+
+def violations(grants: list[list[tuple[int, str]]], tickets: dict[str, int]) -> int:
+    """How many were served too late; ``grants`` are token and claim of each process's waiters, in order of arrival."""
+    served = sorted(grant for of_one in grants for grant in of_one)
+    # (Who found the lock free and nobody in line has no ticket.)
+    lines = [[tickets[claim_id] for _, claim_id in served if claim_id in tickets]]
+    lines += [[token for token, _ in of_one] for of_one in grants]
+    return sum(later < earlier for line in lines for earlier, later in pairwise(line))
+
+
+def _waiting_process(url: str) -> Callable[..., object]:
+    loop = asyncio.new_event_loop()
+    client = dibs.connect_async(url)
+    tasks: list[asyncio.Task[tuple[int, str]]] = []
+
+    async def wait() -> tuple[int, str]:
+        async with client.lock("line") as lease:
+            return lease.fencing_token, lease.claim_id
+
+    async def line_up(count: int) -> None:
+        tasks[:] = [asyncio.ensure_future(wait()) for _ in range(count)]
+        await asyncio.sleep(0.5)  # they are in line, the first of them in the store's
+
+    async def finish() -> list[tuple[int, str]]:
+        return await asyncio.gather(*tasks)
+
+    def do(verb: str, count: int = 0) -> object:
+        return loop.run_until_complete(line_up(count) if verb == "line_up" else finish())
+
+    return do
