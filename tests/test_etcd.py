@@ -184,7 +184,7 @@ def test_the_line_outlives_its_etcd_lease(store: EtcdStore, etcd: EtcdServer) ->
     store.act([Acquire("n", "a-1", 30, "h")], soon())
     (first,) = store.act([Acquire("n", "b-1", 30, "h", None, "b")], soon())
     assert isinstance(first, Held)
-    etcd.ask("lease/revoke", {"ID": store._line_lease})
+    etcd.ask("lease/revoke", {"ID": store._leases.of_line})
     (second,) = store.act([Acquire("n", "c-1", 30, "h", None, "c")], soon())
     assert isinstance(second, Held)
     (again,) = store.act([Acquire("n", "b-1", 30, "h", None, "b", first.ticket)], soon())
