@@ -28,11 +28,13 @@ from __future__ import annotations
 
 import json
 from math import ceil
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.clock import boot_now, wall_now
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.store import (
+    ANY_SLOT,
     ANY_TICKET,
     GONE,
     RELEASED,
@@ -41,12 +43,14 @@ from dibs.store import (
     Finding,
     Granted,
     Held,
+    Mismatch,
     Outcome,
     Release,
     Renew,
     Renewed,
     Request,
     StoreAddress,
+    StoreBusy,
     StoredLease,
 )
 from dibs.stores import etcd_check, etcd_watch
@@ -54,6 +58,7 @@ from dibs.stores import etcd_keys as keys
 from dibs.stores.etcd_flights import Flights, LeaseGone
 from dibs.stores.etcd_gateway import Access, Gateway, access_to
 from dibs.stores.etcd_leases import NO_TIME, Leases, Row, keepalives, whole
+from dibs.stores.etcd_pools import ASK_AGAIN, Pools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +82,7 @@ CAPABILITIES = Capabilities(
     # Etcd leases last whole seconds, and their end is noticed up to half a second late; never early.
     resolution_s=0.99,
     margin_s=0.010,
+    permits=True,
 )
 # What a URL may carry besides.
 OPTIONS = ("prefix", "ca", "cert", "key")
@@ -116,6 +122,7 @@ class EtcdStore:
         self._leases = Leases(self._gateway, self._flights)
         self._layout = keys.Layout(prefix)
         self._watches = watches  # of the clients of this process, by their addresses
+        self._pools = Pools(self._layout, self._flights, self._leases, watches, self._renew)
         self._facts: etcd_check.Facts | None = None
         self._free: dict[str, _Free] = {}
 
@@ -140,12 +147,14 @@ class EtcdStore:
                 mine = [row for row in rows if type(row.request) is kind]
                 if mine:
                     act(mine, outcomes, deadline)
+        if all(outcome is ASK_AGAIN for outcome in outcomes):
+            raise StoreBusy("etcd: others were quicker, time after time")
         return outcomes
 
     # -- releasing ------------------------------------------------------------------------------------------------
 
     def _release(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        places = self._places_of([row for row in rows if row.request.ticket == ANY_TICKET], deadline)
+        rows, places = self._found([row for row in rows if _unsure(row.request)], rows, deadline)
         deletions: list[str] = []
         owners: list[Row | None] = []  # whose grant a deletion ends, if any
         for row in rows:
@@ -167,32 +176,42 @@ class EtcdStore:
 
     def _release_later(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         """Put a key that is no claim's in the place of the holder's, for as long as the name is kept."""
-        spans = [keys.get_all(self._layout.permit(row.request.name), keys.FIRST) for row in rows]
-        found = self._flights.operations(spans, deadline)[0]
+        looks = [keys.get_whole(self._claim_of(row)) for row in rows]
+        found = self._flights.operations(looks, deadline)[0]
         mine: dict[int, keys.Kept] = {}
         for row, answer in zip(rows, found, strict=True):
             for key in keys.kept(answer):
-                if key.key == self._claim_of(row):
-                    mine[row.place] = key
+                mine[row.place] = key
         rows = [row for row in rows if row.place in mine]
 
         def text(row: Row, lease: str) -> str:
             key = mine[row.place]
             value = keys.marker_of(key, row.request.info)
-            marker = keys.put(self._layout.claim(row.request.name, ""), value, lease)
+            marker = keys.put(self._layout.claim(row.request.name, "", row.request.slot), value, lease)
             return keys.txn([keys.unchanged(key)], [keys.delete(key.key), marker])
 
         _, sent = self._leases.attach(rows, text, [ceil(row.request.keep) for row in rows], deadline)
         for row, (released, _, _) in zip(rows, sent.results, strict=True):
             self._ended(row, released, outcomes)
 
-    def _places_of(self, rows: list[Row], deadline: Deadline) -> dict[int, list[str]]:
-        """The places in line of claims that were never told their ticket."""
-        lines = [keys.get_all(self._layout.line(row.request.name), keys.KEYS_ONLY) for row in rows]
-        return {
-            row.place: [key.key for key in keys.kept(answer) if key.place()[1] == row.request.claim_id]
-            for row, answer in zip(rows, self._flights.operations(lines, deadline)[0], strict=True)
-        }
+    def _found(self, unsure: list[Row], rows: list[Row], deadline: Deadline) -> tuple[list[Row], dict[int, list[str]]]:
+        """The rows, with the slots of those that were never told theirs; and the places in line of these."""
+        looks = []
+        for row in unsure:
+            spans = self._layout.line(row.request.name), self._layout.permit(row.request.name)
+            looks += [keys.get_all(span, keys.KEYS_ONLY) for span in spans]
+        answers = iter(self._flights.operations(looks, deadline)[0])
+        places: dict[int, list[str]] = {}
+        slots: dict[int, int] = {}
+        for row in unsure:
+            claim_id = row.request.claim_id
+            line, permit = keys.kept(next(answers)), keys.kept(next(answers))
+            if row.request.ticket == ANY_TICKET:
+                places[row.place] = [key.key for key in line if key.place()[1] == claim_id]
+            if row.request.slot == ANY_SLOT:  # a claim that is not found has no slot, and no key in that
+                slots[row.place] = next((key.slot() for key in permit if key.claim_id() == claim_id), ANY_SLOT)
+        rows = [Row(row.place, row.request._replace(slot=slots.get(row.place, row.request.slot))) for row in rows]
+        return rows, places
 
     def _ended(self, row: Row, released: bool, outcomes: list[Any]) -> None:
         outcomes[row.place] = RELEASED if released else GONE
@@ -202,7 +221,7 @@ class EtcdStore:
 
     def _renew(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         rows = [row for row in rows if row.request.claim_id]
-        looks = [keys.get(self._layout.claim(row.request.name, row.request.claim_id)) for row in rows]
+        looks = [keys.get(self._claim_of(row)) for row in rows]
         found = self._flights.operations(looks, deadline)[0]
         hanging: dict[str, list[Row]] = {}
         seen: dict[int, keys.Kept] = {}
@@ -251,6 +270,14 @@ class EtcdStore:
     # -- acquiring ------------------------------------------------------------------------------------------------
 
     def _acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        pools = [row for row in rows if row.request.permits]
+        if pools:
+            self._pools.acquire(pools, outcomes, deadline)
+        locks = [row for row in rows if not row.request.permits]
+        if locks:
+            self._acquire_locks(locks, outcomes, deadline)
+
+    def _acquire_locks(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         asking = {row.place: row for row in rows}
         views: dict[int, _View] = {}
         # Who has not asked before, or was woken, may well be the next: it tries at once. Others look first.
@@ -266,6 +293,8 @@ class EtcdStore:
         now = boot_now()
         for index, view in views.items():
             row = asking[index]
+            if self._has_permits(row, views):
+                continue
             ahead = view.holder is not None or self._somebody_ahead(row.request.name, view, now)
             if view.holder is not None and view.holder.key == self._claim_of(row):
                 continue  # its own, see below
@@ -276,10 +305,19 @@ class EtcdStore:
         if entering:
             trying += self._enter(entering, views, deadline)
         late = self._grant(trying, views, outcomes, deadline, hopeful=False) if trying else []
-        late = [row for row in late if row.request.wake is not None and not views[row.place].in_line]
+        late = [
+            row
+            for row in late
+            if row.request.wake is not None and not views[row.place].in_line and not self._has_permits(row, views)
+        ]
         if late:  # somebody else was quicker
             self._enter(late, views, deadline)
         self._answer([row for row in rows if type(outcomes[row.place]) is not Granted], views, outcomes, deadline)
+
+    def _has_permits(self, row: Row, views: dict[int, _View]) -> bool:
+        """Whether the name turned out to be no lock."""
+        holder = views[row.place].holder
+        return holder is not None and holder.key == self._layout.head(row.request.name)
 
     def _was_woken(self, request: Acquire) -> bool:
         watch = self._watches.get(request.wake) if request.wake is not None else None
@@ -399,6 +437,10 @@ class EtcdStore:
         mine = [row for row in rows if (key := views[row.place].holder) is not None and key.key == self._claim_of(row)]
         if mine:
             self._confirm(mine, views, outcomes, deadline)
+        for row in rows:
+            holder = views[row.place].holder
+            if holder is not None and self._has_permits(row, views):
+                outcomes[row.place] = Mismatch(int(holder.number("permits")))
         rows = [row for row in rows if outcomes[row.place] is GONE]
         holders = {row.place: key for row in rows if (key := views[row.place].holder) is not None}
         times, _ = (
@@ -426,7 +468,8 @@ class EtcdStore:
 
     def _confirm(self, rows: list[Row], views: dict[int, _View], outcomes: list[Any], deadline: Deadline) -> None:
         """Grant again to those who hold already: their leases last a ttl from now, as after a renewal."""
-        self._renew(rows, outcomes, deadline)
+        renewals = [Row(row.place, Renew(row.request.name, row.request.claim_id, row.request.ttl)) for row in rows]
+        self._renew(renewals, outcomes, deadline)
         for row in rows:
             holder = views[row.place].holder
             assert holder is not None
@@ -436,7 +479,8 @@ class EtcdStore:
             outcomes[row.place] = Granted(shown.fencing_token, shown.since)
 
     def _claim_of(self, row: Row) -> str:
-        return self._layout.claim(row.request.name, row.request.claim_id)
+        slot = 1 if type(row.request) is Acquire else row.request.slot
+        return self._layout.claim(row.request.name, row.request.claim_id, slot)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -447,22 +491,24 @@ class EtcdStore:
         for key in keys.kept(answers[1]):
             name = key.name(len(self._layout.lines))
             count[name] = count.get(name, 0) + 1
-        found = keys.kept(answers[0])
+        start = len(self._layout.leases)
+        found = [key for key in keys.kept(answers[0]) if key.key != self._layout.head(key.name(start))]
         times, _ = self._leases.times_left(dict.fromkeys(key.lease for key in found), deadline)
         now = wall_now()
         shown = []
         for key in found:
-            name, left = key.name(len(self._layout.leases)), times[key.lease].free_in
-            holder, token, since, info = key.shown()
-            shown.append(StoredLease(name, 1, holder, token, since, now + left, left, info, count.get(name, 0)))
-        return shown
+            name, left = key.name(start), times[key.lease].free_in
+            holder, token, since, info, take = key.shown()
+            others = count.get(name, 0)
+            shown.append(StoredLease(name, key.slot(), holder, token, since, now + left, left, info, others, take))
+        return sorted(shown, key=itemgetter(0, 1))
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        answers, _ = self._flights.operations([keys.get_all(self._layout.permit(name), keys.FIRST)], deadline)
-        marker = self._layout.claim(name, "")
+        answers, _ = self._flights.operations([keys.get_all(self._layout.slots(name))], deadline)
         for key in keys.kept(answers[0]):
             if key.shown().fencing_token != fencing_token:
                 continue
+            marker = self._layout.claim(name, "", key.slot())
             if key.key == marker and not now:
                 return True
             ends = [keys.delete(key.key)]
@@ -475,8 +521,8 @@ class EtcdStore:
         return False
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
-        """Nothing is kept of what is free: the floor under the tokens is the cluster's own revision."""
-        return 0
+        """Of free locks nothing is kept: the floor under tokens is the cluster's revision. Of others the head is."""
+        return self._pools.purge(older_than, deadline)
 
     def setup(self, deadline: Deadline) -> None:
         """Nothing to make; but what is wrong with address, login or rights is said now."""
@@ -520,6 +566,11 @@ def _seen(request: Acquire, answers: list[Any], revision: int) -> _View:
             if claim_id == request.claim_id:
                 return _View(revision, holder, line[:number], ticket, True)
     return _View(revision, holder, line, None, False)
+
+
+def _unsure(release: Release) -> bool:
+    """Whether it is for a claim that was never told its ticket or its slot."""
+    return release.ticket == ANY_TICKET or release.slot == ANY_SLOT
 
 
 def _rounds(requests: Sequence[Request]) -> list[list[Row]]:

@@ -49,17 +49,16 @@ class Flights:
         if len(texts) == 1:
             flight.append(("kv/txn", texts[0]))
         else:
-            for start in range(0, len(texts), together_max):
-                nested = (f'{{"request_txn":{text}}}' for text in texts[start : start + together_max])
-                flight.append(("kv/txn", keys.txn((), nested)))
+            parts = (texts[start : start + together_max] for start in range(0, len(texts), together_max))
+            flight += [("kv/txn", keys.txn((), map(keys.nested, part))) for part in parts]
         answers = self._gateway.flight(flight, deadline)
         results: list[tuple[bool, list[Any], int]] = []
         for answer in answers[len(before) :]:
             if type(answer) is Refusal:
                 raise LeaseGone
             revision = int(answer["header"]["revision"])
-            parts = [answer] if len(texts) == 1 else [part["response_txn"] for part in answer["responses"]]
-            results += [(part.get("succeeded", False), part.get("responses", []), revision) for part in parts]
+            single = [answer] if len(texts) == 1 else [part["response_txn"] for part in answer["responses"]]
+            results += [(part.get("succeeded", False), part.get("responses", []), revision) for part in single]
         return Sent(results, _terms(answers))
 
     def operations(

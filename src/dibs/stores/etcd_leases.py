@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from dibs.clock import boot_now
 from dibs.errors import StoreUnavailable
@@ -35,6 +35,16 @@ class Row(NamedTuple):
 
     place: int
     request: Any
+
+
+class Asking(Protocol):
+    """What stands for a request while it is served."""
+
+    @property
+    def request(self) -> Any: ...
+
+
+A = TypeVar("A", bound=Asking)
 
 
 class Lease(NamedTuple):
@@ -79,8 +89,8 @@ class Leases:
 
     def attach(
         self,
-        rows: list[Row],
-        text: Callable[[Row, str], str],
+        rows: list[A],
+        text: Callable[[A, str], str],
         ttls: list[int],
         deadline: Deadline,
         together_max: int = OPS_MAX,
@@ -151,7 +161,7 @@ class Leases:
     def _put_by(self, lease: Lease) -> None:
         self._idle.setdefault(lease.ttl, deque(maxlen=IDLE_MAX)).append(lease)
 
-    def in_line(self, rows: list[Row], text: Callable[[Row, str], str], deadline: Deadline) -> Sent:
+    def in_line(self, rows: list[A], text: Callable[[A, str], str], deadline: Deadline) -> Sent:
         """Send transactions that put places in line, which hang on an etcd lease of this store."""
         if self.of_line:
             alive = ("lease/keepalive", keepalives([self.of_line]))
