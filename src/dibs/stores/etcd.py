@@ -1,8 +1,9 @@
 """etcd: a lease is a key that one transaction made because the name had none, attached to an etcd lease of its ttl.
 
-*A permit* is the range of keys ``<prefix>lease/<name>\\0/1/``; *a grant* is the transaction "no key in that range: put
+*A lock* is the range of keys ``<prefix>lease/<name>\\0/``; *a grant* is the transaction "no key in that range: put
 ``…/1/<claim id>``". As the claim id stands in the key, being the holder is the existence of one's own key: a release
-deletes that key and no other, a repetition finds it there. Values are JSON for people: holder, since, ttl, info.
+deletes that key and no other, a repetition finds it there. Values are JSON for people: holder, since, ttl, info. A name
+with permits has one more key there, its head, so that it is never a lock as well; ``etcd_pools`` grants them.
 
 *The token* is the revision of the granting transaction (the key's ``create_revision``): it rises with every write to
 the cluster, for ever, and renewals leave it alone. Nothing has to be kept for it when a lease ends, so nothing is.
@@ -209,7 +210,9 @@ class EtcdStore:
             if row.request.ticket == ANY_TICKET:
                 places[row.place] = [key.key for key in line if key.place()[1] == claim_id]
             if row.request.slot == ANY_SLOT:  # a claim that is not found has no slot, and no key in that
-                slots[row.place] = next((key.slot() for key in permit if key.claim_id() == claim_id), ANY_SLOT)
+                slots[row.place] = next(
+                    (slot for slot, whose in map(keys.Kept.permit, permit) if whose == claim_id), ANY_SLOT
+                )
         rows = [Row(row.place, row.request._replace(slot=slots.get(row.place, row.request.slot))) for row in rows]
         return rows, places
 
@@ -500,7 +503,7 @@ class EtcdStore:
             name, left = key.name(start), times[key.lease].free_in
             holder, token, since, info, take = key.shown()
             others = count.get(name, 0)
-            shown.append(StoredLease(name, key.slot(), holder, token, since, now + left, left, info, others, take))
+            shown.append(StoredLease(name, key.permit()[0], holder, token, since, now + left, left, info, others, take))
         return sorted(shown, key=itemgetter(0, 1))
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
@@ -508,7 +511,7 @@ class EtcdStore:
         for key in keys.kept(answers[0]):
             if key.shown().fencing_token != fencing_token:
                 continue
-            marker = self._layout.claim(name, "", key.slot())
+            marker = self._layout.claim(name, "", key.permit()[0])
             if key.key == marker and not now:
                 return True
             ends = [keys.delete(key.key)]

@@ -60,14 +60,10 @@ class Kept(NamedTuple):
         ticket, _, claim_id = unb64(self.key).rpartition("\0/")[2].partition("/")
         return int(ticket, 16), claim_id
 
-    def slot(self) -> int:
-        """Of a key that is no head: which of the name's permits it is."""
-        text = unb64(self.key).rpartition("\0/")[2].partition("/")[0]
-        return int(text) if text.isdecimal() else 1
-
-    def claim_id(self) -> str:
-        """Of a key that is no head: whose it is; empty where the name is kept."""
-        return unb64(self.key).rpartition("\0/")[2].partition("/")[2]
+    def permit(self) -> tuple[int, str]:
+        """Of a key that is no head: which of the name's permits it is, and whose; nobody's where the name is kept."""
+        slot, _, claim_id = unb64(self.key).rpartition("\0/")[2].partition("/")
+        return int(slot) if slot.isdecimal() else 1, claim_id
 
     def number(self, what: str) -> float:
         """A number in a value that has nothing else to tell; 0 where it is not said."""

@@ -49,7 +49,7 @@ class View(NamedTuple):
         for key in self.holders:
             holder, token, since, _, take = key.shown()
             left = 0.0 if ends_in is None else ends_in[key.lease]
-            holdings.append(Holding(key.slot(), key.claim_id(), take, holder, token, since, left))
+            holdings.append(Holding(*key.permit(), take, holder, token, since, left))
         line = [
             Waiting(*key.place(), int(key.number("take")) or 1, silence)
             for key, silence in zip(self.line, self.silences, strict=True)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dibs.stores.etcd_leases import Leases
     from dibs.stores.etcd_pool_view import View
     from dibs.stores.etcd_watch import EtcdWatch
+    from dibs.stores.permits import State
 
 # How often a request is decided anew in one call because others were quicker.
 TRIES = 20
@@ -105,12 +106,13 @@ class Pools:
             entering: list[_Asked] = []
             for asked in asking:
                 request, permits = asked.request, asked.view.permits
-                decision = Mismatch(0) if permits == 0 else decide(asked.view.state(), request)
+                state = asked.view.state()
+                decision = Mismatch(0) if permits == 0 else decide(state, request)
                 if isinstance(decision, Mismatch):
                     outcomes[asked.place] = decision
                 elif isinstance(decision, Grant):
                     asked.grant = decision
-                    asked.beside = _beside(asked.view, decision, MORE_SLOTS if number else FIRST_SLOTS)
+                    asked.beside = _beside(asked.view, state, decision, MORE_SLOTS if number else FIRST_SLOTS)
                     (granting if decision.again is None else repeating).append(asked)
                 elif (request.wake is not None and not asked.entered) or permits != request.permits:
                     entering.append(asked)
@@ -297,14 +299,14 @@ class Pools:
         return sum(succeeded for succeeded, _, _ in sent.results)
 
 
-def _beside(view: View, grant: Grant, slots_max: int) -> list[int]:
+def _beside(view: View, state: State, grant: Grant, slots_max: int) -> list[int]:
     """The slots in which a single permit can be granted beside others; none where it takes an exclusive grant."""
     head = view.head
-    if head is None or grant.take > 1 or grant.permits != view.permits:
+    if head is None or grant.take > 1 or grant.permits != state.permits:
         return []
     if abs(wall_now() - head.number("at")) > HEAD_AGE_S:
         return []
-    taken = {key.slot() for key in view.holders}
+    taken = {holding.slot for holding in state.holdings}
     free = (slot for slot in count(1) if slot not in taken)
     return list(islice(free, min(slots_max, grant.left + 1)))
 
