@@ -23,7 +23,7 @@ from hypothesis.stateful import run_state_machine_as_test
 import dibs
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import GONE, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Renewed, StoreBusy
+from dibs.store import ANY_SLOT, GONE, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Renewed, StoreBusy
 from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_check import _answers_early
@@ -350,9 +350,14 @@ def test_permits_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
     assert etcd.keys(prefix) == {}
 
 
-def test_a_free_permit_takes_two_round_trips(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transaction looks, another grants; the release is one deletion. etcd leases are used again."""
-    act(store, permits("n", "a-1", 3), Release("n", "a-1"))
+@pytest.mark.parametrize("others, trips", [(0, 1), (1, 2)])
+def test_a_free_permit_takes_few_round_trips(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch, others: int, trips: int
+) -> None:
+    """One transaction looks, another grants; where nobody held any before, that is tried at once."""
+    for number in range(others):
+        act(other_store, permits("n", f"o-{number}", 3))
+    act(store, permits("n", "a-1", 3), Release("n", "a-1", 1 + others))
     flights: list[list[str]] = []
     flight = Gateway.flight
 
@@ -362,15 +367,39 @@ def test_a_free_permit_takes_two_round_trips(store: EtcdStore, monkeypatch: pyte
 
     monkeypatch.setattr(Gateway, "flight", noted)
     for claim in ("a-2", "a-3"):
-        assert isinstance(act(store, permits("n", claim, 3)), Granted)
-        assert act(store, Release("n", claim)) == RELEASED
-        assert [path for one in flights for path in one if path != "lease/keepalive"] == [
-            "kv/txn",
-            "kv/txn",
-            "kv/deleterange",
-        ]
-        assert len(flights) == 3
+        assert act(store, permits("n", claim, 3)).slot == 1 + others
+        assert act(store, Release("n", claim, 1 + others)) == RELEASED
+        sent = [[path for path in one if path != "lease/keepalive"] for one in flights]
+        assert sent == [["kv/txn"]] * trips + [["kv/deleterange"]]
         flights.clear()
+
+
+@pytest.mark.parametrize("take", [1, 3])
+def test_what_was_idle_may_be_no_more(store: EtcdStore, other_store: EtcdStore, take: int) -> None:
+    """A name that nobody held when it was last seen may be held, waited for, resized, purged or a lock by now."""
+    mine, theirs = permits("n", "a-2", 3, take), permits("n", "b-1", 3, 3)
+
+    def seen_idle() -> None:
+        act(store, permits("n", "a-1", 3, take), Release("n", "a-1", ANY_SLOT))
+
+    seen_idle()
+    act(other_store, theirs)
+    assert isinstance(act(store, mine), Held)
+    act(other_store, Release("n", "b-1", 1))
+    seen_idle()
+    act(other_store, theirs, waits_for_permits("n", "b-2", 3, 3), Release("n", "b-1", 1))
+    assert isinstance(act(store, mine), Held)
+    act(other_store, Release("n", "b-2", ANY_SLOT, 0))
+    seen_idle()
+    act(other_store, permits("n", "b-3", 2)._replace(resize=True), Release("n", "b-3", 1))
+    assert act(store, mine) == Mismatch(2)
+    act(other_store, permits("n", "b-4", 3)._replace(resize=True), Release("n", "b-4", 1))
+    seen_idle()
+    assert other_store.purge(0, soon()) == 1
+    act(other_store, Acquire("n", "b-5", 30, "h"))
+    assert act(store, mine) == Mismatch(0)
+    act(other_store, Release("n", "b-5"))
+    assert act(store, mine).slot == 1
 
 
 def in_between(store: EtcdStore, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:

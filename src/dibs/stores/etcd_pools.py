@@ -15,10 +15,11 @@ does: ends and reductions make room; who is granted beside others within this re
 and who is granted above it has a greater reach, for which this one's free slots were counted as filled, too. Slots are
 never held twice, as each grant asks for an empty one.
 
+A name that nobody held or waited for when it was last seen is not read first: its grant rests on that being so still.
 Who loses a race is shown what there is now, decides anew, and is told to ask again after ``TRIES``.
 
-Whoever waits writes its place in line each time it asks, so that others see it alive. The first in line follows all who
-hold, the others the last before them who is alive.
+Whoever waits writes its place in line each time it asks, to be seen alive. The first in line follows all who hold, the
+others the last before them who is alive.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Granted, Held, Mismat
 from dibs.stores import etcd_keys as keys
 from dibs.stores.etcd_flights import OPS_MAX
 from dibs.stores.etcd_leases import Row, whole
-from dibs.stores.etcd_pool_view import Views
+from dibs.stores.etcd_pool_view import NAMES_MAX, View, Views
 from dibs.stores.permits import Grant, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.clock import Deadline
+    from dibs.store import Release
     from dibs.stores.etcd_flights import Flights
     from dibs.stores.etcd_leases import Leases
-    from dibs.stores.etcd_pool_view import View
     from dibs.stores.etcd_watch import EtcdWatch
     from dibs.stores.permits import State
 
@@ -58,6 +59,8 @@ assert MORE_TOGETHER + MORE_SLOTS * (2 + CLEAR_MAX) <= OPS_MAX
 assert FIRST_TOGETHER + FIRST_SLOTS * (2 + CLEAR_MAX) <= OPS_MAX
 # The head tells purge when permits were last granted, about: it is written again with the first grant after this.
 HEAD_AGE_S = 3600.0
+# The revision of a view of which nothing was read.
+ASSUMED = 0
 # What is told to those who lost every race.
 ASK_AGAIN = Held(None, 0, 0.0, 0.0)
 
@@ -67,6 +70,7 @@ class _Asked:
 
     grant: Grant
     entered = False
+    head = ""  #: That an exclusive grant writes.
     #: The slots in which a single permit may be granted beside others; none for an exclusive grant.
     beside: list[int]
 
@@ -93,10 +97,22 @@ class Pools:
         self._watches = watches
         self._renew = renew
         self._views = Views(layout)
+        # Names that nobody held or waited for when they were last seen: it is tried whether that is still so. And the
+        # claims, each alone with its name when it was granted, whose ends make them so.
+        self._idle: dict[str, View] = {}
+        self._alone_with: dict[str, View] = {}
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         """Decide these acquires of permits, one a name."""
-        asking = self._look(rows, deadline)
+        looking, asking = [], []
+        for row in rows:
+            view = self._idle.pop(row.request.name, None)
+            if view is None or view.permits != row.request.permits:
+                looking.append(row)
+            else:  # only a grant can come of it
+                asking.append(_Asked(row, view))
+        if looking:
+            asking += self._look(looking, deadline)
         for asked in asking:
             outcomes[asked.place] = ASK_AGAIN
         refused: list[_Asked] = []
@@ -157,6 +173,7 @@ class Pools:
             else:
                 outcomes[asked.place] = Granted(revision, since, slot)
                 granted.append((whole(request.ttl), request.claim_id))
+                self._note(asked, revision)
         self._leases.granted(leases, granted)
         return late
 
@@ -170,20 +187,46 @@ class Pools:
             if key is not own and silence >= LINE_GRACE_S
         )
         leaving = [*islice(silent, CLEAR_MAX), *([] if own is None else [keys.delete(own.key)])]
+        asked.head = ""
         for slot in reversed(asked.beside):
             assert view.head is not None
             granting = [keys.put(self._layout.claim(name, request.claim_id, slot), value, lease), *leaving]
-            text = keys.txn([keys.same(view.head), keys.nothing_in(self._layout.slot(name, slot))], granting, otherwise)
+            free = [keys.same(view.head), keys.nothing_in(self._layout.slot(name, slot))]
+            text = keys.txn(self._alone(name, view) if view.revision == ASSUMED else free, granting, otherwise)
             otherwise = [keys.nested(text)]
         if asked.beside:
             return text
-        grant = keys.put(self._layout.claim(name, request.claim_id, asked.grant.slot), value, lease)
-        head = keys.put(self._layout.head(name), keys.head_of(asked.grant.permits, since), "0")
-        return keys.txn(self._alone(name, view), [head, grant, *leaving], otherwise)
+        granting = [keys.put(self._layout.claim(name, request.claim_id, asked.grant.slot), value, lease), *leaving]
+        asked.head = keys.head_of(asked.grant.permits, since)
+        granting.append(keys.put(self._layout.head(name), asked.head, "0"))
+        return keys.txn(self._alone(name, view), granting, otherwise)
+
+    def _note(self, asked: _Asked, revision: int) -> None:
+        """Note that a grant was of a name that nobody else held or waited for."""
+        request, view = asked.request, asked.view
+        if view.holders or view.line:
+            return
+        head = view.head
+        if asked.head:
+            head = keys.Kept(self._layout.head(request.name), revision, revision, "0", keys.b64(asked.head))
+        if len(self._alone_with) >= NAMES_MAX:
+            self._alone_with.clear()
+        self._alone_with[request.claim_id] = View(ASSUMED, head, [], [], [])
+
+    def ended(self, release: Release) -> None:
+        """Note that a claim has given its permits back."""
+        view = self._alone_with.pop(release.claim_id, None)
+        if view is not None:
+            if len(self._idle) >= NAMES_MAX:
+                self._idle.clear()
+            self._idle[release.name] = view
 
     def _alone(self, name: str, view: View) -> list[str]:
         """The comparisons that are true while nobody was granted anything since a view, nor the limit changed."""
         permit = self._layout.permit(name)
+        if view.revision == ASSUMED and view.head is not None:
+            still_idle = [keys.nothing_in(self._layout.slots(name)), keys.nothing_in(self._layout.line(name))]
+            return [keys.same(view.head), *still_idle]
         if view.head is None:
             return [keys.nothing_in(permit)]
         return [keys.same(view.head), keys.none_newer(permit, view.revision)]
@@ -306,6 +349,8 @@ def _beside(view: View, state: State, grant: Grant, slots_max: int) -> list[int]
         return []
     if abs(wall_now() - head.number("at")) > HEAD_AGE_S:
         return []
+    if view.revision == ASSUMED:
+        return [grant.slot]
     taken = {holding.slot for holding in state.holdings}
     free = (slot for slot in count(1) if slot not in taken)
     return list(islice(free, min(slots_max, grant.left + 1)))
