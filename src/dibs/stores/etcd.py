@@ -219,7 +219,7 @@ class EtcdStore:
     def _ended(self, row: Row, released: bool, outcomes: list[Any]) -> None:
         outcomes[row.place] = RELEASED if released else GONE
         self._leases.ended(row.request.claim_id, released=released)
-        self._pools.ended(row.request)
+        self._pools.views.ended(row.request)
 
     # -- renewing -------------------------------------------------------------------------------------------------
 

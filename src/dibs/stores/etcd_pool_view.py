@@ -14,13 +14,15 @@ from dibs.stores import etcd_keys as keys
 from dibs.stores.permits import Holding, State, Waiting
 
 if TYPE_CHECKING:
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Release
 
 # A waiter that was never seen to ask is given less than the whole grace: it may have been silent before. As for locks,
 # the dead delay the line by a look and this together, within the promised 2 s.
 SEEN_FIRST_S = 0.95
-# Names whose lines are remembered.
+# What is remembered: names whose lines were seen, idle names, claims that were granted those.
 NAMES_MAX = 10_000
+# The revision of a view that nothing was read for.
+ASSUMED = 0
 
 
 class View(NamedTuple):
@@ -69,11 +71,14 @@ class _Sign(NamedTuple):
 
 
 class Views:
-    """Makes views, and remembers what it saw of those in line."""
+    """Makes views, and remembers who was seen in line, and which names nobody held or waited for."""
 
     def __init__(self, layout: keys.Layout) -> None:
         self._layout = layout
         self._signs: dict[str, dict[str, _Sign]] = {}
+        # What to assume of idle names, and of those whose single holder's claim ends.
+        self._idle: dict[str, View] = {}
+        self._lone: dict[str, View] = {}
 
     def asked(self, name: str) -> list[str]:
         """The operations whose answers make a view."""
@@ -94,3 +99,31 @@ class Views:
                 self._signs.clear()
             self._signs[name] = signs
         return View(revision, head, holders, line, [sign.silence(now) for sign in signs.values()])
+
+    # -- names that were idle -------------------------------------------------------------------------------------
+
+    def idle(self, request: Acquire) -> View | None:
+        """What to assume of a name that was idle when it was last seen, of which only a grant can come; used once."""
+        view = self._idle.pop(request.name, None)
+        return view if view is not None and view.permits == request.permits else None
+
+    def granted(self, request: Acquire, view: View, head: str, revision: int) -> None:
+        """Note a grant that rested on this view; ``head`` is what it wrote there, if anything."""
+        if view.holders or view.line:
+            return
+        kept = view.head
+        if head:
+            kept = keys.Kept(self._layout.head(request.name), revision, revision, "0", keys.b64(head))
+        _put(self._lone, request.claim_id, View(ASSUMED, kept, [], [], []))
+
+    def ended(self, release: Release) -> None:
+        """Note that a claim has ended."""
+        view = self._lone.pop(release.claim_id, None)
+        if view is not None:
+            _put(self._idle, release.name, view)
+
+
+def _put(remembered: dict[str, View], key: str, view: View) -> None:
+    if len(remembered) >= NAMES_MAX:
+        remembered.clear()
+    remembered[key] = view

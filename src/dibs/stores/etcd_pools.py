@@ -33,16 +33,16 @@ from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Granted, Held, Mismat
 from dibs.stores import etcd_keys as keys
 from dibs.stores.etcd_flights import OPS_MAX
 from dibs.stores.etcd_leases import Row, whole
-from dibs.stores.etcd_pool_view import NAMES_MAX, View, Views
+from dibs.stores.etcd_pool_view import ASSUMED, Views
 from dibs.stores.permits import Grant, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.clock import Deadline
-    from dibs.store import Release
     from dibs.stores.etcd_flights import Flights
     from dibs.stores.etcd_leases import Leases
+    from dibs.stores.etcd_pool_view import View
     from dibs.stores.etcd_watch import EtcdWatch
     from dibs.stores.permits import State
 
@@ -59,8 +59,6 @@ assert MORE_TOGETHER + MORE_SLOTS * (2 + CLEAR_MAX) <= OPS_MAX
 assert FIRST_TOGETHER + FIRST_SLOTS * (2 + CLEAR_MAX) <= OPS_MAX
 # The head tells purge when permits were last granted, about: it is written again with the first grant after this.
 HEAD_AGE_S = 3600.0
-# The revision of a view of which nothing was read.
-ASSUMED = 0
 # What is told to those who lost every race.
 ASK_AGAIN = Held(None, 0, 0.0, 0.0)
 
@@ -96,20 +94,16 @@ class Pools:
         self._leases = leases
         self._watches = watches
         self._renew = renew
-        self._views = Views(layout)
-        # Names that nobody held or waited for when they were last seen: it is tried whether that is still so. And the
-        # claims, each alone with its name when it was granted, whose ends make them so.
-        self._idle: dict[str, View] = {}
-        self._alone_with: dict[str, View] = {}
+        self.views = Views(layout)
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         """Decide these acquires of permits, one a name."""
         looking, asking = [], []
         for row in rows:
-            view = self._idle.pop(row.request.name, None)
-            if view is None or view.permits != row.request.permits:
+            view = self.views.idle(row.request)
+            if view is None:
                 looking.append(row)
-            else:  # only a grant can come of it
+            else:
                 asking.append(_Asked(row, view))
         if looking:
             asking += self._look(looking, deadline)
@@ -147,10 +141,10 @@ class Pools:
             self._refuse(refused, outcomes, deadline)
 
     def _look(self, rows: list[Row], deadline: Deadline) -> list[_Asked]:
-        texts = [keys.txn((), self._views.asked(row.request.name)) for row in rows]
+        texts = [keys.txn((), self.views.asked(row.request.name)) for row in rows]
         sent = self._flights.transactions(texts, deadline)
         return [
-            _Asked(row, self._views.seen(row.request.name, answers, revision))
+            _Asked(row, self.views.seen(row.request.name, answers, revision))
             for row, (_, answers, revision) in zip(rows, sent.results, strict=True)
         ]
 
@@ -168,18 +162,18 @@ class Pools:
             request = asked.request
             slot, shown = _slot_of(asked.beside or [asked.grant.slot], succeeded, answers)
             if slot is None:
-                asked.view = self._views.seen(request.name, shown, revision)
+                asked.view = self.views.seen(request.name, shown, revision)
                 late.append(asked)
             else:
                 outcomes[asked.place] = Granted(revision, since, slot)
                 granted.append((whole(request.ttl), request.claim_id))
-                self._note(asked, revision)
+                self.views.granted(request, asked.view, asked.head, revision)
         self._leases.granted(leases, granted)
         return late
 
     def _granting(self, asked: _Asked, lease: str, since: float) -> str:
         """The transaction that grants, or shows what there is."""
-        request, view, otherwise = asked.request, asked.view, self._views.asked(asked.request.name)
+        request, view, otherwise = asked.request, asked.view, self.views.asked(asked.request.name)
         name, value, own = request.name, keys.value_of(request, since), view.own(request)
         silent = (
             keys.delete(key.key)
@@ -200,26 +194,6 @@ class Pools:
         asked.head = keys.head_of(asked.grant.permits, since)
         granting.append(keys.put(self._layout.head(name), asked.head, "0"))
         return keys.txn(self._alone(name, view), granting, otherwise)
-
-    def _note(self, asked: _Asked, revision: int) -> None:
-        """Note that a grant was of a name that nobody else held or waited for."""
-        request, view = asked.request, asked.view
-        if view.holders or view.line:
-            return
-        head = view.head
-        if asked.head:
-            head = keys.Kept(self._layout.head(request.name), revision, revision, "0", keys.b64(asked.head))
-        if len(self._alone_with) >= NAMES_MAX:
-            self._alone_with.clear()
-        self._alone_with[request.claim_id] = View(ASSUMED, head, [], [], [])
-
-    def ended(self, release: Release) -> None:
-        """Note that a claim has given its permits back."""
-        view = self._alone_with.pop(release.claim_id, None)
-        if view is not None:
-            if len(self._idle) >= NAMES_MAX:
-                self._idle.clear()
-            self._idle[release.name] = view
 
     def _alone(self, name: str, view: View) -> list[str]:
         """The comparisons that are true while nobody was granted anything since a view, nor the limit changed."""
@@ -261,13 +235,13 @@ class Pools:
             key = next(key for key in asked.view.holders if key.key == claim)
             put = keys.put(claim, keys.value_of(request, grant.again.acquired_at), key.lease)
             # As it was read: were it reduced further meanwhile, this would be more again.
-            texts.append(keys.txn([keys.same(key)], [put], self._views.asked(request.name)))
+            texts.append(keys.txn([keys.same(key)], [put], self.views.asked(request.name)))
             fewer.append(asked)
         late = []
         sent = self._flights.transactions(texts, deadline) if texts else None
         for asked, (succeeded, answers, revision) in zip(fewer, sent.results if sent else (), strict=True):
             if not succeeded:
-                asked.view = self._views.seen(asked.request.name, answers, revision)
+                asked.view = self.views.seen(asked.request.name, answers, revision)
                 late.append(asked)
         return late
 
@@ -280,7 +254,7 @@ class Pools:
         """
         sent = self._leases.in_line(asking, self._entering, deadline)
         for asked, (succeeded, answers, revision) in zip(asking, sent.results, strict=True):
-            asked.view = self._views.seen(asked.request.name, answers, revision)
+            asked.view = self.views.seen(asked.request.name, answers, revision)
             asked.entered = asked.entered or succeeded
         return asking
 
@@ -296,7 +270,7 @@ class Pools:
         if view.permits != request.permits:
             rests_on = self._alone(name, view)
             acts.append(keys.put(self._layout.head(name), keys.head_of(request.permits, wall_now()), "0"))
-        show = self._views.asked(name)
+        show = self.views.asked(name)
         return keys.txn(rests_on, [*acts, *show], show)
 
     def _refuse(self, asking: list[_Asked], outcomes: list[Any], deadline: Deadline) -> None:
