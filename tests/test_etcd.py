@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import random
 import shutil
 import socket
 import socketserver
@@ -16,19 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 import dibs
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import GONE, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, GONE, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Renewed, StoreBusy
 from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_check import _answers_early
 from dibs.stores.etcd_gateway import Access, Gateway
 from dibs.stores.etcd_wire import unchunked
+from tests import test_store_machine as machine
 from tests.servers.etcd import EtcdServer, make_certificates
 from tests.servers.process import free_port
-from tests.test_store_machine import compare
+from tests.test_semaphore import started
 
 
 def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
@@ -67,7 +71,7 @@ def left_of(server: EtcdServer) -> set[str]:
 
 def test_it_answers_as_memory_does(etcd_url: str) -> None:
     """The etcd store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
-    compare(locate(etcd_url)[0].open, 40)
+    machine.compare(locate(etcd_url)[0].open, 40)
 
 
 def test_keys_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
@@ -184,7 +188,7 @@ def test_the_line_outlives_its_etcd_lease(store: EtcdStore, etcd: EtcdServer) ->
     store.act([Acquire("n", "a-1", 30, "h")], soon())
     (first,) = store.act([Acquire("n", "b-1", 30, "h", None, "b")], soon())
     assert isinstance(first, Held)
-    etcd.ask("lease/revoke", {"ID": store._line_lease})
+    etcd.ask("lease/revoke", {"ID": store._leases.of_line})
     (second,) = store.act([Acquire("n", "c-1", 30, "h", None, "c")], soon())
     assert isinstance(second, Held)
     (again,) = store.act([Acquire("n", "b-1", 30, "h", None, "b", first.ticket)], soon())
@@ -272,6 +276,439 @@ def test_one_client_waits_for_many_names(client: dibs.Client, etcd_url: str) -> 
         assert len(got) == len(names)
         for _, lease in got:
             lease.release()
+
+
+# -- permits ----------------------------------------------------------------------------------------------------------
+
+
+class EtcdComparison(machine.PermitComparison):
+    """etcd beside the memory store, which is made to forget a lock that nobody holds or waits for, as etcd does."""
+
+    def act(self, *requests: Any) -> None:
+        for request in requests:
+            self.forget()
+            super().act(request)
+        self.forget()
+
+    def plain(self, side: int, name: str, outcome: Any) -> tuple[Any, ...]:
+        """Who of several is named as the next to end may differ: etcd tells ends by whole seconds."""
+        seen = super().plain(side, name, outcome)
+        if isinstance(outcome, Held) and outcome.holder is not None and name in self.ours._shelf.pools:
+            return (seen[0], "somebody", *seen[3:])
+        return seen
+
+    def forget(self) -> None:
+        shelf = self.ours._shelf
+        for name, permit in list(shelf.permits.items()):
+            if permit.claim_id is None and name not in shelf.lines:
+                shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
+
+
+def test_it_answers_on_permits_as_memory_does(etcd_url: str) -> None:
+    """The etcd store gives the memory store's outcomes for locks and names with permits, whatever is asked."""
+    compared = type("Comparison", (EtcdComparison,), {"open_store": staticmethod(locate(etcd_url)[0].open)})
+    run_state_machine_as_test(compared, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+
+
+def permits(name: str, claim_id: str, of: int, take: int = 1, ttl: float = 30) -> Acquire:
+    return Acquire(name, claim_id, ttl, f"host/{claim_id}", permits=of, take=take)
+
+
+def waits_for_permits(name: str, claim_id: str, of: int, take: int = 1) -> Acquire:
+    return permits(name, claim_id, of, take)._replace(wake=claim_id.partition("-")[0])
+
+
+@pytest.fixture
+def other_store(etcd_url: str) -> Iterator[EtcdStore]:
+    store = locate(etcd_url)[0].open()
+    assert isinstance(store, EtcdStore)
+    yield store
+    store.close()
+
+
+def act(store: EtcdStore, *requests: Any) -> Any:
+    """The outcome of the last request."""
+    return store.act(list(requests), soon())[-1]
+
+
+def test_permits_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
+    """A name with permits has a key that says how many, and one for each holder; the purge leaves nothing."""
+    prefix = etcd_url.partition("prefix=")[2]
+    with dibs.connect(etcd_url) as client:
+        lease = client.semaphore("downloads", 5, weight=2).acquire()
+        assert lease is not None
+        (head, limit), (key, value) = etcd.keys(prefix).items()
+        assert (head, json.loads(limit)["permits"]) == (f"{prefix}lease/default:downloads\0/0", 5)
+        assert key.startswith(f"{prefix}lease/default:downloads\0/1/")
+        told = json.loads(value)
+        assert (told["holder"], told["ttl"], told["take"]) == (lease.holder, 30, 2)
+        assert client.purge(0) == 0
+        lease.release()
+        assert list(etcd.keys(prefix)) == [head]
+        assert client.purge(3600) == 0
+        assert client.purge(0) == 1
+    assert etcd.keys(prefix) == {}
+
+
+@pytest.mark.parametrize("others, trips", [(0, 1), (1, 2)])
+def test_a_free_permit_takes_few_round_trips(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch, others: int, trips: int
+) -> None:
+    """One transaction looks, another grants; where nobody held any before, that is tried at once."""
+    for number in range(others):
+        act(other_store, permits("n", f"o-{number}", 3))
+    act(store, permits("n", "a-1", 3), Release("n", "a-1", 1 + others))
+    flights: list[list[str]] = []
+    flight = Gateway.flight
+
+    def noted(self: Gateway, asked: Any, deadline: Deadline) -> list[Any]:
+        flights.append([path for path, _ in asked])
+        return flight(self, asked, deadline)
+
+    monkeypatch.setattr(Gateway, "flight", noted)
+    for claim in ("a-2", "a-3"):
+        assert act(store, permits("n", claim, 3)).slot == 1 + others
+        assert act(store, Release("n", claim, 1 + others)) == RELEASED
+        sent = [[path for path in one if path != "lease/keepalive"] for one in flights]
+        assert sent == [["kv/txn"]] * trips + [["kv/deleterange"]]
+        flights.clear()
+
+
+@pytest.mark.parametrize("take", [1, 3])
+def test_what_was_idle_may_be_no_more(store: EtcdStore, other_store: EtcdStore, take: int) -> None:
+    """A name that nobody held when it was last seen may be held, waited for, resized, purged or a lock by now."""
+    mine, theirs = permits("n", "a-2", 3, take), permits("n", "b-1", 3, 3)
+
+    def seen_idle() -> None:
+        act(store, permits("n", "a-1", 3, take), Release("n", "a-1", ANY_SLOT))
+
+    seen_idle()
+    act(other_store, theirs)
+    assert isinstance(act(store, mine), Held)
+    act(other_store, Release("n", "b-1", 1))
+    seen_idle()
+    act(other_store, theirs, waits_for_permits("n", "b-2", 3, 3), Release("n", "b-1", 1))
+    assert isinstance(act(store, mine), Held)
+    act(other_store, Release("n", "b-2", ANY_SLOT, 0))
+    seen_idle()
+    act(other_store, permits("n", "b-3", 2)._replace(resize=True), Release("n", "b-3", 1))
+    assert act(store, mine) == Mismatch(2)
+    act(other_store, permits("n", "b-4", 3)._replace(resize=True), Release("n", "b-4", 1))
+    seen_idle()
+    assert other_store.purge(0, soon()) == 1
+    act(other_store, Acquire("n", "b-5", 30, "h"))
+    assert act(store, mine) == Mismatch(0)
+    act(other_store, Release("n", "b-5"))
+    assert act(store, mine).slot == 1
+
+
+def in_between(store: EtcdStore, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:
+    """Let this happen once after the store has decided and before it grants; how often it has tried to."""
+    attach, tries = store._leases.attach, [0]
+
+    def late(*arguments: Any) -> Any:
+        tries[0] += 1
+        if tries[0] == 1:
+            happens()
+        return attach(*arguments)
+
+    monkeypatch.setattr(store._leases, "attach", late)
+    return tries
+
+
+def test_single_permits_are_granted_beside_each_other(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who decided on a slot that somebody else takes meanwhile gets the next one, without another try."""
+    act(store, permits("n", "a-1", 4))
+    tries = in_between(store, monkeypatch, lambda: act(other_store, permits("n", "b-1", 4)))
+    assert act(store, permits("n", "a-2", 4)).slot == 3
+    assert tries == [1]
+
+
+@pytest.mark.parametrize(
+    "mine, theirs, limit_then",
+    [
+        (permits("n", "a-2", 3), permits("n", "b-1", 3, take=2), 3),
+        (permits("n", "a-2", 3, take=2), permits("n", "b-1", 3), 3),
+        (permits("n", "a-2", 3, take=2), permits("n", "b-1", 3, take=2), 3),
+        (permits("n", "a-2", 3), permits("n", "b-1", 1)._replace(resize=True), 1),
+        (permits("n", "a-2", 4)._replace(resize=True), permits("n", "b-1", 3, take=2), 4),
+    ],
+    ids=["one, then two", "two, then one", "two and two", "one, then fewer in all", "more in all, then two"],
+)
+def test_what_happened_since_the_decision_counts(
+    store: EtcdStore,
+    other_store: EtcdStore,
+    monkeypatch: pytest.MonkeyPatch,
+    mine: Acquire,
+    theirs: Acquire,
+    limit_then: int,
+) -> None:
+    """Between the look and the grant somebody else takes permits or sets another limit: never more than there are."""
+    act(store, permits("n", "a-1", 3))
+    in_between(store, monkeypatch, lambda: act(other_store, theirs))
+    outcome = act(store, mine)
+    leases = store.leases("n", "o", soon())
+    assert len({lease.slot for lease in leases}) == len(leases)
+    if limit_then == 1:
+        assert outcome == Mismatch(1)
+        assert [lease.take for lease in leases] == [1]
+    else:
+        taken = sum(lease.take for lease in leases)
+        assert taken <= limit_then
+        assert isinstance(outcome, Granted if limit_then - taken == 0 and limit_then == 4 else Held)
+
+
+def test_the_last_permit_is_granted_once(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two decide on the last permit: the slower one is refused, although slots with greater numbers are free."""
+    for claim in ("a-1", "a-2"):
+        act(store, permits("n", claim, 3))
+    act(store, Release("n", "a-1", 1))
+    act(store, permits("n", "a-3", 3))
+    in_between(store, monkeypatch, lambda: act(other_store, permits("n", "b-1", 3)))
+    assert isinstance(act(store, permits("n", "a-4", 3)), Held)
+
+
+def test_a_late_grant_beside_others_finds_room_that_was_counted(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many come and go between the look and the grant, no more are in than the limit."""
+    limit = 5
+    for number in range(limit):
+        act(other_store, permits("n", f"o-{number}", limit))
+    act(other_store, Release("n", "o-0", 1), Release("n", "o-3", 4))
+
+    def busy() -> None:
+        act(other_store, Release("n", "o-4", 5), Release("n", "o-2", 3))
+        for number in range(10, 14):
+            assert isinstance(act(other_store, permits("n", f"o-{number}", limit)), Granted)
+        act(other_store, Release("n", "o-1", 2), permits("n", "o-20", limit))
+
+    in_between(store, monkeypatch, busy)
+    assert isinstance(act(store, permits("n", "a-1", limit)), Held)
+    assert len(store.leases("n", "o", soon())) == limit
+
+
+@pytest.mark.parametrize("first", ["lock", "pool"])
+def test_a_new_name_becomes_one_thing(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Two ask for a new name at the same moment, one for a lock, one for permits: the second is told."""
+    lock, pool = Acquire("n", "b-1", 30, "h"), permits("n", "a-1", 2)
+    mine, theirs = (pool, lock) if first == "lock" else (lock, pool)
+    in_between(store, monkeypatch, lambda: act(other_store, theirs))
+    assert act(store, mine) == Mismatch(0 if first == "lock" else 2)
+    assert act(store, mine._replace(wake="a")) == Mismatch(0 if first == "lock" else 2)
+    assert [lease.waiting for lease in store.leases("n", "o", soon())] == [0]
+
+
+def test_a_purge_in_between_forgets_no_holder(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is purged between the look and the grant: the grant makes it again, and another limit is refused."""
+    act(store, permits("n", "a-1", 2), Release("n", "a-1", 1))
+    in_between(store, monkeypatch, lambda: other_store.purge(0, soon()))
+    assert act(store, permits("n", "a-2", 2)).slot == 1
+    assert store.purge(0, soon()) == 0
+    assert act(other_store, permits("n", "b-1", 3)) == Mismatch(2)
+
+
+def test_permits_given_back_do_not_come_back(store: EtcdStore, other_store: EtcdStore) -> None:
+    """A repetition for more, which read before the claim gave some back, does not take them again."""
+    first = act(store, permits("n", "a-1", 5, take=5))
+    transactions, done = other_store._flights.transactions, [False]
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        if done[0] is None:
+            done[0] = True
+            assert act(store, permits("n", "a-1", 5, take=1)) == first
+        return transactions(*arguments, **more)
+
+    other_store._flights.transactions = late  # type: ignore[method-assign]
+    look = other_store._pools._look
+
+    def looked(*arguments: Any) -> Any:
+        seen = look(*arguments)
+        done[0] = None  # type: ignore[call-overload]
+        return seen
+
+    other_store._pools._look = looked  # type: ignore[assignment, method-assign]
+    assert act(other_store, permits("n", "a-1", 5, take=3)) == first
+    assert [lease.take for lease in store.leases("n", "o", soon())] == [1]
+
+
+def test_who_always_loses_is_told_to_try_again(
+    store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many lost races the call ends: StoreBusy, or Held with "ask again" beside others that were served."""
+    act(store, permits("n", "a-1", 100))
+    attach = store._leases.attach
+    numbers = iter(range(1000))
+
+    def late(*arguments: Any) -> Any:
+        claim = f"b-{next(numbers)}"
+        act(other_store, permits("n", claim, 100))
+        return attach(*arguments)
+
+    monkeypatch.setattr(store._leases, "attach", late)
+    with pytest.raises(StoreBusy):
+        act(store, permits("n", "a-2", 100, take=2))
+    outcomes = store.act([permits("n", "a-2", 100, take=2), Release("n", "a-1")], soon())
+    assert outcomes == [Held(None, 0, 0.0, 0.0), RELEASED]
+    monkeypatch.undo()
+    assert isinstance(act(store, permits("n", "a-2", 100, take=2)), Granted)
+
+
+def test_many_at_once_never_take_more_than_there_are(etcd_url: str) -> None:
+    """Connections that take one, two or three permits at random, and give some back: never more than the limit."""
+    limit, mutex, problems = 5, threading.Lock(), []
+    taken: dict[int, int] = {}
+    granted = [0]
+
+    def work(number: int) -> None:
+        chance = random.Random(number)
+        store = locate(etcd_url)[0].open()
+        for round_ in range(40):
+            claim, take = f"c{number}-{round_}", chance.choice((1, 1, 1, 2, 3))
+            try:
+                outcome: Any = store.act([permits("n", claim, limit, take)], soon())[0]
+            except StoreBusy:
+                continue
+            if not isinstance(outcome, Granted):
+                continue
+            with mutex:
+                granted[0] += 1
+                if outcome.slot in taken:
+                    problems.append(f"slot {outcome.slot} twice")
+                taken[outcome.slot] = take
+                if sum(taken.values()) > limit:
+                    problems.append(f"{taken} of {limit}")
+            if take > 1 and chance.random() < 0.5:
+                with mutex:
+                    taken[outcome.slot] = 1
+                store.act([permits("n", claim, limit, 1)], soon())
+            time.sleep(chance.random() * 0.01)
+            with mutex:
+                del taken[outcome.slot]
+            assert store.act([Release("n", claim, outcome.slot)], soon()) == [RELEASED]
+        store.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert granted[0] > 60
+
+
+def test_a_batch_of_many_pools(store: EtcdStore) -> None:
+    """Permits of hundreds of names, with long infos, are had and given back in one call."""
+    info = json.dumps({"why": "x" * 4000})
+    asked = [permits(f"n{number}", f"a-{number}", 3)._replace(info=info) for number in range(200)]
+    for _ in range(2):
+        assert {type(outcome) for outcome in store.act(asked, soon(30))} == {Granted}
+    second = [request._replace(claim_id=f"b{request.claim_id}") for request in asked]
+    assert {outcome.slot for outcome in store.act(second, soon(30)) if isinstance(outcome, Granted)} == {2}
+    released = [Release(request.name, request.claim_id, 1) for request in asked]
+    assert store.act(released, soon(30)) == [RELEASED] * 200
+
+
+def test_a_waiter_for_permits_is_woken(etcd_url: str, client: dibs.Client) -> None:
+    """The end of any lease and a downgrade wake the first in line, well before its next poll."""
+    with dibs.connect(etcd_url) as other:
+
+        def delay(lock: Any, happens: Callable[[], object], name: str) -> float:
+            got: list[Any] = []
+            waiter = threading.Thread(target=lambda: got.append((lock.acquire(timeout=30), time.monotonic())))
+            waiter.start()
+            eventually(lambda: any(row.waiting for row in client.leases(name)))
+            time.sleep(0.15)
+            began = time.monotonic()
+            happens()
+            waiter.join()
+            got[0][0].release()
+            return got[0][1] - began
+
+        delays, ours = [], client.semaphore("s", 3)
+        leases = [ours.acquire() for _ in range(3)]
+        for number in (2, 0, 1):
+            lease = leases[number]
+            assert lease is not None
+            delays.append(delay(other.semaphore("s", 3), lease.release, "s"))
+            leases[number] = ours.acquire(timeout=0)
+        ours.release(3)
+        for _ in range(3):
+            page = client.rwlock("page")
+            page.write().acquire()
+            delays.append(delay(other.rwlock("page").read(), page.downgrade, "page"))
+            page.read().release()
+        assert sorted(delays)[len(delays) // 2] < 0.35, delays
+
+
+HOLDER = """
+import sys, time, dibs
+client = dibs.connect(sys.argv[1], ttl=2)
+leases = [client.semaphore("rooms", 3, weight=2).acquire()]
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_holder_frees_its_permits(client: dibs.Client, etcd_url: str) -> None:
+    """After kill -9 the permits of a process are free when their ttl is over; renewed they were not before."""
+    with started(HOLDER, etcd_url) as process:
+        time.sleep(4)
+        assert client.semaphore("rooms", 3).available() == 1
+        process.kill()
+    began = time.monotonic()
+    lease = client.semaphore("rooms", 3, weight=3).acquire(timeout=20)
+    assert lease is not None
+    assert time.monotonic() - began < 2 + 1 + 0.5 + 2  # the ttl, in whole seconds, its end noticed; a poll
+    assert lease.slot == 1
+    lease.release()
+
+
+def test_permits_outlive_a_server_killed_with_9(own_etcd: EtcdServer) -> None:
+    """kill -9 of the server while permits are held and waited for: slots, limit, tokens and the line are as before."""
+    with dibs.connect(own_etcd.url(), patience=30) as client, dibs.connect(own_etcd.url(), patience=30) as other:
+        leases = [client.semaphore("s", 2, ttl=12).acquire() for _ in range(2)]
+        got: list[Any] = []
+        waiter = threading.Thread(target=lambda: got.append(other.semaphore("s", 2).acquire(timeout=60)))
+        waiter.start()
+        eventually(lambda: [row.waiting for row in client.leases()] == [1, 1])
+        own_etcd.kill()
+        own_etcd.start()
+        assert [row.slot for row in client.leases()] == [1, 2]
+        with pytest.raises(dibs.LimitMismatch):
+            client.semaphore("s", 3).acquire(timeout=0)
+        assert leases[0] is not None
+        assert leases[1] is not None
+        assert not got
+        leases[1].release()
+        waiter.join()
+        assert (got[0].slot, leases[0].held) == (2, True)
+        assert got[0].fencing_token > leases[1].fencing_token
+        got[0].release()
+        leases[0].release()
+
+
+def test_wiped_permits_are_noticed(own_etcd: EtcdServer) -> None:
+    """All keys deleted under holders: they hear of it at their next renewals, and tokens go on rising."""
+    with dibs.connect(own_etcd.url()) as client, dibs.connect(own_etcd.url()) as other:
+        leases = [client.semaphore("s", 2, ttl=3).acquire() for _ in range(2)]
+        own_etcd.delete_everything()
+        taken = other.semaphore("s", 2).acquire(timeout=0)
+        assert taken is not None
+        for lease in leases:
+            assert lease is not None
+            assert taken.fencing_token > lease.fencing_token
+            assert lease.lost.wait(5)
+        assert taken.held
+        taken.release()
 
 
 # -- outages ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,11 @@ a NUL, so each name has ranges of its own, and keys sort as names do, by code po
     dibs/line/default:digest/42␀/00000000000004d2/9b1fe0c3a655-2    {"holder":"web2/815/9b1fe0c3a655"}
 
 The ``1`` is the permit's slot. A key that ends after ``/1/`` is no claim's: the name is kept, by min_hold or because a
-lease was broken; its value tells the token of the lease it stands for.
+lease was broken; its value tells the token of the lease it stands for. What is no lock has a *head* besides, which
+says how many permits there are and when that was last written; then holders and waiters say how many they take::
+
+    dibs/lease/default:downloads␀/0    {"permits":5,"at":…}
+    dibs/lease/default:downloads␀/2/5f0c2a77e1d4-9    {"holder":"web1/4711/5f0c2a77e1d4","since":…,"ttl":30,"take":1,…}
 """
 
 from __future__ import annotations
@@ -56,6 +60,18 @@ class Kept(NamedTuple):
         ticket, _, claim_id = unb64(self.key).rpartition("\0/")[2].partition("/")
         return int(ticket, 16), claim_id
 
+    def permit(self) -> tuple[int, str]:
+        """Of a key that is no head: which of the name's permits it is, and whose; nobody's where the name is kept."""
+        slot, _, claim_id = unb64(self.key).rpartition("\0/")[2].partition("/")
+        return int(slot) if slot.isdecimal() else 1, claim_id
+
+    def number(self, what: str) -> float:
+        """A number in a value that has nothing else to tell; 0 where it is not said."""
+        try:
+            return float(json.loads(unb64(self.value))[what])
+        except (ValueError, KeyError, TypeError):
+            return 0.0
+
     def name(self, start: int) -> str:
         """The name in a key whose prefix has ``start`` bytes."""
         return a2b_base64(self.key)[start:].decode("utf-8", "replace").partition("\0")[0]
@@ -67,9 +83,10 @@ class Kept(NamedTuple):
         try:
             record = json.loads(head + "}")
             token, holder, since = record.get("token", self.created), record["holder"], record["since"]
+            take = int(record.get("take", 1))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return Shown("?", self.created, 0.0, None)
-        return Shown(str(holder), int(token), float(since), None if info[:-1] in ("", "null") else info[:-1])
+            return Shown("?", self.created, 0.0, None, 1)
+        return Shown(str(holder), int(token), float(since), None if info[:-1] in ("", "null") else info[:-1], take)
 
 
 class Shown(NamedTuple):
@@ -77,6 +94,7 @@ class Shown(NamedTuple):
     fencing_token: int
     since: float
     info: str | None
+    take: int
 
 
 def kept(answer: dict[str, Any]) -> list[Kept]:
@@ -102,12 +120,25 @@ class Layout:
         self.lines = f"{prefix}line/"
 
     def permit(self, name: str) -> Span:
-        """Whoever holds the name, or nobody."""
-        start = f"{self.leases}{name}\0/1"
+        """Whoever holds the name, or nobody; before them, of a name with permits, the head."""
+        start = f"{self.leases}{name}\0"
         return Span(b64(start + "/"), b64(start + "0"))
 
-    def claim(self, name: str, claim_id: str) -> str:
-        return b64(f"{self.leases}{name}\0/1/{claim_id}")
+    def head(self, name: str) -> str:
+        """What says how many permits the name has; a lock has none."""
+        return b64(f"{self.leases}{name}\0/0")
+
+    def slots(self, name: str) -> Span:
+        """Whoever holds permits of the name."""
+        start = f"{self.leases}{name}\0"
+        return Span(b64(start + "/1"), b64(start + "0"))
+
+    def slot(self, name: str, slot: int) -> Span:
+        start = f"{self.leases}{name}\0/{slot}"
+        return Span(b64(start + "/"), b64(start + "0"))
+
+    def claim(self, name: str, claim_id: str, slot: int = 1) -> str:
+        return b64(f"{self.leases}{name}\0/{slot}/{claim_id}")
 
     def line(self, name: str) -> Span:
         """All who wait for the name."""
@@ -131,6 +162,11 @@ class Layout:
 def get(key: str) -> str:
     """Read one key, but for its value."""
     return f'{{"request_range":{{"key":"{key}","keys_only":true}}}}'
+
+
+def get_whole(key: str) -> str:
+    """Read one key with its value."""
+    return f'{{"request_range":{{"key":"{key}"}}}}'
 
 
 def get_all(span: Span, how: str = "") -> str:
@@ -176,6 +212,22 @@ def unchanged(found: Kept) -> str:
     return f'{{"key":"{found.key}","target":"CREATE","create_revision":"{found.created}"}}'
 
 
+def same(found: Kept) -> str:
+    """The comparison that is true while nothing of a key has changed."""
+    return f'{{"key":"{found.key}","target":"MOD","mod_revision":"{found.modified}"}}'
+
+
+def none_newer(span: Span, revision: int) -> str:
+    """The comparison that is true while no key was made in a range since a revision."""
+    newer = f'"target":"CREATE","result":"LESS","create_revision":"{revision + 1}"'
+    return f'{{"key":"{span.first}","range_end":"{span.last}",{newer}}}'
+
+
+def nested(text: str) -> str:
+    """A transaction as an operation of another one, whose comparisons see what was before it."""
+    return f'{{"request_txn":{text}}}'
+
+
 def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] = ()) -> str:
     return f'{{"compare":[{",".join(compare)}],"success":[{",".join(success)}],"failure":[{",".join(failure)}]}}'
 
@@ -183,7 +235,19 @@ def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] =
 def value_of(request: Acquire, since: float) -> str:
     """What is written for people. The info comes last, letter for letter."""
     holder = json.dumps(request.holder, ensure_ascii=False)
-    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{INFO}{request.info or "null"}}}'
+    take = f',"take":{request.take}' if request.permits else ""
+    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{take}{INFO}{request.info or "null"}}}'
+
+
+def place_of(request: Acquire) -> str:
+    """The value of a place in line."""
+    take = f',"take":{request.take}' if request.permits else ""
+    return f'{{"holder":{json.dumps(request.holder, ensure_ascii=False)}{take}}}'
+
+
+def head_of(permits: int, at: float) -> str:
+    """The value of the head of a name with permits."""
+    return f'{{"permits":{permits},"at":{at!r}}}'
 
 
 def marker_of(found: Kept, info: str | None = None) -> str:

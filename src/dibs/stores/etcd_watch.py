@@ -1,13 +1,14 @@
 """Hints from etcd: a waiter watches the one key it stands behind, and is told when that is deleted.
 
 Whoever is first in line watches the holder's key, everybody else the place of the waiter before it, so an end wakes one
-waiter and no herd. Which key that is only the claim lane's store learns, from the answer that refused the waiter; it
+waiter and no herd. (First in line for permits watches all who hold any, and how many there are: each change may be what
+it waits for.) Which key that is only the claim lane's store learns, from the answer that refused the waiter; it
 says so with ``follow``. The waiting thread opens a stream for what was said meanwhile, and reads. A key is watched from
 the revision at which it was seen, so nothing is missed in between.
 
 The gateway's streams take no more keys once they have begun: each is opened for some keys and closed when all of these
-are gone. Beyond ``STREAMS_MAX`` they are replaced by one for all. An epoll makes them one descriptor; where the system
-has none, waiters poll.
+were told of. Beyond ``STREAMS_MAX`` they are replaced by one for all. An epoll makes them one descriptor; where the
+system has none, waiters poll.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.clock import Deadline, RealClock
 from dibs.errors import SetupRequired
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from dibs.stores.etcd_gateway import Gateway
+    from dibs.stores.etcd_keys import Span
     from dibs.stores.etcd_wire import Wire
 
 STREAMS_MAX = 16
@@ -37,6 +39,22 @@ SAID_MAX = 10_000
 available = hasattr(select, "epoll")
 
 
+class Followed(NamedTuple):
+    """What is watched for a name: the deletion of a key, or any change in a range. Keys are in base64."""
+
+    name: str
+    key: str
+    last: str
+    #: The first one that counts.
+    revision: int
+
+    def asked(self, number: int) -> str:
+        """The request to watch it, whose events shall have this number."""
+        what = f'"range_end":"{self.last}"' if self.last else '"filters":["NOPUT"]'
+        head = f'"watch_id":"{number}","key":"{self.key}","start_revision":"{self.revision}"'
+        return f'{{"create_request":{{{head},{what}}}}}'
+
+
 class EtcdWatch:
     """The streams of a client. The claim lane calls ``follow`` and ``has_told``, the waiting thread everything else."""
 
@@ -46,8 +64,8 @@ class EtcdWatch:
         self._address = address
         self._gateway = gateway
         self._watches = watches
-        self._names: dict[str, str] = {}  # what is followed: the key, in base64, and the name it stands for
-        self._said: deque[tuple[str, int]] = deque()
+        self._followed: set[str] = set()  # the keys, or first keys of ranges
+        self._said: deque[Followed] = deque()
         self._told: set[str] = set()
         self._streams: dict[int, _Stream] = {}
         self._bell, self._knock = socket.socketpair()
@@ -59,10 +77,17 @@ class EtcdWatch:
 
     def follow(self, name: str, key: str, revision: int) -> None:
         """Tell of ``name`` when ``key`` (in base64), which was there at ``revision``, is deleted."""
-        if key in self._names or len(self._said) >= SAID_MAX:
+        self._follow(Followed(name, key, "", revision + 1))
+
+    def follow_all(self, name: str, span: Span, revision: int) -> None:
+        """Tell of ``name`` when anything in a range is not as it was at ``revision``."""
+        self._follow(Followed(name, span.first, span.last, revision + 1))
+
+    def _follow(self, followed: Followed) -> None:
+        if followed.key in self._followed or len(self._said) >= SAID_MAX:
             return
-        self._names[key] = name
-        self._said.append((key, revision + 1))
+        self._followed.add(followed.key)
+        self._said.append(followed)
         try:
             self._knock.send(b"!")
         except OSError:  # full means already knocked; closed means nobody listens any more
@@ -96,28 +121,26 @@ class EtcdWatch:
         """Note whose keys are gone; end the stream when all are, or when it has ended itself."""
         over = False
         try:
-            for key in stream.deleted():
-                told.add(self._names.pop(key, ""))
+            for followed in stream.told():
+                told.add(followed.name)
+                self._followed.discard(followed.key)
         except (OSError, ValueError, KeyError):
             over = True  # whoever it was for asks within a poll, and follows again
-        if over or not stream.keys:
-            for key in stream.keys:
-                self._names.pop(key, None)
+        if over or not stream.followed:
+            self._followed.difference_update(followed.key for followed in stream.followed.values())
             self._end(stream)
 
-    def _open(self, keys: list[tuple[str, int]]) -> None:
-        if not keys:
+    def _open(self, said: list[Followed]) -> None:
+        if not said:
             return
         if len(self._streams) >= STREAMS_MAX:
             for stream in list(self._streams.values()):
-                keys += stream.keys.items()
+                said += stream.followed.values()
                 self._end(stream)
-        asked = "\n".join(
-            f'{{"create_request":{{"key":"{key}","start_revision":"{revision}","filters":["NOPUT"]}}}}'
-            for key, revision in keys
-        )
+        by_number = dict(enumerate(said, 1))
+        asked = "\n".join(followed.asked(number) for number, followed in by_number.items())
         wire = self._gateway.stream("watch", asked, Deadline(RealClock(), RealClock.now() + OPEN_S))
-        self._streams[wire.sock.fileno()] = _Stream(wire, dict(keys))
+        self._streams[wire.sock.fileno()] = _Stream(wire, by_number)
         self._epoll.register(wire.sock.fileno(), select.EPOLLIN)
 
     def _end(self, stream: _Stream) -> None:
@@ -140,14 +163,14 @@ class EtcdWatch:
 class _Stream:
     """One request to watch some keys, and its answer, which ends when the connection does."""
 
-    def __init__(self, wire: Wire, keys: dict[str, int]) -> None:
+    def __init__(self, wire: Wire, followed: dict[int, Followed]) -> None:
         self.wire = wire
-        self.keys = keys  # those still there, and the revision from which each is watched
+        self.followed = followed  # what was not told of yet, by its number
         self._begun = False
         self._line = b""
 
-    def deleted(self) -> Iterator[str]:
-        """The keys of which it turned out that they are gone. An error when the stream is over."""
+    def told(self) -> Iterator[Followed]:
+        """What turned out to be gone, or not as it was. An error when the stream is over."""
         wire = self.wire
         while wire.take():
             pass
@@ -165,10 +188,9 @@ class _Stream:
         whole, _, self._line = (self._line + text).rpartition(b"\n")
         for message in lines_of(whole):
             result = message["result"]
-            for event in result.get("events", ()):
-                key = event["kv"]["key"]
-                if self.keys.pop(key, None) is not None:
-                    yield key
+            followed = self.followed.pop(int(result["watch_id"]), None) if result.get("events") else None
+            if followed is not None:
+                yield followed
             over = over or result.get("canceled", False)
         if over:
             raise ValueError("the stream is over")
