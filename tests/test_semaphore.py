@@ -42,7 +42,7 @@ def between() -> Between:
     return Between(f"memory://semaphore-{next(numbers)}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "etcd"])
+@pytest.fixture(params=["sqlite", "postgresql", "etcd", "zookeeper"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue({"postgresql": "postgres_url"}.get(request.param, f"{request.param}_url")))
 
