@@ -1,8 +1,8 @@
 """Which waiters can never proceed: a pure reading of who waits for what, and who holds it.
 
 A waiter is *stuck* if what it waits for could not be had even when everybody who is not stuck had given back all they
-hold: of a lock, if its holder is stuck; of a pool of permits, if those that the stuck hold leave fewer than it takes. So
-the stuck are what is left after everybody who can proceed has, and has given back, in whatever order (the greatest
+hold: of a lock, if its holder is stuck; of a pool of permits, if those that the stuck hold leave fewer than it takes.
+So the stuck are what is left after everybody who can proceed has, and has given back, in whatever order (the greatest
 fixpoint). Some of them are in a *ring*: each waits, through others, for each. The rest wait behind one, and go on when
 it is broken.
 

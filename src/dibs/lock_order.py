@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from dibs.errors import LockOrderWarning
@@ -35,13 +34,16 @@ class LockOrder:
     def taking(self, key: str, held: Collection[Hold]) -> None:
         """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
         pairs = self._pairs
+        # (A copy, as another thread may release one of them meanwhile.)
+        new = [hold.key for hold in list(held)[:HELD_MAX] if (hold.key, key) not in pairs and hold.key != key]
+        if not new:
+            return
+        level, place = _caller()
         crossed: list[tuple[str, str]] = []
         with self._mutex:
-            new = [hold.key for hold in islice(held, HELD_MAX) if hold.key != key and (hold.key, key) not in pairs]
-            if not new:
-                return
-            level, place = _caller()
             for other in new:
+                if (other, key) in pairs:
+                    continue
                 if len(pairs) >= PAIRS_MAX:
                     del pairs[next(iter(pairs))]
                 pairs[other, key] = place

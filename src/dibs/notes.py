@@ -29,6 +29,7 @@ from dibs.hold import HELD
 from dibs.lane import Ask
 from dibs.names import INFO_BYTES_MAX, people_call
 from dibs.store import Acquire, Granted, Held, Release
+from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from dibs.store import Store, StoredLease
     from dibs.waiting import AcquireAsk
 
-# How long a waiter that holds something waits before it leaves a note.
-NOTE_AFTER_S = 0.3
 # A note is written anew this often, and ends by itself this long after its process died (or the store's shortest ttl).
 BEAT_S = 0.35
 NOTE_TTL_S = 4.0

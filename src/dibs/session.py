@@ -22,7 +22,7 @@ from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
 from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
 from dibs.trust import local_deadline
-from dibs.waiting import AcquireAsk, Waiting
+from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,12 +188,11 @@ class Session:
 
     def wait_holding(self, ask: AcquireAsk, limit_s: float | None) -> Steps[bool]:
         """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after."""
-        # Loaded by those who use it: `dibs run` stands in crontabs.
-        from dibs.notes import NOTE_AFTER_S, Notes
-
         settled = yield self, ask, NOTE_AFTER_S if limit_s is None else min(NOTE_AFTER_S, limit_s)
         if settled:
             return True
+        from dibs.notes import Notes  # loaded by those who need it: `dibs run` stands in crontabs
+
         with self.mutex:
             if self._notes is None:
                 self._notes = Notes(self, ask.request.name.partition(":")[0])
