@@ -11,35 +11,17 @@ Standing in line behind another waiter is not being stuck here, since lines move
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from dibs.note import Note
+
     # Of each name, the fencing tokens of the leases in force, and how many permits each has taken.
     Leases = Mapping[str, Mapping[int, int]]
-
-
-class Note(NamedTuple):
-    """A waiter that holds something, as it shows itself to the others."""
-
-    #: The same for as long as it waits.
-    id: str
-    #: How often it has said so. A beat is said only after the one before is known to have been kept.
-    beat: int
-    #: When it first did, by the store's clock; None in the first beat.
-    since: float | None
-    #: Who it is, for people: host/pid/client, and its thread or task.
-    holder: str
-    by: str
-    #: The name that it waits for, how many permits that has in all (0: it is a lock), and how many of them it takes.
-    waits: str
-    permits: int
-    take: int
-    #: Names that it holds, each with its fencing token.
-    holds: tuple[tuple[str, int], ...]
 
 
 def as_said(notes: Iterable[Note]) -> dict[str, dict[int, int]]:

@@ -62,14 +62,14 @@ class LockOrder:
 
 
 def _caller() -> tuple[int, str]:
-    """Where in the caller's program this is, and how many frames above ``taking`` that is."""
+    """Where in the caller's program this is, as ``warnings.warn`` in ``taking`` counts frames."""
     frame = sys._getframe(1)
     level = 1
     while frame.f_back is not None:
         frame = frame.f_back
+        level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] != "dibs":
             break
-        level += 1
     return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

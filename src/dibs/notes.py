@@ -7,9 +7,9 @@ and what is held. Callers that hold nothing leave none, and pay nothing. No note
 *What a note is worth.* It says what was true when it was written, so it is written anew every ``BEAT_S``, with a count
 of the *beats*, and the next beat is written only after the one before is known to have been kept. Whoever saw beat n
 and later sees beat n + 2 knows: that one was written after the first look, and so at the first look the waiter was
-there. When this holds of a whole ring, and the leases it speaks of are still in force under the same tokens, then all
-of them waited for each other at one moment. That does not pass by itself; so there is no false alarm, whoever died,
-gave up or was stopped meanwhile, and whatever the clocks say.
+there. When this holds of a whole ring since it was first seen, and the leases it speaks of are still in force under the
+same tokens, then all of them waited for each other at that moment. That does not pass by itself; so there is no false
+alarm, whoever died, gave up or was stopped meanwhile, and whatever the clocks say.
 
 *Who is told.* The youngest of a ring, by the time of its first note as the store counts it; all who look at the same
 notes choose the same one, and each process tells only its own.
@@ -20,14 +20,14 @@ while without any. What it knows of waiters changes under the session's mutex, o
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dibs.deadlock import Note, age, as_said, in_turn, reached, ring_of, stuck
+from dibs.deadlock import age, as_said, in_turn, reached, ring_of, stuck
 from dibs.errors import WouldDeadlock
 from dibs.hold import HELD
-from dibs.lane import Ask
-from dibs.names import INFO_BYTES_MAX, people_call
+from dibs.lane import Act, Ask
+from dibs.note import Note, called, spelled_out, understood
 from dibs.store import Acquire, Granted, Held, Release
 from dibs.waiting import NOTE_AFTER_S
 
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from dibs.clock import Bell, Deadline
     from dibs.hold import Hold
     from dibs.session import Session
-    from dibs.store import Store, StoredLease
+    from dibs.store import Outcome, Request, Store
     from dibs.waiting import AcquireAsk
 
 # A note is written anew this often, and ends by itself this long after its process died (or the store's shortest ttl).
-BEAT_S = 0.35
+BEAT_S = 0.3
 NOTE_TTL_S = 4.0
+# Where very many of a process wait, their beats are slower: at most so much of its time goes into each.
+BEAT_EACH_S = 0.001
 # So many beats after the first look prove that a waiter was there at it.
 PROOF_BEATS = 2
 # A ring is told within this of its closing …
@@ -55,17 +57,18 @@ SOON_S = 2.0
 # A ring closes when somebody begins to wait, so the youngest looks often for this long. After that, once in a while.
 YOUNG_S = 2.0
 LOOK_S = 1.6
+# However long a look takes, the pause after it is so many times that.
+LOOK_PART = 5.0
 # New waiters gather for this long, to go in one call.
 GATHER_S = 0.02
+# So many notes are written by one call.
+BEATS_MAX = 400
 # Numbers of notes are drawn by lot: from 1 to the first of these, which doubles up to the second where they are taken.
 NUMBERS_MIN = 32
 NUMBERS_MAX = 2**20
 TRIES = 8
-# So many names are looked at to make sure of a ring, and so many of its waiters are spelled out in the error.
+# So many names are looked at to make sure of a ring.
 NAMES_MAX = 100
-SHOWN_MAX = 10
-# What a note may say of what is held, in bytes of info.
-HOLDS_BYTES_MAX = INFO_BYTES_MAX - 1500
 # The thread is kept this long without anybody to look after.
 IDLE_S = 10.0
 
@@ -75,7 +78,7 @@ MARK = "~waiting:"
 class _Waiter:
     """One ask that has a note, or will have. ``claim_id`` is of the note in force, None when there is none for sure."""
 
-    __slots__ = ("ask", "beat", "beat_at", "claim_id", "id", "key", "sent", "since", "until", "young_until")
+    __slots__ = ("ask", "beat", "beat_at", "claim_id", "id", "key", "ring", "since", "until", "young_until")
 
     def __init__(self, ask: AcquireAsk, until: float) -> None:
         self.ask = ask
@@ -84,11 +87,11 @@ class _Waiter:
         self.id = ""
         self.key = ""
         self.claim_id: str | None = None
-        #: The latest beat on its way.
-        self.sent: Ask | None = None
         self.beat = 0
         self.beat_at = float("-inf")
         self.since: float | None = None
+        #: The ring that it was seen in, and the beat of each at that moment.
+        self.ring: dict[str, int] = {}
         self.young_until = float("inf")
 
 
@@ -104,11 +107,11 @@ class Notes:
         self._waiters: dict[AcquireAsk, _Waiter] = {}
         self._numbers = NUMBERS_MIN
         self._ids = 0
-        #: Of each note of others: the beat at which it was first seen, and when it was last seen.
-        self._seen: dict[str, tuple[int, float]] = {}
         self._looked_at = float("-inf")
         self._look_at = float("-inf")
         self._bell: Bell | None = None
+        #: The beats on their way.
+        self._sent: Ask | None = None
         self._closing = False
         self._ended = Ask(None, float("inf"))
 
@@ -133,6 +136,9 @@ class Notes:
     def withdraw(self) -> list[Ask]:
         """The session closes: take all notes back. The caller holds the mutex; returns what to wait for."""
         self._closing = True
+        if self._sent is not None and not self._sent.settled:  # what has not left yet stays here
+            self._sent.dropped = True
+            self._sent.settle(None)
         waiters, self._waiters = list(self._waiters.values()), {}
         return [release for waiter in waiters if (release := self._take_back(waiter)) is not None]
 
@@ -162,8 +168,8 @@ class Notes:
                     break
                 due = [waiter for waiter in self._waiters.values() if waiter.beat_at <= now + GATHER_S]
             self._session.lane.start()
-            if due:
-                self._beat(due)
+            for start in range(0, len(due), BEATS_MAX):
+                self._beat(due[start : start + BEATS_MAX])
             if self._waiters and self._clock.now() >= self._look_at:
                 self._look()
             bell.wait(self._pause(busy_at))
@@ -176,9 +182,9 @@ class Notes:
     def _pause(self, busy_at: float) -> float:
         """How long there is nothing to do unless the bell rings."""
         with self._mutex:
-            times = [waiter.beat_at for waiter in self._waiters.values()]
+            times = [waiter.beat_at - GATHER_S for waiter in self._waiters.values()]
         at = min(self._look_at, *times) if times else busy_at + IDLE_S
-        return max(0.0, at - self._clock.now() - GATHER_S)
+        return max(0.0, at - self._clock.now())
 
     def _let_go(self, now: float) -> None:
         """Take back the notes of those who wait no longer, or not much longer. The caller holds the mutex."""
@@ -190,9 +196,6 @@ class Notes:
     def _take_back(self, waiter: _Waiter) -> Ask | None:
         if waiter.claim_id is None:
             return None
-        if waiter.sent is not None and not waiter.sent.settled:  # what has not left yet stays here
-            waiter.sent.dropped = True
-            waiter.sent.settle(None)
         release = Ask(Release(waiter.key, waiter.claim_id), self._clock.now() + self._session.patience_s)
         waiter.claim_id = None
         self._session.lane.put(release)
@@ -207,66 +210,74 @@ class Notes:
             now = self._clock.now()
             with self._mutex:
                 holds = [self._held_by(waiter.ask.owner, now) for waiter in due]
-            requests = [self._request(waiter, held) for waiter, held in zip(due, holds, strict=True)]
-            asks: list[tuple[_Waiter, Ask]] = []
+            notes = [self._note(waiter, held) for waiter, held in zip(due, holds, strict=True)]
+            requests: list[Request] = []
+            sent: list[tuple[_Waiter, int]] = []
             with self._mutex:
-                for waiter, request in zip(due, requests, strict=True):
+                for waiter, note in zip(due, notes, strict=True):
+                    waiter.beat_at = now + max(BEAT_S, BEAT_EACH_S * len(self._waiters))
                     # Only of those who wait at this moment, after the answer to their last beat: see the head.
-                    if not self._closing and waiter.ask in self._waiters and not waiter.ask.settled:
-                        self._take_back(waiter)
-                        if request is not None:
-                            ask = Ask(request, now + BEAT_S)
-                            session.lane.put(ask)
-                            waiter.claim_id, waiter.sent = request.claim_id, ask
-                            asks.append((waiter, ask))
-                    waiter.beat_at = now + BEAT_S
-            for _waiter, ask in asks:
-                session.wait(ask, session.request_timeout_s)
-            due = [waiter for waiter, ask in asks if not self._kept(waiter, ask)]
+                    if self._waits(waiter):
+                        if waiter.claim_id is not None:
+                            requests.append(Release(waiter.key, waiter.claim_id))
+                        waiter.claim_id = None if note is None else note.claim_id
+                        if note is not None:
+                            sent.append((waiter, len(requests)))
+                            requests.append(note)
+                if not requests:
+                    return
+                act = self._sent = Act(partial(_written, requests), now + BEAT_S)
+                session.lane.put(act)
+            if not session.wait(act, session.request_timeout_s):
+                act.dropped = True
+            outcomes = act.outcome
+            if outcomes is None:  # nobody knows what was done: the notes before are to be taken back, too
+                outcomes = [None] * len(requests)
+                with self._mutex:
+                    for request in requests:
+                        if type(request) is Release:
+                            session.lane.put(Ask(request, now + session.patience_s))
+            due = [waiter for waiter, place in sent if not self._kept(waiter, outcomes[place])]
             if not due:
                 return
+
+    def _waits(self, waiter: _Waiter) -> bool:
+        return waiter.ask in self._waiters and not (waiter.ask.settled or waiter.ask.dropped)
 
     def _held_by(self, owner: object, now: float) -> list[Hold]:
         """What an owner holds and would go on holding for as long as it waits. The caller holds the mutex."""
         holds = self._session.owned.get(owner, ())
         return [hold for hold in holds if hold.state == HELD and not hold.orphan and _lasts(hold) - now > SOON_S]
 
-    def _request(self, waiter: _Waiter, holds: Sequence[Hold]) -> Acquire | None:
+    def _note(self, waiter: _Waiter, holds: Sequence[Hold]) -> Acquire | None:
         """The next beat; None when there is nothing to say."""
+        session = self._session
         if not holds:
             return None
         if not waiter.key:
             waiter.key = f"{self._prefix}{1 + int(self._clock.jitter() * self._numbers)}"
         if not waiter.id:
             self._ids += 1
-            waiter.id, waiter.beat = f"{self._session.client_id}/{self._ids}", 0
+            waiter.id, waiter.beat = f"{session.client_id}/{self._ids}", 0
         waiter.beat += 1
-        start = len(self._names)
-        asked = waiter.ask.request
-        said: list[list[Any]] = []
-        room = HOLDS_BYTES_MAX
-        for hold in holds:
-            name = hold.key[start:]
-            room -= len(json.dumps(name, ensure_ascii=False).encode()) + 24
-            if room < 0:
-                break
-            said.append([name, hold.granted.fencing_token])
-        words = {
-            "waits": asked.name[start:],
-            "permits": asked.permits,
-            "take": asked.take,
-            "holds": said,
-            "by": _called(waiter.ask.owner),
-            "since": waiter.since,
-            "beat": waiter.beat,
-            "id": waiter.id,
-        }
-        info = json.dumps(words, ensure_ascii=False, separators=(",", ":"))
-        return Acquire(waiter.key, self._session.new_claim_id(), self._ttl, self._session.holder, info)
+        asked, held = waiter.ask.request, tuple((hold.key, hold.granted.fencing_token) for hold in holds)
+        by = called(waiter.ask.owner)
+        note = Note(
+            waiter.id,
+            waiter.beat,
+            waiter.since,
+            session.holder,
+            by,
+            asked.name,
+            asked.permits,
+            asked.take,
+            held,
+        )
+        info = note.info(self._names)
+        return Acquire(waiter.key, session.new_claim_id(), self._ttl, session.holder, info)
 
-    def _kept(self, waiter: _Waiter, ask: Ask) -> bool:
+    def _kept(self, waiter: _Waiter, outcome: object) -> bool:
         """Note the answer to a beat; False when another number must be tried."""
-        outcome = ask.outcome
         if type(outcome) is Granted:
             if waiter.beat == 1:
                 now = self._clock.now()
@@ -292,6 +303,9 @@ class Notes:
         self._looked_at = self._clock.now()
         with self._mutex:
             mine = {waiter.id: waiter for waiter in self._waiters.values() if waiter.claim_id is not None}
+        if not mine:
+            self._look_at = self._looked_at + LOOK_S
+            return
         act = session.act(lambda store, deadline: self._read(store, mine, deadline))
         if not session.wait(act, session.request_timeout_s):
             act.dropped = True
@@ -299,7 +313,6 @@ class Notes:
         now = self._clock.now()
         if act.outcome is not None:
             notes, leases = act.outcome
-            self._remember(notes, mine, now)
             graph = stuck(notes, leases)
             for waiter in mine.values():
                 ring = ring_of(graph, waiter.id)
@@ -308,13 +321,14 @@ class Notes:
                     suspected = True
                     self._tell(waiter, [note for note in notes if note.id in ring], graph, mine)
         often = suspected or any(now < waiter.young_until for waiter in mine.values())
-        self._look_at = now + (LOOK_MIN_S if suspected else BEAT_S if often else LOOK_S)
+        pause_s = LOOK_MIN_S if suspected else BEAT_S if often else LOOK_S
+        self._look_at = now + max(pause_s, LOOK_PART * (now - self._looked_at))
 
     def _read(self, store: Store, mine: Collection[str], deadline: Deadline) -> tuple[list[Note], dict[str, Any]]:
         """All notes, and the leases of the names that matter, if those who are mine may be stuck."""
         rows = store.leases(self._prefix, self._prefix + "\U0010ffff", deadline)
-        notes = [note for row in rows if (note := self._understood(row)) is not None]
-        latest = {note.id: note for note in sorted(notes, key=age)}  # (a note that moves may be seen twice)
+        # (A note that moves may be seen twice.)
+        latest = {note.id: note for note in sorted(understood(rows, self._names), key=age)}
         notes = list(latest.values())
         maybe = stuck(notes, as_said(notes))
         names = sorted({latest[note_id].waits for note_id in reached(maybe, mine)})
@@ -326,42 +340,19 @@ class Notes:
             leases[name] = {lease.fencing_token: lease.take for lease in found}
         return notes, leases
 
-    def _understood(self, row: StoredLease) -> Note | None:
-        """What a note says; None of what another release of dibs may have written."""
-        try:
-            words = json.loads(row.info or "")
-            return Note(
-                str(words["id"]),
-                int(words["beat"]),
-                None if words["since"] is None else float(words["since"]),
-                row.holder,
-                str(words["by"]),
-                self._names + words["waits"],
-                int(words["permits"]),
-                int(words["take"]),
-                tuple((self._names + name, int(token)) for name, token in words["holds"]),
-            )
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def _remember(self, notes: Sequence[Note], mine: Collection[str], now: float) -> None:
-        for note in notes:
-            if note.id not in mine:
-                first, _ = self._seen.get(note.id, (note.beat, now))
-                self._seen[note.id] = first, now
-        self._seen = {note_id: seen for note_id, seen in self._seen.items() if now - seen[1] <= self._ttl}
-
     def _tell(
         self, waiter: _Waiter, ring: Sequence[Note], graph: dict[str, set[str]], mine: dict[str, _Waiter]
     ) -> None:
         """Raise WouldDeadlock in a waiter, if it is the youngest and all the others are proven to be there."""
+        if waiter.ring.keys() != {note.id for note in ring}:
+            waiter.ring = {note.id: note.beat for note in ring}
         for note in ring:
-            proven = note.id in mine or note.beat >= self._seen[note.id][0] + PROOF_BEATS
+            proven = note.id in mine or note.beat >= waiter.ring[note.id] + PROOF_BEATS
             if not proven or note.since is None:
                 return
         if max(ring, key=age).id != waiter.id:
             return
-        lines = _spelled_out(in_turn(ring, graph), self._names)
+        lines = spelled_out(in_turn(ring, graph), self._names)
         asked = waiter.ask.request.name[len(self._names) :]
         text = (
             f"waiting for {asked!r} would never end: " + ", ".join(lines) + ". This caller, who began to wait last, is "
@@ -369,34 +360,17 @@ class Notes:
             "multilock()"
         )
         with self._mutex:
-            ours = [mine[note.id].ask for note in ring if note.id in mine]
-            if not any(ask.settled or ask.dropped for ask in ours):
+            if all(self._waits(mine[note.id]) for note in ring if note.id in mine):
                 waiter.ask.failed(WouldDeadlock(text, cycle=tuple(lines)))
                 self._waiters.pop(waiter.ask, None)
                 self._take_back(waiter)
         self._session.lane.start()
 
 
+def _written(requests: Sequence[Request], store: Store, deadline: Deadline) -> list[Outcome]:
+    return store.act(requests, deadline)
+
+
 def _lasts(hold: Hold) -> float:
     """The boot-clock time until which a hold goes on by itself."""
     return hold.ends_at if hold.terms.renew else min(hold.trusted_until, hold.ends_at)
-
-
-def _called(owner: object) -> str:
-    """A thread or task, for people."""
-    get_name = getattr(owner, "get_name", None)
-    return f"task {get_name()}"[:200] if callable(get_name) else f"thread {owner}"[:200]
-
-
-def _spelled_out(ring: Sequence[Note], names: str) -> list[str]:
-    """Who of a ring holds what and waits for what, a line for each."""
-    wanted = {note.waits for note in ring}
-    lines = []
-    for note in ring[:SHOWN_MAX]:
-        held = " and ".join(f"{name[len(names) :]!r} (token {token})" for name, token in note.holds if name in wanted)
-        who = people_call(note.holder).removesuffix(")")
-        who = f"{who}, {note.by})" if who != note.holder else f"{who} ({note.by})"
-        lines.append(f"{who} holds {held} and waits for {note.waits[len(names) :]!r}")
-    if len(ring) > SHOWN_MAX:
-        lines.append(f"and {len(ring) - SHOWN_MAX} more")
-    return lines
