@@ -190,6 +190,7 @@ CAPABILITY_WORDS = {
     "resolution_s": "How far around an expiry the answer may go either way, in seconds",
     "margin_s": "How much earlier than the allowance for clock rates trust ends, in seconds",
     "permits": "Semaphores, and locks for readers and writers",
+    "deadlocks": "Rings of waiters are told ([deadlocks](../explanation/deadlocks.md))",
 }
 CLIENT_OPTION_WORDS = {
     "namespace": "separates applications in one store",
@@ -198,6 +199,7 @@ CLIENT_OPTION_WORDS = {
     "patience": "seconds for which a store that was reached before is tried again",
     "require": "promises without which nothing is handed out, with commas between: "
     + ", ".join(f"`{name}`" for name in PROMISES),
+    "lock_order_warnings": "warn when two names are taken in both orders: `true` or `false`",
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
@@ -269,6 +271,35 @@ INSIDE = {
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
         "IDLE_S": "the waiting thread ends after so many seconds without waiters",
+        "NOTE_AFTER_S": "who holds something and has waited for this long leaves a waiting note",
+    },
+    "dibs.notes": {
+        "BEAT_S": "a waiting note is written anew this often",
+        "BEAT_EACH_S": "or, where very many of a process wait, after so many seconds for each of them",
+        "NOTE_TTL_S": "a waiting note ends this long after its process died",
+        "PROOF_BEATS": "so many beats after a look prove that a waiter was there at it",
+        "TOLD_WITHIN_S": "a ring is told within this of its closing",
+        "LOOK_MIN_S": "the notes of others are read at most this often",
+        "SOON_S": "what ends by itself within this is no part of a ring",
+        "YOUNG_S": "a waiter reads notes often for this long",
+        "LOOK_S": "and then this often",
+        "LOOK_PART": "but after a pause of so many times what the reading took",
+        "GATHER_S": "new waiters gather this long, to go in one call",
+        "BEATS_MAX": "so many notes are written by one call",
+        "NUMBERS_MIN": "numbers of notes are drawn from 1 to this",
+        "NUMBERS_MAX": "and, where they are taken, up to this",
+        "TRIES": "so many numbers are tried before the next beat",
+        "NAMES_MAX": "so many names are looked at to make sure of a ring",
+        "IDLE_S": "the thread for notes ends after so many seconds without waiters",
+    },
+    "dibs.note": {
+        "HOLDS_BYTES_MAX": "what a note says of what is held, in bytes of info",
+        "OWNER_CHARS_MAX": "and of its thread or task, in characters",
+        "SHOWN_MAX": "so many waiters of a ring are spelled out in an error",
+    },
+    "dibs.lock_order": {
+        "PAIRS_MAX": "pairs of names whose order is remembered",
+        "HELD_MAX": "so many of the names that a caller holds are paired with the one it takes",
     },
     "dibs.once": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
     "dibs.campaign": {

@@ -17,7 +17,7 @@ LINES_MAX = 400
 # listed here and nothing else of dibs; imports for type checkers only are free.
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
 DATA = {"dibs.names", "dibs.hold", "dibs.terms", "dibs.steps"}
-LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer"}
+LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer", "dibs.notes", "dibs.lock_order"}
 PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock", "dibs.semaphore", "dibs.rwlock"}
 ALLOWED: dict[str, set[str]] = {
     # The contract, and what has no opinion on anything above it.
@@ -165,6 +165,11 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.lane": CONTRACT,
     "dibs.waiting": {*CONTRACT, "dibs.lane"},
     "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
+    # How waiters of several processes know of each other, and what follows.
+    "dibs.note": {"dibs.names"},
+    "dibs.deadlock": {"dibs.store"},
+    "dibs.notes": {*CONTRACT, "dibs.hold", "dibs.lane", "dibs.waiting", "dibs.note", "dibs.deadlock"},
+    "dibs.lock_order": {"dibs.errors"},
     # The session, and the desk at which both faces stand.
     "dibs.session": CONTRACT | DATA | LANES,
     "dibs.promises": {"dibs.errors"},

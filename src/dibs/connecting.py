@@ -44,8 +44,9 @@ _SCHEMES = {
 # options in ``OPTIONS``, for errors that help.
 ENTRY_POINT_GROUP = "dibs.stores"
 # Options any URL may carry for the client itself; an argument of connect() of the same name wins over them.
-_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require")
+_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require", "lock_order_warnings")
 _TEXTS = ("namespace", "require")
+_FLAGS = ("lock_order_warnings",)
 # So many of a store's options are listed in an error.
 _OPTIONS_SHOWN = 12
 
@@ -58,6 +59,7 @@ def connect(
     info: dict[str, Any] | None = None,
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
+    lock_order_warnings: bool | None = None,
     options: dict[str, str] | None = None,
 ) -> Client:
     """Make a client for threads. Nothing is sent before it is used.
@@ -67,15 +69,16 @@ def connect(
     alone. None means ``$DIBS_URL``, else an SQLite file in the user's state directory.
     namespace: separates applications that share a store. ttl: the default of its locks, in seconds. info: a small
     JSON object shown with its leases. request_timeout: seconds one request to the store may take. patience: seconds
-    for which a store that was reached before is tried again before StoreUnavailable is raised. options: more options of
-    the store, as they could stand in the URL's query ({"schema": "ops"}), say for an engine.
+    for which a store that was reached before is tried again before StoreUnavailable is raised. lock_order_warnings:
+    warn (LockOrderWarning) when two names are taken in both orders; on unless it is False. options: more options of the
+    store, as they could stand in the URL's query ({"schema": "ops"}), say for an engine.
 
     Raises InvalidOption for anything wrong with these, a driver that is not installed included, and Unsupported when
     the store cannot promise what the option ``require`` asks for.
     """
     from dibs.client import Client
 
-    return Client(_desk(where, namespace, ttl, info, request_timeout, patience, options))
+    return Client(_desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, options))
 
 
 def connect_async(
@@ -86,12 +89,13 @@ def connect_async(
     info: dict[str, Any] | None = None,
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
+    lock_order_warnings: bool | None = None,
     options: dict[str, str] | None = None,
 ) -> AsyncClient:
     """Make a client for asyncio: the same as ``connect``, with the same verbs awaited."""
     from dibs.aio import AsyncClient
 
-    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience, options))
+    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, options))
 
 
 def _desk(
@@ -101,6 +105,7 @@ def _desk(
     info: dict[str, Any] | None,
     request_timeout: Seconds | None,
     patience: Seconds | None,
+    lock_order_warnings: bool | None,
     options: dict[str, str] | None,
 ) -> Desk:
     from dibs.desk import DEFAULTS, Desk
@@ -108,7 +113,13 @@ def _desk(
     settings = dict(DEFAULTS)
     address, from_url = locate(where, options)
     settings.update(from_url)
-    given = {"namespace": namespace, "ttl": ttl, "request_timeout": request_timeout, "patience": patience}
+    given = {
+        "namespace": namespace,
+        "ttl": ttl,
+        "request_timeout": request_timeout,
+        "patience": patience,
+        "lock_order_warnings": lock_order_warnings,
+    }
     settings.update({key: value for key, value in given.items() if value is not None})
     return Desk(address, info=info, **settings)
 
@@ -191,7 +202,7 @@ def _settings(options: dict[str, str]) -> dict[str, Any]:
     for key in _CLIENT_OPTIONS:
         if key in options:
             text = options.pop(key)
-            found[key] = text if key in _TEXTS else _number(key, text)
+            found[key] = text if key in _TEXTS else _flag(key, text) if key in _FLAGS else _number(key, text)
     return found
 
 
@@ -212,6 +223,12 @@ def _number(key: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidOption(f"the URL option {key}={text!r} is not a number of seconds") from None
+
+
+def _flag(key: str, text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+        raise InvalidOption(f"the URL option {key}={text!r} is neither true nor false")
+    return text.lower() in ("true", "1", "yes")
 
 
 def _loader(scheme: str) -> Callable[..., StoreAddress]:

@@ -71,6 +71,7 @@ class Desk:
         request_timeout: Seconds,
         patience: Seconds,
         require: str = "",
+        lock_order_warnings: bool = True,
         clock: Clock | None = None,
     ) -> None:
         if require:
@@ -88,6 +89,9 @@ class Desk:
             "request_timeout", request_timeout, least=0.05, most=REQUEST_TIMEOUT_MAX_S
         )
         self.patience_s = check_seconds("patience", patience, most=3600.0)
+        if not isinstance(lock_order_warnings, bool):
+            raise InvalidOption(f"lock_order_warnings is True or False, not {lock_order_warnings!r}")
+        self.lock_order_warnings = lock_order_warnings
         self.key_prefix = f"{self.namespace}:"
         self._terms: dict[tuple[object, ...], Terms] = {}
         self._clock = clock
@@ -108,6 +112,7 @@ class Desk:
             request_timeout_s=self.request_timeout_s,
             patience_s=self.patience_s,
             clock=self._clock,
+            lock_order_warnings=self.lock_order_warnings,
         )
         # Of several threads that come here at once, one wins; no lock is needed, which a fork could leave locked.
         session = self._sessions.setdefault(pid, new)
@@ -305,4 +310,5 @@ DEFAULTS: dict[str, Any] = {
     "request_timeout": REQUEST_TIMEOUT_S,
     "patience": PATIENCE_S,
     "require": "",
+    "lock_order_warnings": True,
 }

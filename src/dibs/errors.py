@@ -51,7 +51,19 @@ class NotHeld(DibsError, RuntimeError):
 
 
 class WouldDeadlock(DibsError, RuntimeError):
-    """The caller would wait for itself without limit."""
+    """The caller would wait for itself without limit, alone or in a ring of callers who wait for each other.
+
+    ``cycle`` tells of a ring, a line for each: who it is, what it holds under which token, and what it waits for. It is
+    empty for a caller who asked for what it holds itself.
+    """
+
+    def __init__(self, message: str, *, cycle: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+
+
+class LockOrderWarning(RuntimeWarning):
+    """Two names were taken in both orders in one process: callers that do so at the same time can deadlock."""
 
 
 class ResultNotKept(DibsError, ValueError):

@@ -63,10 +63,16 @@ class LockCore(Gripped[L]):
         session = self._desk.session()
         if limit_s is None and (session.held or session.sharing):
             self.refuse_own(owner)
+        holding = limit_s != 0 and owner in session.owned
+        if holding:
+            session.taking(owner, self._key)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
             session.submit(ask)
-            settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
+            if holding and session.address.capabilities.deadlocks:
+                settled = yield from session.wait_holding(ask, limit_s)
+            else:
+                settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s and not ask.heard:
                 with session.mutex:
                     session.waiting.hurry(ask)

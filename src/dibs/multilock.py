@@ -137,7 +137,10 @@ class MultiCore(Gripped[M], Generic[M, L]):
             if grip is not None:
                 grip.count += 1
                 return grip.lease
-        clock = self._desk.session().clock
+        session = self._desk.session()
+        if limit_s != 0 and owner in session.owned:
+            session.taking(owner, *(core._key for core in self._cores))
+        clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, L] = {}
         try:

@@ -141,9 +141,12 @@ class OnceCore(Generic[L, R]):
     def begin(self, owner: object, timeout: Seconds | None = -1) -> Steps[R]:
         """A run: this caller's to do, done before, or neither when ``timeout`` seconds did not suffice."""
         limit_s = wait_limit(self.terms, True, timeout)
-        clock = self._desk.session().clock
+        session = self._desk.session()
+        clock = session.clock
         if limit_s is None:
             self._lock.refuse_own(owner)
+        if limit_s != 0 and owner in session.owned:
+            session.taking(owner, self._lock._key)
         began = clock.now()
         slice_s = 0.0
         while True:

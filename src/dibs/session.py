@@ -17,17 +17,20 @@ from weakref import WeakSet
 
 from dibs.clock import RealClock
 from dibs.errors import StoreUnavailable
-from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
+from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
 from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
 from dibs.trust import local_deadline
-from dibs.waiting import AcquireAsk, Waiting
+from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.clock import Clock
+    from dibs.lock_order import LockOrder
+    from dibs.notes import Notes
+    from dibs.steps import Steps
     from dibs.store import StoreAddress
     from dibs.terms import Terms
 
@@ -76,6 +79,7 @@ class Session:
         clock: Clock | None = None,
         client_id: str | None = None,
         host: str | None = None,
+        lock_order_warnings: bool = True,
     ) -> None:
         self.address = address
         self.clock: Clock = clock if clock is not None else RealClock()
@@ -85,6 +89,7 @@ class Session:
         self.margin_s = address.capabilities.margin_s
         self.request_timeout_s = request_timeout_s
         self.patience_s = patience_s
+        self.lock_order_warnings = lock_order_warnings
         self.mutex = self.clock.mutex()
         self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim")
         self.renewer = Renewer(
@@ -105,6 +110,10 @@ class Session:
         self.held: dict[str, Hold] = {}
         #: The same for names with permits, which many may hold at a time.
         self.sharing: dict[str, dict[Hold, None]] = {}
+        #: All of that by thread or task.
+        self.owned: dict[object, dict[Hold, None]] = {}
+        self._notes: Notes | None = None
+        self._lock_order: LockOrder | None = None
         self._pauses: WeakSet[Ask] = WeakSet()
         self.closed = False
 
@@ -113,14 +122,15 @@ class Session:
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         """Make the ask for a name; nothing happens before ``submit``."""
         now = self.clock.now()
-        claims = next(self._claims)  # in one step, whichever thread asks
-        client_id = self.client_id
         request = Acquire(
-            key, f"{client_id}-{claims}", terms.ttl, self.holder, terms.info, client_id if blocking else None
+            key, self.new_claim_id(), terms.ttl, self.holder, terms.info, self.client_id if blocking else None
         )
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
+
+    def new_claim_id(self) -> str:
+        return f"{self.client_id}-{next(self._claims)}"  # counted in one step, whichever thread asks
 
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
@@ -155,6 +165,11 @@ class Session:
                 self.sharing.setdefault(request.name, {})[hold] = None
             else:
                 self.held[request.name] = hold
+            owned = self.owned.get(ask.owner)
+            if owned is None:
+                self.owned[ask.owner] = {hold: None}
+            else:
+                owned[hold] = None
             self.renewer.track(hold, t0)
             if ask.blocking:
                 self.waiting.leave_line(ask)
@@ -163,7 +178,7 @@ class Session:
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
         self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
         if ask.blocking and not self.closed:
-            ask.request = request._replace(claim_id=f"{self.client_id}-{next(self._claims)}", ticket=None)
+            ask.request = request._replace(claim_id=self.new_claim_id(), ticket=None)
             ask.t0 = None
             ask.give_up_at = now + self.patience_s
             self.lane.put(ask)
@@ -178,6 +193,32 @@ class Session:
             if not hold.loud:
                 hold.given = False
         return not hold.loud
+
+    def taking(self, owner: object, *keys: str) -> None:
+        """Somebody is about to wait for these names: warn when others are held that elsewhere are taken after them."""
+        held = self.owned.get(owner)
+        if held is None or not self.lock_order_warnings:
+            return
+        if self._lock_order is None:
+            from dibs.lock_order import LockOrder
+
+            self._lock_order = LockOrder(self.mutex)
+        for key in keys:
+            self._lock_order.taking(key, held)
+
+    def wait_holding(self, ask: AcquireAsk, limit_s: float | None) -> Steps[bool]:
+        """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after."""
+        settled = yield self, ask, NOTE_AFTER_S if limit_s is None else min(NOTE_AFTER_S, limit_s)
+        if settled:
+            return True
+        from dibs.notes import Notes  # loaded by those who need it: `dibs run` stands in crontabs
+
+        with self.mutex:
+            if self._notes is None:
+                self._notes = Notes(self, ask.request.name.partition(":")[0])
+        until = FOREVER if limit_s is None else ask.started_at + limit_s
+        self._notes.add(ask, until)
+        return (yield self, ask, None if limit_s is None else max(0.0, until - self.clock.now()))
 
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
@@ -267,6 +308,11 @@ class Session:
             sharing.pop(hold, None)
             if not sharing:
                 del self.sharing[hold.key]
+        owned = self.owned.get(hold.owner)
+        if owned is not None and hold in owned:
+            del owned[hold]
+            if not owned:
+                del self.owned[hold.owner]
 
     def shared_by(self, owner: object, key: str) -> list[Hold]:
         """The holds of permits of a name that this owner has, as far as this process knows."""
@@ -463,7 +509,7 @@ class Session:
             self.closed = True
             now = self.clock.now()
             waiters = self.waiting.everybody()
-            releases = []
+            releases = [] if self._notes is None else self._notes.withdraw()
             listeners: list[Callable[[], None]] = []
             for hold in self.renewer.tracked():
                 if hold.state == HELD:
@@ -489,4 +535,5 @@ class Session:
 
     def shut(self) -> list[Ask]:
         """After ``close``: end the threads and connections. Returns what to wait for until they are gone."""
-        return [self.waiting.close(), self.renewer.close(), self.lane.close()]
+        notes = [] if self._notes is None else [self._notes.close()]
+        return [*notes, self.waiting.close(), self.renewer.close(), self.lane.close()]

@@ -197,6 +197,8 @@ class Capabilities(NamedTuple):
     margin_s: float
     # A name may have several permits: semaphores, readers and writers.
     permits: bool = False
+    # A ring of waiters is told. For that leases are listed by prefix several times a second.
+    deadlocks: bool = True
 
 
 class Finding(NamedTuple):

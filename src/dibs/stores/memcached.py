@@ -86,6 +86,8 @@ CAPABILITIES = Capabilities(
     # A lease may last from a second less to (for a fraction of a second in its ttl) two seconds more than its ttl.
     resolution_s=2.0,
     margin_s=MARGIN_S,
+    # To list leases it must go through everything it keeps, which may be a large cache of somebody else's.
+    deadlocks=False,
 )
 OPTIONS = ("tls", "tls_ca", "tls_cert", "tls_key", "spread")
 PORT = 11211
