@@ -45,12 +45,13 @@ if TYPE_CHECKING:
     )
     from dibs.campaign import Leader
     from dibs.client import Client
-    from dibs.desk import LeaseRecord
+    from dibs.desk import HistoryRecord, LeaseRecord
     from dibs.election import Election, Term
     from dibs.lease import Lease
     from dibs.lockable import Lock
     from dibs.multilock import MultiLease, MultiLock
     from dibs.once import Once, OnceRecord, OnceRun
+    from dibs.pausing import Pause
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
@@ -71,6 +72,7 @@ __all__ = [
     "Client",
     "DibsError",
     "Election",
+    "HistoryRecord",
     "InvalidName",
     "InvalidOption",
     "Leader",
@@ -86,6 +88,7 @@ __all__ = [
     "Once",
     "OnceRecord",
     "OnceRun",
+    "Pause",
     "RWLock",
     "ResultNotKept",
     "Semaphore",
@@ -114,6 +117,7 @@ _LAZY = {
     "Capabilities": "dibs.store",
     "Client": "dibs.client",
     "Election": "dibs.election",
+    "HistoryRecord": "dibs.desk",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",
@@ -123,6 +127,7 @@ _LAZY = {
     "Once": "dibs.once",
     "OnceRecord": "dibs.once",
     "OnceRun": "dibs.once",
+    "Pause": "dibs.pausing",
     "RWLock": "dibs.rwlock",
     "Semaphore": "dibs.semaphore",
     "Term": "dibs.election",

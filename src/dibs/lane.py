@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock, Gate
-    from dibs.store import Store
+    from dibs.pauses import Pauses
+    from dibs.store import Held, Store
 
 # Requests in one call to the store.
 BATCH_MAX = 1000
@@ -59,6 +60,8 @@ class Ask:
     trouble: Exception | None = None
     #: Nobody wants the answer any more: it is not sent (again).
     dropped = False
+    #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
+    pausable = False
     _gate: Gate | None = None
     _listener: Callable[[Any], None] | None = None
     _letter: Any = None
@@ -133,6 +136,7 @@ class Lane:
         open_store: Callable[[], Store],
         request_timeout_s: float,
         name: str,
+        pauses: Pauses | None = None,
     ) -> None:
         self._clock = clock
         self._mutex = mutex
@@ -140,6 +144,7 @@ class Lane:
         self._request_timeout_s = request_timeout_s
         self._deadline = Deadline(clock, 0.0)  # of the call under way
         self._name = name
+        self._pauses = pauses
         self._queue: list[Ask] = []
         self._acts = 0  # how many of them are Acts
         self._server: Ask | _LaneThread | None = None
@@ -325,12 +330,15 @@ class Lane:
                     break
             if not batch:
                 return 0.0
-            for ask in batch:
-                if ask.t0 is None:
-                    ask.t0 = now
             try:
                 self._deadline.at = now + self._request_timeout_s
-                self._outcomes = self._call(batch, self._deadline)
+                pauses, paused = self._pauses, None
+                if pauses is not None and (now >= pauses.stale_at or pauses.some):
+                    paused = self._paused(pauses, batch, now)
+                for ask in batch:
+                    if ask.t0 is None and not (paused and ask in paused):
+                        ask.t0 = now
+                self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)
             except StoreUnavailable as error:
@@ -360,16 +368,38 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _call(self, batch: list[Ask], deadline: Deadline) -> list[Any]:
+    def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
         store = self._store
         if store is None:
             store = self._store = self._open_store()
         if type(batch[0]) is Act:
             outcomes = [batch[0].request(store, deadline)]
+        elif paused:
+            sent = [ask.request for ask in batch if ask not in paused]
+            answers = iter(store.act(sent, deadline) if sent else ())
+            outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
         else:
             outcomes = store.act([ask.request for ask in batch], deadline)
         self._reached = True
         return outcomes
+
+    def _paused(self, pauses: Pauses, batch: list[Ask], now: float) -> dict[Ask, Held] | None:
+        """The answers to those who are not to be sent, by a list of pauses that is fresh now.
+
+        What may have been granted already (its ``t0`` is set) is sent in any case: only so its outcome is known.
+        """
+        first = [ask for ask in batch if ask.pausable and ask.t0 is None]
+        if not first:
+            return None
+        if now >= pauses.stale_at:
+            store = self._store
+            if store is None:
+                store = self._store = self._open_store()
+            pauses.look(store, self._deadline, now)
+        if not pauses.some:
+            return None
+        refusals = ((ask, pauses.refusal(ask.request.name)) for ask in first)
+        return {ask: held for ask, held in refusals if held is not None}
 
     def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:
         """Give up on whoever waited long enough; leave the rest in the batch to be tried again."""

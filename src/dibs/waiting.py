@@ -61,6 +61,7 @@ class AcquireAsk(Ask):
     hold: Hold | None = None
     #: The store has answered at least once.
     heard = False
+    pausable = True
 
     def __init__(
         self, request: Acquire, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
@@ -84,6 +85,8 @@ class AcquireAsk(Ask):
         if type(outcome) is Held:
             self.seen = outcome
             if self.blocking:
+                if outcome.paused is not None:
+                    self._session.tell_paused(self.request.name, outcome)
                 self._session.waiting.fall_asleep(self, outcome)
             else:
                 self.settle(outcome)

@@ -77,6 +77,7 @@ CAPABILITIES = Capabilities(
     # Etcd leases last whole seconds, and their end is noticed up to half a second late; never early.
     resolution_s=0.99,
     margin_s=0.010,
+    pause=True,
 )
 # What a URL may carry besides.
 OPTIONS = ("prefix", "ca", "cert", "key")
