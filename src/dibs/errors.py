@@ -21,8 +21,8 @@ class LockTimeout(DibsError, TimeoutError):
 
     ``name`` is what was asked for, ``holder`` who was seen holding it (``None`` when the name was free but kept for
     others waiting in line), ``since`` the Unix time of that grant, ``free_in`` the seconds after which the store frees
-    it unless it is renewed, ``waited`` the seconds this caller waited. ``paused`` says who has paused it, since when and
-    why, if an operator has; who holds it is not told then.
+    it unless it is renewed, ``waited`` the seconds this caller waited. ``paused`` says who has paused it, since
+    when and why, if an operator has; who holds it is not told then.
     """
 
     def __init__(

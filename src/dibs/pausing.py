@@ -97,7 +97,7 @@ def resuming(desk: Desk, name: str) -> Steps[bool]:
 
     def act(store: Store, deadline: Deadline) -> bool:
         rows = [row for row in _rows(pauses, store, deadline) if note_of(row).get("name") == name]
-        return any([store.break_lease(row.name, row.fencing_token, True, deadline) for row in rows])
+        return sum(store.break_lease(row.name, row.fencing_token, True, deadline) for row in rows) > 0
 
     ended = yield from desk._acting(act)
     pauses.stale_at = float("-inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidName, InvalidOption, SetupRequired, Unsupported
@@ -91,7 +92,7 @@ async def grants_and_releases_are_written_down(face: Face) -> None:
     equal([r.info for r in records], [None, {"service": "digest"}, {"service": "digest"}, None], "infos")
     equal({(r.name, r.slot) for r in records}, {("job", 1)}, "names and slots")
     equal(records[0].ended_at, None, "the end of what is in force")
-    for newer, older in zip(records, records[1:], strict=False):
+    for newer, older in pairwise(records):
         assert older.acquired_at <= older.ended_at <= newer.acquired_at, f"{older} and then {newer}"
     assert (records[1].ended_at - records[1].acquired_at).total_seconds() >= 0.04, f"{records[1]} took no time"
     equal(await face.do(client.history, "job", 2), records[:2], "the last two")
@@ -125,7 +126,7 @@ async def other_endings_are_told_apart(face: Face) -> None:
 
 @case("history", history)
 async def what_was_kept_is_no_grant(face: Face) -> None:
-    """A release that keeps the name (min_hold, once) ends the grant when it is given back, not when the name is free."""
+    """A release that keeps the name (min_hold, once) ends the grant when it is given back, not when it is free."""
     client = await kept(face)
     lease = await had(face, client.lock("job", min_hold=60), timeout=0)
     await face.do(lease.release)
