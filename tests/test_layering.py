@@ -33,7 +33,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
-    "dibs.stores.sqlite": {*CONTRACT, "dibs.stores.identifiers", "dibs.stores.permits"},
+    "dibs.stores.sqlite": {
+        *CONTRACT,
+        "dibs.stores.identifiers",
+        "dibs.stores.permits",
+        "dibs.stores.sqlite_history",
+    },
+    "dibs.stores.sqlite_history": set(),
     "dibs.stores.postgres": {
         *CONTRACT,
         "dibs.stores",
@@ -41,7 +47,9 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.rounds",
         "dibs.stores.postgres_sql",
         "dibs.stores.postgres_pools",
+        "dibs.stores.postgres_history",
     },
+    "dibs.stores.postgres_history": set(),
     "dibs.stores.postgres_sql": {"dibs.store"},
     "dibs.stores.postgres_pools": {"dibs.store", "dibs.stores.permits"},
     "dibs.stores.mysql": {
@@ -50,12 +58,14 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.identifiers",
         "dibs.stores.mysql_check",
         "dibs.stores.mysql_drivers",
+        "dibs.stores.mysql_history",
         "dibs.stores.mysql_pools",
         "dibs.stores.mysql_sql",
         "dibs.stores.rounds",
     },
     "dibs.stores.mysql_check": {"dibs.store"},
     "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_history": set(),
     "dibs.stores.mysql_pools": {"dibs.store", "dibs.stores.mysql_sql", "dibs.stores.permits"},
     "dibs.stores.mysql_sql": {"dibs.store"},
     "dibs.stores.memcached": {
@@ -109,13 +119,15 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
+    "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.lane": CONTRACT,
     "dibs.waiting": {*CONTRACT, "dibs.lane"},
     "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
     # The session, and the desk at which both faces stand.
     "dibs.session": CONTRACT | DATA | LANES,
     "dibs.promises": {"dibs.errors"},
-    "dibs.desk": {*CONTRACT, *DATA, "dibs.promises", "dibs.session"},
+    "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
+    "dibs.pausing": {*CONTRACT, "dibs.names", "dibs.pauses", "dibs.trust"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
     "dibs.grips": {"dibs.errors"},
@@ -147,6 +159,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.campaign",
         "dibs.election",
+        "dibs.pausing",
     },
     "dibs.aio": {
         "dibs.errors",
@@ -157,6 +170,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.once_keys",
         "dibs.campaign",
+        "dibs.pausing",
     },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
@@ -183,7 +197,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.operators": {"dibs.cli", "dibs.names"},
+    "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
+    "dibs.cli.looks": {"dibs.names"},
+    "dibs.cli.operators": {"dibs.cli", "dibs.cli.looks", "dibs.desk", "dibs.errors", "dibs.names"},
+    "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks"},
+    "dibs.cli.top": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
@@ -196,6 +214,7 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.stores.sqlite", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
+    ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }
 DRIVERS = {

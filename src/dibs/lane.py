@@ -334,7 +334,7 @@ class Lane:
                 self._deadline.at = now + self._request_timeout_s
                 pauses, paused = self._pauses, None
                 if pauses is not None and (now >= pauses.stale_at or pauses.some):
-                    paused = self._paused(pauses, batch, now)
+                    paused = pauses.refusals(batch, self._opened, self._deadline, now)
                 for ask in batch:
                     if ask.t0 is None and not (paused and ask in paused):
                         ask.t0 = now
@@ -368,10 +368,14 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
+    def _opened(self) -> Store:
         store = self._store
         if store is None:
             store = self._store = self._open_store()
+        return store
+
+    def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
+        store = self._opened()
         if type(batch[0]) is Act:
             outcomes = [batch[0].request(store, deadline)]
         elif paused:
@@ -382,24 +386,6 @@ class Lane:
             outcomes = store.act([ask.request for ask in batch], deadline)
         self._reached = True
         return outcomes
-
-    def _paused(self, pauses: Pauses, batch: list[Ask], now: float) -> dict[Ask, Held] | None:
-        """The answers to those who are not to be sent, by a list of pauses that is fresh now.
-
-        What may have been granted already (its ``t0`` is set) is sent in any case: only so its outcome is known.
-        """
-        first = [ask for ask in batch if ask.pausable and ask.t0 is None]
-        if not first:
-            return None
-        if now >= pauses.stale_at:
-            store = self._store
-            if store is None:
-                store = self._store = self._open_store()
-            pauses.look(store, self._deadline, now)
-        if not pauses.some:
-            return None
-        refusals = ((ask, pauses.refusal(ask.request.name)) for ask in first)
-        return {ask: held for ask, held in refusals if held is not None}
 
     def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:
         """Give up on whoever waited long enough; leave the rest in the batch to be tried again."""

@@ -18,7 +18,10 @@ from dibs.names import people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dibs.clock import Deadline
+    from dibs.lane import Ask
     from dibs.store import Store, StoredLease
 
 # A first request for a name is sent only with a list of pauses that was read within this time.
@@ -47,8 +50,26 @@ class Pauses:
         #: Which names somebody was told of that waits for them; see ``news``.
         self._told: set[tuple[str, str | None]] = set()
 
+    def refusals(
+        self, batch: list[Ask], opened: Callable[[], Store], deadline: Deadline, now: float
+    ) -> dict[Ask, Held]:
+        """The answers to those of a batch who are not to be sent, by a list that is fresh at ``now``.
+
+        What may have been granted already (its ``t0`` is set) is sent in any case: only so its outcome is known. What
+        reading the list raises is raised.
+        """
+        first = [ask for ask in batch if ask.pausable and ask.t0 is None]
+        if not first:
+            return {}
+        if now >= self.stale_at:
+            self.look(opened(), deadline, now)
+        if not self.some:
+            return {}
+        answers = ((ask, self.refusal(ask.request.name)) for ask in first)
+        return {ask: held for ask, held in answers if held is not None}
+
     def look(self, store: Store, deadline: Deadline, now: float) -> None:
-        """Read the list anew. ``now`` was read before; what the store raises is the caller's to handle."""
+        """Read the list anew. ``now`` was read before."""
         rows = store.leases(self.key, self.before, deadline)
         names: dict[str, Held] = {}
         prefixes: list[tuple[str, Held]] = []
