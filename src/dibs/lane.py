@@ -324,20 +324,21 @@ class Lane:
         batch = self._batch
         if self._outcomes is None:
             now = self._clock.now()
-            for ask in batch:
-                if ask.dropped:
-                    batch = self._batch = [ask for ask in batch if not ask.dropped]
-                    break
-            if not batch:
-                return 0.0
             try:
                 self._deadline.at = now + self._request_timeout_s
                 pauses, paused = self._pauses, None
                 if pauses is not None and (now >= pauses.stale_at or pauses.some):
-                    paused = pauses.refusals(batch, self._opened, self._deadline, now)
+                    paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
                 for ask in batch:
                     if ask.t0 is None and not (paused and ask in paused):
                         ask.t0 = now
+                # In this order: whoever withdraws an ask drops it and then looks whether it has a t0 (Session._undo).
+                for ask in batch:
+                    if ask.dropped:
+                        batch = self._batch = [ask for ask in batch if not ask.dropped]
+                        break
+                if not batch:
+                    return 0.0
                 self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)

@@ -20,7 +20,7 @@ from dibs.store import Held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.clock import Deadline
+    from dibs.clock import Clock, Deadline
     from dibs.lane import Ask
     from dibs.store import Store, StoredLease
 
@@ -51,7 +51,7 @@ class Pauses:
         self._told: set[tuple[str, str | None]] = set()
 
     def refusals(
-        self, batch: list[Ask], opened: Callable[[], Store], deadline: Deadline, now: float
+        self, batch: list[Ask], opened: Callable[[], Store], deadline: Deadline, clock: Clock, now: float
     ) -> dict[Ask, Held]:
         """The answers to those of a batch who are not to be sent, by a list that is fresh at ``now``.
 
@@ -63,6 +63,9 @@ class Pauses:
             return {}
         if now >= self.stale_at:
             self.look(opened(), deadline, now)
+            now, began = clock.now(), now
+            if now - began >= PAUSES_FRESH_S:  # this process was stopped meanwhile, or the store is slow
+                self.look(opened(), deadline, now)
         if not self.some:
             return {}
         answers = ((ask, self.refusal(ask.request.name)) for ask in first)
@@ -73,7 +76,7 @@ class Pauses:
         rows = store.leases(self.key, self.before, deadline)
         names: dict[str, Held] = {}
         prefixes: list[tuple[str, Held]] = []
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row.fencing_token):  # of one name the last counts
             name, told = told_by(row)
             held = Held(None, row.fencing_token, row.acquired_at, ASK_AGAIN_S, paused=told)
             if name.endswith("*"):

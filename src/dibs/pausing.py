@@ -77,11 +77,12 @@ def pausing(desk: Desk, name: str, note: str | None, ttl: Seconds | None, by: st
     def act(store: Store, deadline: Deadline) -> StoredLease | None:
         granted = store.act([acquire, keep], deadline)[0]
         rows = [row for row in _rows(pauses, store, deadline) if note_of(row).get("name") == name]
-        token = granted.fencing_token if type(granted) is Granted else max((r.fencing_token for r in rows), default=0)
+        # Only what came before this one goes: of several operators at the same moment, the last one's pause stays.
+        last = granted.fencing_token if type(granted) is Granted else max((r.fencing_token for r in rows), default=0)
         for row in rows:
-            if row.fencing_token != token:
+            if row.fencing_token < last:
                 store.break_lease(row.name, row.fencing_token, True, deadline)
-        return next((row for row in rows if row.fencing_token == token), None)
+        return rows[-1] if rows else None
 
     row = yield from desk._acting(act)
     if row is None:
@@ -108,10 +109,7 @@ def listing(desk: Desk) -> Steps[list[Pause]]:
     pauses = _pauses(desk)
     rows = yield from desk._acting(lambda store, deadline: _rows(pauses, store, deadline))
     # Of one name there are two for the moment in which one takes the place of the other.
-    latest: dict[str, Pause] = {}
-    for pause in map(_pause, rows):
-        if pause.name not in latest or latest[pause.name].expires_in < pause.expires_in:
-            latest[pause.name] = pause
+    latest = {pause.name: pause for pause in map(_pause, rows)}
     return sorted(latest.values())
 
 
@@ -123,7 +121,8 @@ def _pauses(desk: Desk) -> Pauses:
 
 
 def _rows(pauses: Pauses, store: Store, deadline: Deadline) -> list[StoredLease]:
-    return store.leases(pauses.key, pauses.before, deadline)
+    """The pauses, the oldest first."""
+    return sorted(store.leases(pauses.key, pauses.before, deadline), key=lambda row: row.fencing_token)
 
 
 def _pause(row: StoredLease) -> Pause:
