@@ -114,9 +114,13 @@ def listing(desk: Desk) -> Steps[list[Pause]]:
 
 
 def _pauses(desk: Desk) -> Pauses:
+    limits = desk.address.capabilities
+    if not limits.pause:
+        raise Unsupported(
+            f"{limits.store} cannot pause names: it keeps nothing for hours, or cannot list what it keeps"
+        )
     pauses = desk.session().pauses
-    if pauses is None:
-        raise Unsupported(f"{desk.address.capabilities.store} cannot keep pauses (docs/reference/capabilities.md)")
+    assert pauses is not None
     return pauses
 
 

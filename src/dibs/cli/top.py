@@ -222,11 +222,12 @@ class Screen:
     def show(self, head: str, text: str) -> None:
         """Draw anew: what is too wide or too long for the terminal is cut."""
         size = os.get_terminal_size(1)
+        width, height = size.columns or 80, size.lines or 24  # one that does not know its size says 0
         lines = [head, "", *text.splitlines()]
-        if len(lines) > size.lines:
-            lines[size.lines - 1 :] = [f"… and {len(lines) - size.lines + 1} lines more"]
+        if len(lines) > height:
+            lines[height - 1 :] = [f"… and {len(lines) - height + 1} lines more"]
         # Others chose the names: nothing in them may move the cursor.
-        plain = ("".join(c if c.isprintable() else "?" for c in line)[: size.columns] for line in lines)
+        plain = ("".join(c if c.isprintable() else "?" for c in line)[:width] for line in lines)
         sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(plain) + "\x1b[J")
         sys.stdout.flush()
 

@@ -106,7 +106,7 @@ CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
 # Somebody else's locks; and a row that somebody else made at the same moment, where nobody else should.
 _TRY_AGAIN = frozenset((1062, 1205, 1213))
-_THERE_ALREADY = frozenset((1060,))
+_THERE_ALREADY = frozenset((1060, 1359))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
 _LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
@@ -474,7 +474,10 @@ class MySQLStore:
         self._wrote = False
         for statement in self.history_schema(keep).split(";\n"):
             if statement.strip():
-                self._patiently(partial(self._execute, statement, deadline), deadline)
+                try:
+                    self._patiently(partial(self._execute, statement, deadline), deadline)
+                except _ThereAlready:  # a trigger that somebody else has made at the same moment
+                    pass
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
         self._reopen(deadline)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 _IS_GRANT = "NEW.claim_id <> '' AND NEW.fencing_token <> OLD.fencing_token"
 _IS_END = "OLD.claim_id <> '' AND (NOT NEW.claim_id <=> OLD.claim_id OR NEW.fencing_token <> OLD.fencing_token)"
+# (The row's own time of a grant is what a client takes for the server's. Here it must not lie before the last end.)
 _INSERT = """\
 INSERT IGNORE INTO {{history}} (name, fencing_token, slot, holder, acquired_at, info)
-    SELECT NEW.name, NEW.fencing_token, NEW.slot, NEW.holder, NEW.acquired_at, NEW.info FROM DUAL WHERE {when}"""
+    SELECT NEW.name, NEW.fencing_token, NEW.slot, NEW.holder, UTC_TIMESTAMP(6), NEW.info FROM DUAL WHERE {when}"""
 _TRIM = """\
 DELETE FROM {{history}} WHERE name = IF({when}, NEW.name, NULL) AND fencing_token <= (
     SELECT x.fencing_token FROM (SELECT o.fencing_token FROM {{history}} AS o WHERE o.name = IF({when}, NEW.name, NULL)
