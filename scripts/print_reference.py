@@ -174,6 +174,8 @@ BLOCKS = {
 }
 RECORDS: dict[type, str] = {
     dibs.LeaseRecord: "`client.leases()` and `client.holder()` return it.",
+    dibs.Pause: "`client.pause()` and `client.pauses()` return it.",
+    dibs.HistoryRecord: "`client.history()` returns them.",
     dibs.Leader: "`election.leader()` returns it, `election.observe()` gives one after the other.",
     dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
@@ -190,6 +192,8 @@ CAPABILITY_WORDS = {
     "resolution_s": "How far around an expiry the answer may go either way, in seconds",
     "margin_s": "How much earlier than the allowance for clock rates trust ends, in seconds",
     "permits": "Semaphores, and locks for readers and writers",
+    "pause": "New grants can be paused by an operator",
+    "history": "Who had a name, and when, can be written down",
 }
 CLIENT_OPTION_WORDS = {
     "namespace": "separates applications in one store",
@@ -201,13 +205,17 @@ CLIENT_OPTION_WORDS = {
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
-    ("NOT_HELD", "`show`, `break`: nobody holds it, or not with that token; `doctor`: a promise is not kept"),
+    (
+        "NOT_HELD",
+        "`show`, `break`: nobody holds it, or not with that token; `resume`: it is not paused; `doctor`: a promise is "
+        "not kept",
+    ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
     ("BUG", "a fault of dibs"),
     ("SYSTEM", "the system refused a process"),
     ("UNWRITABLE", "output could not be written"),
-    ("BUSY", "held by another for as long as it was to wait; `elect`: there are standbys enough"),
+    ("BUSY", "held by another, or paused, for as long as it was to wait; `elect`: there are standbys enough"),
     ("LOST", "the lease was lost, the command stopped"),
     ("MISCONFIGURED", "not set up, or misconfigured"),
     ("NOT_EXECUTABLE", "the command cannot be executed"),
@@ -227,6 +235,11 @@ LIMITS = {
         "TTL_DEFAULT_S": "ttl where none is given, in seconds",
         "REQUEST_TIMEOUT_MAX_S": "longest request_timeout, in seconds",
         "TERMS_MAX": "different sets of lock options that a client remembers having checked",
+        "HISTORY_KEPT_MAX": "most grants of one name that a store can be told to keep",
+    },
+    "dibs.pausing": {
+        "PAUSE_DEFAULT_S": "how long a pause lasts where nothing is said, in seconds",
+        "SETTLE_S": "`pause()` returns so long after it was written: then it is in force",
     },
     "dibs.stores.sqlite": {
         "SQLITE_MIN": "oldest SQLite",
@@ -269,6 +282,11 @@ INSIDE = {
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
         "IDLE_S": "the waiting thread ends after so many seconds without waiters",
+    },
+    "dibs.pauses": {
+        "PAUSES_FRESH_S": "a first request for a name is sent by a list of pauses that is no older than this",
+        "PAUSED_FRESH_S": "and refused by one that is no older than this",
+        "ASK_AGAIN_S": "a waiter that was told of a pause asks again after this at the latest",
     },
     "dibs.once": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
     "dibs.campaign": {
