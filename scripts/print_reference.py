@@ -235,8 +235,8 @@ LIMITS = {
         "TTL_DEFAULT_S": "ttl where none is given, in seconds",
         "REQUEST_TIMEOUT_MAX_S": "longest request_timeout, in seconds",
         "TERMS_MAX": "different sets of lock options that a client remembers having checked",
-        "HISTORY_KEPT_MAX": "most grants of one name that a store can be told to keep",
     },
+    "dibs.history": {"HISTORY_KEPT_MAX": "most grants of one name that a store can be told to keep"},
     "dibs.pausing": {
         "PAUSE_DEFAULT_S": "how long a pause lasts where nothing is said, in seconds",
         "SETTLE_S": "`pause()` returns so long after it was written: then it is in force",

@@ -127,6 +127,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.session": CONTRACT | DATA | LANES,
     "dibs.promises": {"dibs.errors"},
     "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
+    "dibs.history": {"dibs.errors", "dibs.names"},
     "dibs.pausing": {*CONTRACT, "dibs.names", "dibs.pauses", "dibs.trust"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
@@ -159,6 +160,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.campaign",
         "dibs.election",
+        "dibs.history",
         "dibs.pausing",
     },
     "dibs.aio": {
@@ -170,6 +172,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.once_keys",
         "dibs.campaign",
+        "dibs.history",
         "dibs.pausing",
     },
     "dibs.borrowed": {"dibs.errors"},
@@ -199,7 +202,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.names"},
-    "dibs.cli.operators": {"dibs.cli", "dibs.cli.looks", "dibs.desk", "dibs.errors", "dibs.names"},
+    "dibs.cli.operators": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.history", "dibs.names"},
     "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks"},
     "dibs.cli.top": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},

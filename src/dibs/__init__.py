@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     )
     from dibs.campaign import Leader
     from dibs.client import Client
-    from dibs.desk import HistoryRecord, LeaseRecord
+    from dibs.desk import LeaseRecord
     from dibs.election import Election, Term
+    from dibs.history import HistoryRecord
     from dibs.lease import Lease
     from dibs.lockable import Lock
     from dibs.multilock import MultiLease, MultiLock
@@ -117,7 +118,7 @@ _LAZY = {
     "Capabilities": "dibs.store",
     "Client": "dibs.client",
     "Election": "dibs.election",
-    "HistoryRecord": "dibs.desk",
+    "HistoryRecord": "dibs.history",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
+from dibs.history import keeping, reading
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Generator
 
     from dibs.campaign import Leader
-    from dibs.desk import Desk, HistoryRecord, LeaseRecord
+    from dibs.desk import Desk, LeaseRecord
     from dibs.grips import Gripped
+    from dibs.history import HistoryRecord
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.once import OnceRecord
@@ -943,7 +945,7 @@ class AsyncClient:
         (``history(name)``); 0 switches that off and forgets it, None leaves it as it is. Unsupported where the store
         cannot (``capabilities.history``).
         """
-        await _take(self._desk.setting_up(history))
+        await _take(self._desk.setting_up() if history is None else keeping(self._desk, history))
 
     async def history(self, name: str, limit: int = 100) -> list[HistoryRecord]:
         """Who had ``name`` and when, newest first: up to ``limit`` grants, whichever client made them.
@@ -951,7 +953,7 @@ class AsyncClient:
         The store writes them down while it is told to (``setup(history=100)``). Raises SetupRequired when it was not,
         and Unsupported where it cannot (``capabilities.history``).
         """
-        return await _take(self._desk.history(name, limit))
+        return await _take(reading(self._desk, name, limit))
 
     async def ping(self) -> float:
         """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""

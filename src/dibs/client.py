@@ -13,8 +13,9 @@ from dibs.steps import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dibs.desk import Desk, HistoryRecord, LeaseRecord
+    from dibs.desk import Desk, LeaseRecord
     from dibs.election import Election
+    from dibs.history import HistoryRecord
     from dibs.multilock import MultiLock
     from dibs.names import Seconds
     from dibs.once import Once
@@ -290,7 +291,9 @@ class Client:
         (``history(name)``); 0 switches that off and forgets it, None leaves it as it is. Unsupported where the store
         cannot (``capabilities.history``).
         """
-        run(self._desk.setting_up(history))
+        from dibs.history import keeping
+
+        run(self._desk.setting_up() if history is None else keeping(self._desk, history))
 
     def history(self, name: str, limit: int = 100) -> list[HistoryRecord]:
         """Who had ``name`` and when, newest first: up to ``limit`` grants, whichever client made them.
@@ -298,7 +301,9 @@ class Client:
         The store writes them down while it is told to (``setup(history=100)``). Raises SetupRequired when it was not,
         and Unsupported where it cannot (``capabilities.history``).
         """
-        return run(self._desk.history(name, limit))
+        from dibs.history import reading
+
+        return run(reading(self._desk, name, limit))
 
     def ping(self) -> float:
         """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""

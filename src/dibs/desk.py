@@ -9,9 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidOption, StoreUnavailable, Unsupported, once_more
+from dibs.errors import InvalidOption, StoreUnavailable, once_more
 from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dibs.clock import Clock, Deadline
     from dibs.names import Seconds
     from dibs.steps import Steps
-    from dibs.store import Capabilities, Finding, Historian, Store, StoreAddress, StoredLease
+    from dibs.store import Capabilities, Finding, Store, StoreAddress, StoredLease
     from dibs.terms import Terms
 
 T = TypeVar("T")
@@ -33,8 +33,6 @@ TTL_DEFAULT_S = 30.0
 # Different terms that a client remembers having checked.
 TERMS_MAX = 256
 REQUEST_TIMEOUT_MAX_S = 300.0
-# Grants that a store keeps of one name at most.
-HISTORY_KEPT_MAX = 100_000
 
 
 class LeaseRecord(NamedTuple):
@@ -59,23 +57,6 @@ class LeaseRecord(NamedTuple):
             f"{self.name!r} is held by {people_call(self.holder)} (token {self.fencing_token}), "
             f"for {self.expires_in:.1f} s more unless renewed"
         )
-
-
-class HistoryRecord(NamedTuple):
-    """A grant of a name in the past, or the one in force. Times are the store's.
-
-    ``ended_at`` and ``ending`` are None while it is in force. ``ending`` is "released", "expired" (the store let it
-    end because nobody had renewed it) or "broken" (by an operator).
-    """
-
-    name: str
-    slot: int
-    holder: str
-    fencing_token: int
-    acquired_at: datetime
-    ended_at: datetime | None
-    ending: str | None
-    info: dict[str, Any] | None
 
 
 class Desk:
@@ -261,43 +242,8 @@ class Desk:
         seconds = check_seconds("older_than", older_than)
         return (yield from self._acting(lambda store, deadline: store.purge(seconds, deadline)))
 
-    def setting_up(self, history: int | None) -> Steps[None]:
-        if history is not None:
-            self._check_history("history", history, 0, HISTORY_KEPT_MAX)
-
-        def act(store: Store, deadline: Deadline) -> None:
-            store.setup(deadline)
-            if history is not None:
-                cast("Historian", store).keep_history(history, deadline)
-
-        yield from self._acting(act)
-
-    def history(self, name: str, limit: int) -> Steps[list[HistoryRecord]]:
-        import json
-        from datetime import datetime, timezone
-
-        key = self.key_prefix + check_name(name)
-        self._check_history("limit", limit, 1, HISTORY_KEPT_MAX)
-        rows = yield from self._acting(lambda store, deadline: cast("Historian", store).history(key, limit, deadline))
-        return [
-            HistoryRecord(
-                name,
-                row.slot,
-                row.holder,
-                row.fencing_token,
-                datetime.fromtimestamp(row.acquired_at, timezone.utc),
-                None if row.ended_at is None else datetime.fromtimestamp(row.ended_at, timezone.utc),
-                row.ending,
-                None if row.info is None else json.loads(row.info),
-            )
-            for row in rows
-        ]
-
-    def _check_history(self, what: str, value: object, least: int, most: int) -> None:
-        if not self.address.capabilities.history:
-            raise Unsupported(f"{self.address.capabilities.store} cannot write down who held a name")
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InvalidOption(f"{what} is a whole number from {least} to {most}, not {value!r}")
+    def setting_up(self) -> Steps[None]:
+        yield from self._acting(lambda store, deadline: store.setup(deadline))
 
     def checking(self) -> Steps[list[Finding]]:
         return (yield from self._acting(lambda store, deadline: store.check(deadline)))

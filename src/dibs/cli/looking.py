@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import argparse
 
     from dibs.client import Client
-    from dibs.desk import HistoryRecord, LeaseRecord
+    from dibs.desk import LeaseRecord
+    from dibs.history import HistoryRecord
 
 # `dibs wait` looks this often, at first and later.
 LOOK_MIN_S = 0.1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
 from dibs.cli.looks import json_option, json_text, lasting, lease_json, lease_row, local, pauses_of, print_json, table
-from dibs.desk import HISTORY_KEPT_MAX
 from dibs.errors import Unsupported
+from dibs.history import HISTORY_KEPT_MAX
 from dibs.names import people_call
 
 if TYPE_CHECKING:
