@@ -207,8 +207,7 @@ EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
     (
         "NOT_HELD",
-        "`show`, `break`: nobody holds it, or not with that token; `resume`: it is not paused; `doctor`: a promise is "
-        "not kept",
+        "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is not kept",
     ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
