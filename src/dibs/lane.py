@@ -330,7 +330,9 @@ class Lane:
                 if pauses is not None and (now >= pauses.stale_at or pauses.some):
                     paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
                 for ask in batch:
-                    if ask.t0 is None and not (paused and ask in paused):
+                    if paused and ask in paused:
+                        continue
+                    if ask.t0 is None:
                         ask.t0 = now
                 # In this order: whoever withdraws an ask drops it and then looks whether it has a t0 (Session._undo).
                 for ask in batch:

@@ -21,7 +21,7 @@ Returns when the pause is in force, after a second, and lists who holds still. I
 after --for. Pausing again says note and end anew. Without NAME, lists the pauses."""
     parser.epilog = """\
 examples:
-  dibs pause nightly --note 'OPS-7: new disks'  one name, for an hour
+  dibs pause nightly --note 'OPS-7: disks'      one name, for an hour
   dibs pause 'deploy/*' --for 2h                all that begin with deploy/ (quoted: the shell has a * of its own)
   dibs pause '*' --for 30m && dibs wait '*'     everything in the namespace; go on when nobody holds anything
   dibs pause                                    which pauses there are

@@ -45,7 +45,7 @@ examples:
   dibs top --once                               one look
   dibs top --once --json | jq '[.leases[].waiting] | add'
                                                 how many wait, for a monitor
-  dibs top --json --interval 10s >> leases.log  a line of JSON every ten seconds
+  dibs top --json --interval 10s | tee log      a line of JSON every ten seconds
 
 GRANTS/S is counted over {RATE_S:g} s, from the fencing tokens; on etcd and ZooKeeper, whose tokens are numbers of the
 whole cluster, a name counts once a look.
