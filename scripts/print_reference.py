@@ -174,6 +174,8 @@ BLOCKS = {
 }
 RECORDS: dict[type, str] = {
     dibs.LeaseRecord: "`client.leases()` and `client.holder()` return it.",
+    dibs.Pause: "`client.pause()` and `client.pauses()` return it.",
+    dibs.HistoryRecord: "`client.history()` returns them.",
     dibs.Leader: "`election.leader()` returns it, `election.observe()` gives one after the other.",
     dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
@@ -191,6 +193,8 @@ CAPABILITY_WORDS = {
     "margin_s": "How much earlier than the allowance for clock rates trust ends, in seconds",
     "permits": "Semaphores, and locks for readers and writers",
     "deadlocks": "Rings of waiters are told ([deadlocks](../explanation/deadlocks.md))",
+    "pause": "New grants can be paused by an operator",
+    "history": "Who had a name, and when, can be written down",
 }
 CLIENT_OPTION_WORDS = {
     "namespace": "separates applications in one store",
@@ -203,13 +207,16 @@ CLIENT_OPTION_WORDS = {
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
-    ("NOT_HELD", "`show`, `break`: nobody holds it, or not with that token; `doctor`: a promise is not kept"),
+    (
+        "NOT_HELD",
+        "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is not kept",
+    ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
     ("BUG", "a fault of dibs"),
     ("SYSTEM", "the system refused a process"),
     ("UNWRITABLE", "output could not be written"),
-    ("BUSY", "held by another for as long as it was to wait; `elect`: there are standbys enough"),
+    ("BUSY", "held by another, or paused, for as long as it was to wait; `elect`: there are standbys enough"),
     ("LOST", "the lease was lost, the command stopped"),
     ("MISCONFIGURED", "not set up, or misconfigured"),
     ("NOT_EXECUTABLE", "the command cannot be executed"),
@@ -229,6 +236,11 @@ LIMITS = {
         "TTL_DEFAULT_S": "ttl where none is given, in seconds",
         "REQUEST_TIMEOUT_MAX_S": "longest request_timeout, in seconds",
         "TERMS_MAX": "different sets of lock options that a client remembers having checked",
+    },
+    "dibs.history": {"HISTORY_KEPT_MAX": "most grants of one name that a store can be told to keep"},
+    "dibs.pausing": {
+        "PAUSE_DEFAULT_S": "how long a pause lasts where nothing is said, in seconds",
+        "SETTLE_S": "`pause()` returns so long after it was written: then it is in force",
     },
     "dibs.stores.sqlite": {
         "SQLITE_MIN": "oldest SQLite",
@@ -300,6 +312,11 @@ INSIDE = {
     "dibs.lock_order": {
         "PAIRS_MAX": "pairs of names whose order is remembered",
         "HELD_MAX": "so many of the names that a caller holds are paired with the one it takes",
+    },
+    "dibs.pauses": {
+        "PAUSES_FRESH_S": "a first request for a name is sent by a list of pauses that is no older than this",
+        "PAUSED_FRESH_S": "and refused by one that is no older than this",
+        "ASK_AGAIN_S": "a waiter that was told of a pause asks again after this at the latest",
     },
     "dibs.once": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
     "dibs.campaign": {

@@ -598,7 +598,8 @@ def test_an_observer_reads_at_most_once_a_second(sqlite_url: str, monkeypatch: p
     leases = SQLiteStore.leases
 
     def counted(store: Any, *args: Any) -> Any:
-        reads.append(time.monotonic())
+        if not args[0].endswith("~paused"):  # whoever is a candidate looks for pauses
+            reads.append(time.monotonic())
         return leases(store, *args)
 
     with dibs.connect(sqlite_url) as looker, dibs.connect(sqlite_url, ttl=20) as client:

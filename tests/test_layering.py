@@ -33,7 +33,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
-    "dibs.stores.sqlite": {*CONTRACT, "dibs.stores.identifiers", "dibs.stores.permits"},
+    "dibs.stores.sqlite": {
+        *CONTRACT,
+        "dibs.stores.identifiers",
+        "dibs.stores.permits",
+        "dibs.stores.sqlite_history",
+    },
+    "dibs.stores.sqlite_history": set(),
     "dibs.stores.postgres": {
         *CONTRACT,
         "dibs.stores",
@@ -41,7 +47,9 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.rounds",
         "dibs.stores.postgres_sql",
         "dibs.stores.postgres_pools",
+        "dibs.stores.postgres_history",
     },
+    "dibs.stores.postgres_history": set(),
     "dibs.stores.postgres_sql": {"dibs.store"},
     "dibs.stores.postgres_pools": {"dibs.store", "dibs.stores.permits"},
     "dibs.stores.mysql": {
@@ -50,12 +58,14 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.identifiers",
         "dibs.stores.mysql_check",
         "dibs.stores.mysql_drivers",
+        "dibs.stores.mysql_history",
         "dibs.stores.mysql_pools",
         "dibs.stores.mysql_sql",
         "dibs.stores.rounds",
     },
     "dibs.stores.mysql_check": {"dibs.store"},
     "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_history": set(),
     "dibs.stores.mysql_pools": {"dibs.store", "dibs.stores.mysql_sql", "dibs.stores.permits"},
     "dibs.stores.mysql_sql": {"dibs.store"},
     "dibs.stores.memcached": {
@@ -162,6 +172,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
+    "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.lane": CONTRACT,
     "dibs.waiting": {*CONTRACT, "dibs.lane"},
     "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
@@ -173,7 +184,9 @@ ALLOWED: dict[str, set[str]] = {
     # The session, and the desk at which both faces stand.
     "dibs.session": CONTRACT | DATA | LANES,
     "dibs.promises": {"dibs.errors"},
-    "dibs.desk": {*CONTRACT, *DATA, "dibs.promises", "dibs.session"},
+    "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
+    "dibs.history": {"dibs.errors", "dibs.names"},
+    "dibs.pausing": {*CONTRACT, "dibs.names", "dibs.pauses", "dibs.trust"},
     # Primitives.
     "dibs.lease": CONTRACT | DATA,
     "dibs.grips": {"dibs.errors"},
@@ -205,6 +218,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.campaign",
         "dibs.election",
+        "dibs.history",
+        "dibs.pausing",
     },
     "dibs.aio": {
         "dibs.errors",
@@ -215,6 +230,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.once_keys",
         "dibs.campaign",
+        "dibs.history",
+        "dibs.pausing",
     },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
@@ -241,7 +258,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.operators": {"dibs.cli", "dibs.names", "dibs.store"},
+    "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
+    "dibs.cli.looks": {"dibs.names"},
+    "dibs.cli.operators": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.history", "dibs.names", "dibs.store"},
+    "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks"},
+    "dibs.cli.top": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
@@ -254,6 +275,7 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.stores.sqlite", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
+    ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }
 DRIVERS = {
@@ -271,6 +293,8 @@ DRIVERS = {
 # Modules that are worth their length, and why.
 LONG = {
     "dibs.aio": "the only module that may know asyncio: the face, and how tasks wait",
+    "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
+    "dibs.lane": "asking, serving, and what a Ctrl-C may leave of either, which only reads together",
     "dibs.session": "all that one client knows of its holds, under one mutex: grants, ends, losses, closing",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",

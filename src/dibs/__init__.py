@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     from dibs.client import Client
     from dibs.desk import LeaseRecord
     from dibs.election import Election, Term
+    from dibs.history import HistoryRecord
     from dibs.lease import Lease
     from dibs.lockable import Lock
     from dibs.multilock import MultiLease, MultiLock
     from dibs.once import Once, OnceRecord, OnceRun
+    from dibs.pausing import Pause
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
@@ -72,6 +74,7 @@ __all__ = [
     "Client",
     "DibsError",
     "Election",
+    "HistoryRecord",
     "InvalidName",
     "InvalidOption",
     "Leader",
@@ -88,6 +91,7 @@ __all__ = [
     "Once",
     "OnceRecord",
     "OnceRun",
+    "Pause",
     "RWLock",
     "ResultNotKept",
     "Semaphore",
@@ -116,6 +120,7 @@ _LAZY = {
     "Capabilities": "dibs.store",
     "Client": "dibs.client",
     "Election": "dibs.election",
+    "HistoryRecord": "dibs.history",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",
@@ -125,6 +130,7 @@ _LAZY = {
     "Once": "dibs.once",
     "OnceRecord": "dibs.once",
     "OnceRun": "dibs.once",
+    "Pause": "dibs.pausing",
     "RWLock": "dibs.rwlock",
     "Semaphore": "dibs.semaphore",
     "Term": "dibs.election",

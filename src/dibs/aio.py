@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
+from dibs.history import keeping, reading
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
@@ -24,6 +25,7 @@ from dibs.multilock import MultiCore, MultiLeaseFacts
 from dibs.names import check_name, check_seconds, check_timeout
 from dibs.once import OnceCore, OnceRunFacts, once_options
 from dibs.once_keys import key_of_calls
+from dibs.pausing import listing, pausing, resuming
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import begun
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
     from dibs.campaign import Leader
     from dibs.desk import Desk, LeaseRecord
     from dibs.grips import Gripped
+    from dibs.history import HistoryRecord
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.once import OnceRecord
     from dibs.once_keys import Key
+    from dibs.pausing import Pause
     from dibs.steps import Steps
     from dibs.store import Capabilities
 
@@ -907,9 +911,49 @@ class AsyncClient:
         """Delete the rows of names that have been free for ``older_than`` seconds; return how many."""
         return await _take(self._desk.purging(older_than))
 
-    async def setup(self) -> None:
-        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not."""
-        await _take(self._desk.setting_up())
+    async def pause(
+        self, name: str, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None
+    ) -> Pause:
+        """Stop new grants of ``name`` for every client of this namespace; a ``*`` at its end means all that begin so.
+
+        Who holds goes on, renews and releases; who asks is refused, and who waits goes on waiting. They are told who
+        paused it, and ``note``. It ends by itself after ``ttl`` seconds (default: an hour; at most the store's longest
+        ttl) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
+        it (default: user@host).
+
+        It returns when the pause is in force: after a good second, in which every client looks. A request that was on
+        its way at that moment, for at most its request time-out, may be granted yet. Raises InvalidName,
+        InvalidOption, and Unsupported where the store cannot keep it (``capabilities.pause``).
+        """
+        return await _take(pausing(self._desk, name, note, ttl, by))
+
+    async def resume(self, name: str) -> bool:
+        """End the pause of exactly this ``name`` or ``prefix*``; False when there was none.
+
+        Other clients notice within half a second, and their waiters ask within a second more.
+        """
+        return await _take(resuming(self._desk, name))
+
+    async def pauses(self) -> list[Pause]:
+        """The pauses in force in this namespace, by name."""
+        return await _take(listing(self._desk))
+
+    async def setup(self, *, history: int | None = None) -> None:
+        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not.
+
+        history: from now on the store writes down who had each name, and keeps the last so many grants of each
+        (``history(name)``); 0 switches that off and forgets it, None leaves it as it is. Unsupported where the store
+        cannot (``capabilities.history``).
+        """
+        await _take(self._desk.setting_up() if history is None else keeping(self._desk, history))
+
+    async def history(self, name: str, limit: int = 100) -> list[HistoryRecord]:
+        """Who had ``name`` and when, newest first: up to ``limit`` grants, whichever client made them.
+
+        The store writes them down while it is told to (``setup(history=100)``). Raises SetupRequired when it was not,
+        and Unsupported where it cannot (``capabilities.history``).
+        """
+        return await _take(reading(self._desk, name, limit))
 
     async def ping(self) -> float:
         """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""

@@ -172,7 +172,8 @@ class ElectionCore(LockCore[L]):
                     lease = yield from super().obtain(owner, 0.0)
                     if lease is not None:
                         return lease
-                seen = Held(None, 0, 0.0, 0.0)
+                paused = self.refused[0] is not None and self.refused[0].paused
+                seen = Held(None, 0, 0.0, 0.0, paused=paused or None)
             now = clock.now()
             if until is not None and now >= until:
                 self.refused = (seen, now - began)

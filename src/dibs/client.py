@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
     from dibs.desk import Desk, LeaseRecord
     from dibs.election import Election
+    from dibs.history import HistoryRecord
     from dibs.multilock import MultiLock
     from dibs.names import Seconds
     from dibs.once import Once
     from dibs.once_keys import Key
+    from dibs.pausing import Pause
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
@@ -251,9 +253,57 @@ class Client:
         """
         return run(self._desk.purging(older_than))
 
-    def setup(self) -> None:
-        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not."""
-        run(self._desk.setting_up())
+    def pause(self, name: str, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
+        """Stop new grants of ``name`` for every client of this namespace; a ``*`` at its end means all that begin so.
+
+        Who holds goes on, renews and releases; who asks is refused, and who waits goes on waiting. They are told who
+        paused it, and ``note``. It ends by itself after ``ttl`` seconds (default: an hour; at most the store's longest
+        ttl) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
+        it (default: user@host).
+
+        It returns when the pause is in force: after a good second, in which every client looks. A request that was on
+        its way at that moment, for at most its request time-out, may be granted yet. Raises InvalidName,
+        InvalidOption, and Unsupported where the store cannot keep it (``capabilities.pause``).
+        """
+        from dibs.pausing import pausing
+
+        return run(pausing(self._desk, name, note, ttl, by))
+
+    def resume(self, name: str) -> bool:
+        """End the pause of exactly this ``name`` or ``prefix*``; False when there was none.
+
+        Other clients notice within half a second, and their waiters ask within a second more.
+        """
+        from dibs.pausing import resuming
+
+        return run(resuming(self._desk, name))
+
+    def pauses(self) -> list[Pause]:
+        """The pauses in force in this namespace, by name."""
+        from dibs.pausing import listing
+
+        return run(listing(self._desk))
+
+    def setup(self, *, history: int | None = None) -> None:
+        """Make the tables; harmless when they exist. Raises SetupRequired when the login may not.
+
+        history: from now on the store writes down who had each name, and keeps the last so many grants of each
+        (``history(name)``); 0 switches that off and forgets it, None leaves it as it is. Unsupported where the store
+        cannot (``capabilities.history``).
+        """
+        from dibs.history import keeping
+
+        run(self._desk.setting_up() if history is None else keeping(self._desk, history))
+
+    def history(self, name: str, limit: int = 100) -> list[HistoryRecord]:
+        """Who had ``name`` and when, newest first: up to ``limit`` grants, whichever client made them.
+
+        The store writes them down while it is told to (``setup(history=100)``). Raises SetupRequired when it was not,
+        and Unsupported where it cannot (``capabilities.history``).
+        """
+        from dibs.history import reading
+
+        return run(reading(self._desk, name, limit))
 
     def ping(self) -> float:
         """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable, once_more
 from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
+from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.terms import make_terms
 
@@ -107,12 +108,14 @@ class Desk:
             return session
         if self.closed:
             raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
+        limits = self.address.capabilities
         new = Session(
             self.address,
             request_timeout_s=self.request_timeout_s,
             patience_s=self.patience_s,
             clock=self._clock,
             lock_order_warnings=self.lock_order_warnings,
+            pauses=Pauses(self.namespace, permits=limits.permits) if limits.pause else None,
         )
         # Of several threads that come here at once, one wins; no lock is needed, which a fork could leave locked.
         session = self._sessions.setdefault(pid, new)

@@ -21,7 +21,8 @@ class LockTimeout(DibsError, TimeoutError):
 
     ``name`` is what was asked for, ``holder`` who was seen holding it (``None`` when the name was free but kept for
     others waiting in line), ``since`` the Unix time of that grant, ``free_in`` the seconds after which the store frees
-    it unless it is renewed, ``waited`` the seconds this caller waited.
+    it unless it is renewed, ``waited`` the seconds this caller waited. ``paused`` says who has paused it, since
+    when and why, if an operator has; who holds it is not told then.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class LockTimeout(DibsError, TimeoutError):
         since: float | None = None,
         free_in: float | None = None,
         waited: float = 0.0,
+        paused: str | None = None,
     ) -> None:
         super().__init__(message)
         self.name = name
@@ -40,6 +42,7 @@ class LockTimeout(DibsError, TimeoutError):
         self.since = since
         self.free_in = free_in
         self.waited = waited
+        self.paused = paused
 
 
 class LeaseLost(DibsError):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock, Gate
-    from dibs.store import Store
+    from dibs.pauses import Pauses
+    from dibs.store import Held, Store
 
 # Requests in one call to the store.
 BATCH_MAX = 1000
@@ -60,6 +61,8 @@ class Ask:
     trouble: Exception | None = None
     #: Nobody wants the answer any more: it is not sent (again).
     dropped = False
+    #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
+    pausable = False
     _gate: Gate | None = None
     _listener: Callable[[Any], None] | None = None
     _letter: Any = None
@@ -131,6 +134,7 @@ class Lane:
         open_store: Callable[[], Store],
         request_timeout_s: float,
         name: str,
+        pauses: Pauses | None = None,
     ) -> None:
         self._clock = clock
         self._mutex = mutex
@@ -138,6 +142,7 @@ class Lane:
         self._request_timeout_s = request_timeout_s
         self._deadline = Deadline(clock, 0.0)  # of the call under way
         self._name = name
+        self._pauses = pauses
         self._queue: list[Ask] = []
         self._acts = 0  # how many of them are Acts
         self._server: object | None = None
@@ -319,19 +324,23 @@ class Lane:
         batch = self._batch
         if self._outcomes is None:
             now = self._clock.now()
-            dropped = False
-            for ask in batch:
-                if ask.dropped:
-                    dropped = True
-                elif ask.t0 is None:
-                    ask.t0 = now
-            if dropped:
-                batch = self._batch = [ask for ask in batch if not ask.dropped]
-                if not batch:
-                    return 0.0
             try:
                 self._deadline.at = now + self._request_timeout_s
-                self._outcomes = self._call(batch, self._deadline)
+                pauses, paused = self._pauses, None
+                if pauses is not None and (now >= pauses.stale_at or pauses.some):
+                    paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
+                dropped = False
+                for ask in batch:
+                    if ask.t0 is None and not (paused and ask in paused):
+                        ask.t0 = now
+                    # In this order: whoever withdraws an ask drops it and then looks whether it has a t0.
+                    if ask.dropped:
+                        dropped = True
+                if dropped:
+                    batch = self._batch = [ask for ask in batch if not ask.dropped]
+                    if not batch:
+                        return 0.0
+                self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)
             except StoreUnavailable as error:
@@ -361,12 +370,20 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _call(self, batch: list[Ask], deadline: Deadline) -> list[Any]:
+    def _opened(self) -> Store:
         store = self._store
         if store is None:
             store = self._store = self._open_store()
+        return store
+
+    def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
+        store = self._opened()
         if type(batch[0]) is Act:
             outcomes = [batch[0].request(store, deadline)]
+        elif paused:
+            sent = [ask.request for ask in batch if ask not in paused]
+            answers = iter(store.act(sent, deadline) if sent else ())
+            outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
         else:
             outcomes = store.act([ask.request for ask in batch], deadline)
         self._reached = True

@@ -125,6 +125,8 @@ class LockCore(Gripped[L]):
         held, waited = self.refused
         name = self.name
         wait = f"after {waited:.1f} s of waiting" if waited >= 0.05 else "without waiting"
+        if held is not None and held.paused is not None:
+            return LockTimeout(f"{name!r} {held.paused} (gave up {wait})", name=name, waited=waited, paused=held.paused)
         if held is None or held.holder is None:
             who = "is kept for others who wait in line" if held is not None else "could not be had in time"
             return LockTimeout(f"{name!r} {who} ({wait})", name=name, waited=waited)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from dibs.clock import Clock
     from dibs.lock_order import LockOrder
     from dibs.notes import Notes
+    from dibs.pauses import Pauses
     from dibs.steps import Steps
-    from dibs.store import StoreAddress
+    from dibs.store import Held, StoreAddress
     from dibs.terms import Terms
 
 REQUEST_TIMEOUT_S = 5.0
@@ -80,6 +81,7 @@ class Session:
         client_id: str | None = None,
         host: str | None = None,
         lock_order_warnings: bool = True,
+        pauses: Pauses | None = None,
     ) -> None:
         self.address = address
         self.clock: Clock = clock if clock is not None else RealClock()
@@ -91,7 +93,10 @@ class Session:
         self.patience_s = patience_s
         self.lock_order_warnings = lock_order_warnings
         self.mutex = self.clock.mutex()
-        self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim")
+        self.pauses = pauses
+        #: Told, in a thread of its own, that a name somebody waits for is paused.
+        self.on_paused: Callable[[str], None] = _log
+        self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses)
         self.renewer = Renewer(
             self.clock,
             self.mutex,
@@ -114,7 +119,7 @@ class Session:
         self.owned: dict[object, dict[Hold, None]] = {}
         self._notes: Notes | None = None
         self._lock_order: LockOrder | None = None
-        self._pauses: WeakSet[Ask] = WeakSet()
+        self._sleeps: WeakSet[Ask] = WeakSet()
         self.closed = False
 
     # -- acquiring ------------------------------------------------------------------------------------------------
@@ -249,6 +254,13 @@ class Session:
         ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
         slot = ANY_SLOT if request.permits else 1
         return Ask(Release(request.name, request.claim_id, slot, ticket), self.clock.now() + self.patience_s)
+
+    def tell_paused(self, key: str, held: Held) -> None:
+        """Somebody waits for a name that is paused: say so once for each name and pause. Under the mutex."""
+        if self.pauses is not None and self.pauses.news(key, held):
+            name, on_paused = key.partition(":")[2], self.on_paused
+            message = f"{name!r} {held.paused}"
+            self.clock.spawn("dibs-paused", lambda: on_paused(message))
 
     # -- the end of a hold ----------------------------------------------------------------------------------------
 
@@ -494,7 +506,7 @@ class Session:
         """What steps yield that want to sleep for a while: nobody answers it, but ``close`` settles it."""
         ask = Ask(None, float("inf"))
         with self.mutex:
-            self._pauses.add(ask)
+            self._sleeps.add(ask)
             if self.closed:
                 ask.settle(None)
         return ask
@@ -523,11 +535,11 @@ class Session:
                     undo = self._undo(ask)
                     self.lane.put(undo)
                     releases.append(undo)
-            pauses = list(self._pauses)
+            sleeps = list(self._sleeps)
         for listener in listeners:
             listener()
-        for pause in pauses:
-            pause.settle(None)
+        for sleep in sleeps:
+            sleep.settle(None)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
         # Whoever waits for the releases serves the lane: at the interpreter's end no thread can be started any more.
@@ -537,3 +549,9 @@ class Session:
         """After ``close``: end the threads and connections. Returns what to wait for until they are gone."""
         notes = [] if self._notes is None else [self._notes.close()]
         return [*notes, self.waiting.close(), self.renewer.close(), self.lane.close()]
+
+
+def _log(message: str) -> None:
+    import logging
+
+    logging.getLogger("dibs").warning("%s", message)

@@ -122,6 +122,7 @@ class Held(NamedTuple):
 
     ``free_in`` is the number of seconds after which the name is free, or the line moves, unless something happens
     first; 0 means ask again. ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
+    ``paused`` is never set by a store: the session says so what an operator has said (see dibs.pauses).
     """
 
     holder: str | None
@@ -130,6 +131,7 @@ class Held(NamedTuple):
     free_in: float
     ticket: int | None = None
     ahead: bool = False
+    paused: str | None = None
 
 
 class Mismatch(NamedTuple):
@@ -177,6 +179,18 @@ class StoredLease(NamedTuple):
     take: int = 1
 
 
+class StoredGrant(NamedTuple):
+    """A grant that was written down. ``ended_at`` (Unix time) and ``ending`` are None while it is in force."""
+
+    slot: int
+    holder: str
+    fencing_token: int
+    acquired_at: float
+    ended_at: float | None
+    ending: str | None
+    info: str | None
+
+
 class Capabilities(NamedTuple):
     """What a store really offers, some of it read from the server's settings when it connects."""
 
@@ -199,6 +213,10 @@ class Capabilities(NamedTuple):
     permits: bool = False
     # A ring of waiters is told. For that leases are listed by prefix several times a second.
     deadlocks: bool = True
+    # What was kept is kept for hours, and found without a look at every name: new grants can be paused.
+    pause: bool = False
+    # Who held a name, and when, can be written down by the store.
+    history: bool = False
 
 
 class Finding(NamedTuple):
@@ -275,6 +293,22 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Historian(Protocol):
+    """What a store can besides whose capabilities say ``history``: write down every grant, by whichever client."""
+
+    def keep_history(self, keep: int, deadline: Deadline) -> None:
+        """From now on keep the last ``keep`` grants of each name; 0: none, and forget those that were kept."""
+        ...
+
+    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
+        """The last grants of a name, newest first. Raises SetupRequired while none are kept."""
+        ...
+
+    def history_schema(self, keep: int) -> str:
+        """What ``keep_history`` would run, as ``schema``."""
+        ...
 
 
 class StoreAddress(NamedTuple):

@@ -65,6 +65,7 @@ class AcquireAsk(Ask):
     heard = False
     #: A hint came while its request was under way: what it is told may be older.
     hinted = False
+    pausable = True
 
     def __init__(
         self, request: Acquire, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
@@ -88,6 +89,8 @@ class AcquireAsk(Ask):
         if type(outcome) is Held:
             self.seen = outcome
             if self.blocking:
+                if outcome.paused is not None:
+                    self._session.tell_paused(self.request.name, outcome)
                 self._session.waiting.fall_asleep(self, outcome)
             else:
                 self.settle(outcome)

@@ -57,6 +57,11 @@ COMMANDS = {
     "ls": ("dibs.cli.operators", "list what is held"),
     "show": ("dibs.cli.operators", "show who holds a name"),
     "break": ("dibs.cli.operators", "take a lease from its holder"),
+    "wait": ("dibs.cli.looking", "wait until nobody holds a name"),
+    "top": ("dibs.cli.top", "watch who holds what, and who waits"),
+    "history": ("dibs.cli.looking", "show who held a name before"),
+    "pause": ("dibs.cli.pausing", "stop new grants of a name or prefix for a while"),
+    "resume": ("dibs.cli.pausing", "end a pause"),
     "purge": ("dibs.cli.operators", "delete the rows of names that nobody uses any more"),
     "setup": ("dibs.cli.operators", "make the tables"),
     "schema": ("dibs.cli.operators", "print the SQL that setup would run"),
@@ -70,6 +75,8 @@ examples:
   dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still
+  dibs top                                  the same, live
+  dibs pause 'deploy/*' --note 'OPS-7'      no new grants for an hour; holders finish, waiters are told
   dibs doctor                               can the store be reached, and what does it promise
   export DIBS_URL=postgresql://app@db/prod  use PostgreSQL, for more than one machine (a password goes into
                                             ~/.pgpass or $PGPASSWORD, not into a URL that `ps` shows)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING, cast
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli.looks import json_option, json_text, lasting, lease_json, lease_row, local, pauses_of, print_json, table
+from dibs.errors import Unsupported
+from dibs.history import HISTORY_KEPT_MAX
 from dibs.names import people_call
 from dibs.store import PERMITS_MAX
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from dibs.desk import LeaseRecord
+    from dibs.store import Historian
 
 # -- what each is told -------------------------------------------------------------------------------------------------
 
@@ -27,10 +31,11 @@ examples:
   dibs ls --json | jq -r '.[] | select(.waiting > 0) | .name'
                                                 the names somebody waits for
 
-"left" is the time after which the store lets others in unless the lease is renewed, as a live holder does.
+"left" is the time after which the store lets others in unless the lease is renewed, as a live holder does. Pauses
+(`dibs pause`) stand beneath.
 """
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
-    _json_option(parser)
+    json_option(parser)
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +48,7 @@ examples:
   dibs show -- --strange-name                   a name that looks like an option
 """
     parser.add_argument("name", metavar="NAME")
-    _json_option(parser)
+    json_option(parser)
 
 
 def _break_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +102,14 @@ examples:
   dibs --url 'postgresql://owner@db/prod?schema=ops&table=locks' setup
                                                 under other names; the same options go into every URL
   dibs schema | psql prod                       or let somebody else read and run the SQL
+  dibs setup --history 100                      from now on, write down who has each name (`dibs history`)
+  dibs setup --history 0                        no more, and forget them
 
 It is needed only where the role that dibs runs as may not make tables (and when an SQLite file has moved to another
-machine); otherwise they are made at first use.
+machine); otherwise they are made at first use. A history is kept by triggers on the tables, on SQLite, PostgreSQL and
+MySQL: it is complete whoever takes the names, and costs each grant and release a little.
 """
+    _history_option(parser)
 
 
 def _schema_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,11 +121,21 @@ examples:
   dibs --url 'postgresql://host/db?schema=ops' schema > 0042_dibs.sql
                                                 into a migration
   dibs schema | sqlite3 other.db                into another file
+  dibs schema --history 100                     with what writes down who held each name
 """
+    _history_option(parser)
 
 
-def _json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+def _history_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--history", type=_count, metavar="N", help="keep the last N grants of each name; 0: none (default: as it is)"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > HISTORY_KEPT_MAX:
+        raise ArgumentTypeError(f"{text!r} is no number of grants: write 0 to {HISTORY_KEPT_MAX}")
+    return int(text)
 
 
 ARGUMENTS = {
@@ -135,30 +154,17 @@ def ls(args: argparse.Namespace) -> int:
     """``dibs ls``."""
     with connect(args) as client:
         records = client.leases(args.prefix)
+        pauses = pauses_of(client)
     if args.json:
-        _print_json([_as_json(record) for record in records])
-    elif not records:
+        print_json([lease_json(record, pauses) for record in records])
+        return 0
+    if not records:
         print(f"No leases on names that start with {args.prefix!r}." if args.prefix else "No leases.")
     else:
-        from tabulate import tabulate
-
         headers = ("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO")
-        rows = [
-            (
-                record.name,
-                record.slot,
-                people_call(record.holder),
-                _since(record),
-                _seconds(record.expires_in),
-                record.fencing_token,
-                record.waiting or "",
-                "" if record.info is None else _json_text(record.info),
-            )
-            for record in records
-        ]
-        right = ("left", "right", "left", "left", "right", "right", "right", "left")
-        # A name is a name, also when it looks like a number.
-        print(tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=right))
+        print(table(headers, map(lease_row, records)))
+    if pauses:
+        print("", *pauses, sep="\n")
     return 0
 
 
@@ -166,12 +172,16 @@ def show(args: argparse.Namespace) -> int:
     """``dibs show``."""
     with connect(args) as client:
         record = client.holder(args.name)
+        pauses = [pause for pause in pauses_of(client) if pause.covers(args.name)]
     if args.json:
-        _print_json(None if record is None else _as_json(record))
-    elif record is None:
+        print_json(None if record is None else lease_json(record, pauses))
+        return NOT_HELD if record is None else 0
+    if record is None:
         print(f"Nobody holds {args.name!r}.")
     else:
         _print_record(record)
+    for pause in pauses:
+        print(f"paused   {pause}")
     return NOT_HELD if record is None else 0
 
 
@@ -195,9 +205,9 @@ def break_(args: argparse.Namespace) -> int:
         raise CommandError(
             NOT_HELD,
             f"nothing was broken: {args.name!r} is held with token {record.fencing_token}, not {args.token} "
-            f"(by {people_call(record.holder)} since {_since(record)})",
+            f"(by {people_call(record.holder)} since {local(record.acquired_at)})",
         )
-    when = "now" if args.now or record is None else f"in {_seconds(record.expires_in)} at the latest"
+    when = "now" if args.now or record is None else f"in {lasting(record.expires_in)} at the latest"
     print(f"Broke the lease on {args.name!r} with token {args.token}. The name is free {when}.")
     return 0
 
@@ -213,14 +223,20 @@ def purge(args: argparse.Namespace) -> int:
 def setup(args: argparse.Namespace) -> int:
     """``dibs setup``."""
     with connect(args) as client:
-        client.setup()
+        client.setup(history=args.history)
         print(f"Ready: {client._desk.address.shown}")
     return 0
 
 
 def schema(args: argparse.Namespace) -> int:
     """``dibs schema``."""
-    print(connect(args)._desk.address.open().schema().rstrip())
+    address = connect(args)._desk.address
+    store = address.open()
+    print(store.schema().rstrip())
+    if args.history is not None:
+        if not address.capabilities.history:
+            raise Unsupported(f"{address.capabilities.store} cannot write down who held a name")
+        print(cast("Historian", store).history_schema(args.history).rstrip())
     return 0
 
 
@@ -233,51 +249,12 @@ def _print_record(record: LeaseRecord) -> None:
     if record.take > 1:
         print(f"permits  {'all' if record.take == PERMITS_MAX else record.take}")
     print(f"holder   {people_call(record.holder)}")
-    print(f"since    {_since(record)}")
-    print(f"left     {_seconds(record.expires_in)} unless renewed")
+    print(f"since    {local(record.acquired_at)}")
+    print(f"left     {lasting(record.expires_in)} unless renewed")
     print(f"token    {record.fencing_token}")
     print(f"waiting  {record.waiting}")
     if record.info is not None:
-        print(f"info     {_json_text(record.info)}")
-
-
-def _since(record: LeaseRecord) -> str:
-    return f"{record.acquired_at.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def _as_json(record: LeaseRecord) -> dict[str, Any]:
-    return {
-        "name": record.name,
-        "slot": record.slot,
-        "take": record.take,
-        "holder": record.holder,
-        "fencing_token": record.fencing_token,
-        "acquired_at": record.acquired_at.isoformat(),
-        "expires_at": record.expires_at.isoformat(),
-        "expires_in": round(record.expires_in, 3),
-        "waiting": record.waiting,
-        "info": record.info,
-    }
-
-
-def _json_text(value: object) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    json.dump(value, sys.stdout, indent=2)
-    print()
+        print(f"info     {json_text(record.info)}")
 
 
 def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:

@@ -241,6 +241,7 @@ def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractCon
         client = connect(args)
         if client._desk.address.shown.startswith("memory:"):
             raise InvalidOption("memory:// is seen by one process only, so a command run under it would exclude nobody")
+        client._desk.session().on_paused = say
         try:
             with lease_of(client) as lease:
                 signals.collect()

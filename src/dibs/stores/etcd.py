@@ -84,6 +84,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.99,
     margin_s=0.010,
     permits=True,
+    pause=True,
 )
 # What a URL may carry besides.
 OPTIONS = ("prefix", "ca", "cert", "key")

@@ -54,6 +54,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.0,
     margin_s=0.010,
     permits=True,
+    pause=True,
 )
 OPTIONS = ()
 

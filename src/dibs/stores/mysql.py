@@ -43,9 +43,10 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoreBusy,
+    StoredGrant,
     StoredLease,
 )
-from dibs.stores import mysql_check, mysql_pools, rounds
+from dibs.stores import mysql_check, mysql_history, mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import CR_SSL, DRIVERS, SSL_MODES, ServerError, TimedOut, Where, Wire, opener
@@ -75,6 +76,8 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    pause=True,
+    history=True,
 )
 MYSQL_MIN, MARIADB_MIN = (8, 0, 4), (10, 6)
 # Rows of one statement; it keeps them locked until it is done. And how much text of `info` they may carry together.
@@ -103,11 +106,11 @@ CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
 # Somebody else's locks; and a row that somebody else made at the same moment, where nobody else should.
 _TRY_AGAIN = frozenset((1062, 1205, 1213))
-_THERE_ALREADY = frozenset((1060,))
+_THERE_ALREADY = frozenset((1060, 1359))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
 _LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
-_RIGHTS = frozenset((1142, 1143, 1227, 1370))
+_RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
 _TLS = frozenset((CR_SSL, 3159))
 # Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
 # a statement that ran into a limit or was killed.
@@ -120,8 +123,7 @@ class MySQLStore:
         self._connect = connect
         self._tables = [table, table + "_line", table + "_pool", table + "_meta"]
         self._names = {
-            key: "`" + name.replace("`", "``") + "`"
-            for key, name in zip(("lease", "line", "pool", "meta"), self._tables, strict=True)
+            key: sql.quoted(name) for key, name in zip(("lease", "line", "pool", "meta"), self._tables, strict=True)
         }
         self._wire: Wire | None = None
         self._facts: dict[str, str] = {}
@@ -212,6 +214,8 @@ class MySQLStore:
         if not answer.affected:
             return {}
         self._wrote = True
+        if not answer.insert_id:  # a trigger on the table (the history's is one) takes the token out of the answer
+            return self._read_ours([row], deadline)
         return {0: Granted(answer.insert_id, now / 1e6)}
 
     def _clear_line(self, rows: list[Row], deadline: Deadline) -> None:
@@ -410,9 +414,11 @@ class MySQLStore:
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         self._wrote = False
-        return bool(
-            self._write(self._text(sql.BREAK_NOW if now else sql.BREAK), (hexed(name), fencing_token), deadline)
-        )
+        which = (hexed(name), fencing_token)
+        broken = self._write(self._text(sql.BREAK), which, deadline)
+        if broken and now:  # as a second step, so that a history can tell it from a release
+            self._write(self._text(sql.BREAK_NOW), which, deadline)
+        return bool(broken)
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         self._wrote = False
@@ -455,6 +461,44 @@ class MySQLStore:
         for key, name in zip(("lease", "line"), self._tables, strict=False):
             texts |= {f"{key}_text": sql.in_quotes(name), f"{key}_quoted": sql.in_quotes(self._names[key])}
         return sql.SCHEMA.format(**self._names, **texts)
+
+    def history_schema(self, keep: int) -> str:
+        text = mysql_history.KEEP if keep else mysql_history.FORGET
+        return text.format(**self._history_names(), keep=keep)
+
+    def _history_names(self) -> dict[str, str]:
+        names = {key: self._tables[0] + end for key, end in mysql_history.NAMES.items()}
+        return {"lease": self._names["lease"], **{key: sql.quoted(name) for key, name in names.items()}}
+
+    def keep_history(self, keep: int, deadline: Deadline) -> None:
+        self._wrote = False
+        for statement in self.history_schema(keep).split(";\n"):
+            if statement.strip():
+                try:
+                    self._patiently(partial(self._execute, statement, deadline), deadline)
+                except _ThereAlready:  # a trigger that somebody else has made at the same moment
+                    pass
+
+    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
+        self._reopen(deadline)
+        names = {key: name.replace("%", "%%") for key, name in self._history_names().items()}
+        statement = mysql_history.READ.format(**names) % (hexed(name), limit)
+        try:
+            rows = self._patiently(partial(self._execute, statement, deadline), deadline).rows
+        except _TablesMissing:
+            raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one") from None
+        return [
+            StoredGrant(
+                int(slot or 0),
+                (holder or b"").decode(),
+                int(token or 0),
+                int(since_us or 0) / 1e6,
+                None if until_us is None else int(until_us) / 1e6,
+                None if ending is None else ending.decode(),
+                None if info is None else info.decode(),
+            )
+            for slot, holder, token, since_us, until_us, ending, info in rows
+        ]
 
     def setup(self, deadline: Deadline) -> None:
         self._wrote = False

@@ -113,6 +113,11 @@ _COLUMNS = {
 }
 
 
+def quoted(name: str) -> str:
+    """A table's or a trigger's name as it stands in a statement."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def in_quotes(text: str) -> str:
     """A text as it stands between quotes in the schema."""
     return text.replace("\\", "\\\\").replace("'", "''")

@@ -29,9 +29,10 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoreBusy,
+    StoredGrant,
     StoredLease,
 )
-from dibs.stores import postgres_pools, postgres_sql, rounds
+from dibs.stores import postgres_history, postgres_pools, postgres_sql, rounds
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.postgres_pools import Statement
 from dibs.stores.rounds import Row, Seen
@@ -65,6 +66,8 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    pause=True,
+    history=True,
 )
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
@@ -98,6 +101,8 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
+# So that those who make tables at the same moment do it one after the other.
+_SETUP_LOCK = "SELECT pg_advisory_xact_lock(7095203471)"
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
@@ -122,6 +127,7 @@ class PostgresStore:
         }
         self._names["lease_text"] = "'" + self._names["lease"].replace("'", "''") + "'"
         self._schema_name = schema
+        self._table = table
         self._pg: PGconn | None = None
         self._ready: Readiness | None = None
         self._prepared: set[bytes] = set()
@@ -357,9 +363,11 @@ class PostgresStore:
         return found
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        verb = "BREAK_NOW" if now else "BREAK"
-        result = self._run(self._sql[verb], (name.encode(), str(fencing_token).encode()), deadline)
-        return result.ntuples > 0
+        which = (name.encode(), str(fencing_token).encode())
+        broken = self._run(self._sql["BREAK"], which, deadline).ntuples > 0
+        if broken and now:  # as a second step, so that a history can tell it from a release
+            self._run(self._sql["BREAK_NOW"], which, deadline)
+        return broken
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         result = self._run(self._sql["PURGE"], (repr(older_than).encode(),), deadline)
@@ -399,6 +407,41 @@ class PostgresStore:
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema_name, 'schema')};\n"
         return ("" if self._schema_name == "public" else make) + postgres_sql.SCHEMA.format(**self._names)
 
+    def _history_names(self) -> dict[str, str]:
+        table, schema = self._table, quoted_table(self._schema_name, "schema")
+        names = {key: f"{schema}.{quoted_table(table + end)}" for key, end in postgres_history.NAMES.items()}
+        triggers = {key: quoted_table(table + end) for key, end in postgres_history.TRIGGERS.items()}
+        return {"lease": self._names["lease"], **names, **triggers}
+
+    def history_schema(self, keep: int) -> str:
+        text = postgres_history.KEEP if keep else postgres_history.FORGET
+        return text.format(**self._history_names(), keep=keep)
+
+    def keep_history(self, keep: int, deadline: Deadline) -> None:
+        self._open(deadline)
+        self._simple(f"BEGIN; {_SETUP_LOCK};\n{self.history_schema(keep)}COMMIT".encode(), deadline)
+
+    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
+        self._open(deadline)
+        sql = postgres_history.READ.format(**self._history_names()).encode()
+        try:
+            result = self._execute(sql, (name.encode(), str(limit).encode()), deadline)
+        except _TablesMissing:
+            raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one") from None
+        get = result.get_value
+        return [
+            StoredGrant(
+                _int(get(r, 0)),
+                _text(get(r, 1)) or "",
+                _int(get(r, 2)),
+                _instant(get(r, 3)),
+                None if get(r, 4) is None else _instant(get(r, 4)),
+                _text(get(r, 5)),
+                _text(get(r, 6)),
+            )
+            for r in range(result.ntuples)
+        ]
+
     def setup(self, deadline: Deadline) -> None:
         self._open(deadline)
         try:
@@ -410,7 +453,7 @@ class PostgresStore:
 
     def _make_tables(self, deadline: Deadline) -> None:
         # In one transaction behind one lock: CREATE … IF NOT EXISTS alone is not safe against itself.
-        self._simple(f"BEGIN; SELECT pg_advisory_xact_lock(7095203471);\n{self.schema()}COMMIT".encode(), deadline)
+        self._simple(f"BEGIN; {_SETUP_LOCK};\n{self.schema()}COMMIT".encode(), deadline)
 
     # -- one request ----------------------------------------------------------------------------------------------
 

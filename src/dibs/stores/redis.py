@@ -78,6 +78,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    pause=True,
 )
 # Requests that one run of a script serves. Redis serves nobody else meanwhile: this many take about a millisecond.
 CHUNK_MAX = 100

@@ -44,6 +44,7 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoreBusy,
+    StoredGrant,
     StoredLease,
     Watch,
 )
@@ -51,6 +52,7 @@ from dibs.stores.identifiers import quoted_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from types import ModuleType
 
     from dibs.clock import Deadline
 
@@ -68,6 +70,8 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    pause=True,
+    history=True,
 )
 OPTIONS = ("table",)
 TOKENS_PER_BOOT = 2**40
@@ -161,6 +165,8 @@ class SQLiteStore:
             "pool": quoted_table(table + "_pool"),
             "meta": quoted_table(table + "_meta"),
         }
+        self._table = table
+        self._names = names
         self._schema = _SCHEMA.format(**names)
         names["old"] = _OLD.format(**names)
         names["empty"] = _EMPTY.format(**names)
@@ -387,13 +393,15 @@ class SQLiteStore:
         ]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        verb = "break_now" if now else "break"
         moment = boot_now()
         with self._in_use:
             db = self._open()
             values = {"name": name, "token": fencing_token, "boot": self._boot, "now": moment}
             try:
-                return bool(db.execute(self._sql[verb], values).rowcount)
+                broken = bool(db.execute(self._sql["break"], values).rowcount)
+                if broken and now:  # as a second step, so that a history can tell it from a release
+                    db.execute(self._sql["break_now"], values)
+                return broken
             except sqlite3.Error as error:
                 raise self._translated(error) from error
 
@@ -457,6 +465,46 @@ class SQLiteStore:
 
     def schema(self) -> str:
         return self._schema
+
+    def _history_sql(self) -> tuple[ModuleType, dict[str, str]]:
+        """The statements, and the names in them. Loaded by those who use it: `dibs run` stands in crontabs."""
+        from dibs.stores import sqlite_history
+
+        names = {key: quoted_table(self._table + end) for key, end in sqlite_history.NAMES.items()}
+        return sqlite_history, {"lease": self._names["lease"], **names}
+
+    def _history_statements(self, keep: int) -> list[str]:
+        sql, names = self._history_sql()
+        return [statement.format(**names, keep=keep) for statement in (sql.KEEP if keep else sql.FORGET)]
+
+    def history_schema(self, keep: int) -> str:
+        return "".join(f"{statement};\n" for statement in self._history_statements(keep))
+
+    def keep_history(self, keep: int, deadline: Deadline) -> None:
+        with self._in_use:
+            db = self._open()
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                for statement in self._history_statements(keep):
+                    db.execute(statement)
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._translated(error) from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
+        with self._in_use:
+            db = self._open()
+            sql, names = self._history_sql()
+            values = {"name": name, "limit": limit, "boot": self._boot, "now": boot_now()}
+            try:
+                if not db.execute(sql.EXISTS, (self._table + "_history",)).fetchone()[0]:
+                    raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one")
+                return [StoredGrant(*row) for row in db.execute(sql.READ.format(**names), values)]
+            except sqlite3.Error as error:
+                raise self._translated(error) from error
 
     def _open(self, *, moved_here: bool = False) -> sqlite3.Connection:
         """The connection, opened anew when the file at the path is no longer the one that was opened."""

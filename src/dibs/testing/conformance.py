@@ -16,9 +16,11 @@ from dibs.testing import (
     client_cases,
     deadlock_cases,
     election_cases,
+    history_cases,
     line_cases,
     multilock_cases,
     once_cases,
+    pause_cases,
     pool_cases,
     store_cases,
 )
@@ -40,6 +42,8 @@ _MODULES = (
     once_cases,
     pool_cases,
     deadlock_cases,
+    pause_cases,
+    history_cases,
 )
 
 

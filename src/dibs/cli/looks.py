@@ -1,0 +1,104 @@
+"""How leases, pauses and times look on the command line: tables, sentences and JSON."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dibs.names import people_call
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from dibs.client import Client
+    from dibs.desk import LeaseRecord
+    from dibs.pausing import Pause
+
+RIGHT = ("SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S")
+
+
+def json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns under their headers; numbers and times stand to the right."""
+    from tabulate import tabulate
+
+    aligned = ["right" if header in RIGHT else "left" for header in headers]
+    # A name is a name, also when it looks like a number.
+    return tabulate(list(rows), headers, tablefmt="plain", disable_numparse=True, colalign=aligned)
+
+
+def lease_row(record: LeaseRecord) -> tuple[object, ...]:
+    """Under NAME, SLOT, HOLDER, SINCE, LEFT, TOKEN, WAITING, INFO."""
+    return (
+        record.name,
+        record.slot,
+        people_call(record.holder),
+        local(record.acquired_at),
+        lasting(record.expires_in),
+        record.fencing_token,
+        record.waiting or "",
+        "" if record.info is None else json_text(record.info),
+    )
+
+
+def local(moment: datetime) -> str:
+    """A moment as the people of this machine tell it."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def lasting(seconds: float) -> str:
+    """How long something lasts."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def lease_json(record: LeaseRecord, pauses: Sequence[Pause] = ()) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "slot": record.slot,
+        "take": record.take,
+        "holder": record.holder,
+        "fencing_token": record.fencing_token,
+        "acquired_at": record.acquired_at.isoformat(),
+        "expires_at": record.expires_at.isoformat(),
+        "expires_in": round(record.expires_in, 3),
+        "waiting": record.waiting,
+        "info": record.info,
+        "paused": next((pause_json(pause) for pause in pauses if pause.covers(record.name)), None),
+    }
+
+
+def pause_json(pause: Pause) -> dict[str, Any]:
+    return {
+        "name": pause.name,
+        "note": pause.note,
+        "by": pause.by,
+        "since": pause.since.isoformat(),
+        "until": pause.until.isoformat(),
+        "expires_in": round(pause.expires_in, 3),
+    }
+
+
+def pauses_of(client: Client) -> list[Pause]:
+    """The pauses in force; none where there cannot be any."""
+    return client.pauses() if client._desk.address.capabilities.pause else []
+
+
+def json_text(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def print_json(value: object) -> None:
+    import json
+
+    json.dump(value, sys.stdout, indent=2)
+    print()

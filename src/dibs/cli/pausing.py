@@ -1,0 +1,85 @@
+"""``dibs pause`` and ``dibs resume``: stop new grants for a while, and let them go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli.looks import json_option, lease_json, lease_row, local, pause_json, print_json, table
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def _pause_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Stop new grants of NAME, or with a * at its end of all names that begin so, for every client of the namespace. Who holds
+goes on, renews and releases. Who waits goes on waiting; who tries once, as `dibs run --nowait` does, exits 75. Both are
+shown the note.
+
+Returns when the pause is in force, after a second, and lists who holds still. It ends with `dibs resume`, and by itself
+after --for. Pausing again says note and end anew. Without NAME, lists the pauses."""
+    parser.epilog = """\
+examples:
+  dibs pause nightly --note 'OPS-7: disks'      one name, for an hour
+  dibs pause 'deploy/*' --for 2h                all that begin with deploy/ (quoted: the shell has a * of its own)
+  dibs pause '*' --for 30m && dibs wait '*'     everything in the namespace; go on when nobody holds anything
+  dibs pause                                    which pauses there are
+  dibs pause --json | jq -r '.[].name'          for a script
+"""
+    parser.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
+    parser.add_argument("--for", dest="ttl", type=duration, metavar="T", help="when it ends by itself (default: 1h)")
+    parser.add_argument("--note", metavar="TEXT", help="why, for whoever waits")
+    json_option(parser)
+
+
+def _resume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "End a pause: NAME or PREFIX* as it was paused. Exits 1 when there is no such pause."
+    parser.epilog = """\
+examples:
+  dibs resume nightly                           waiters go on within two seconds
+  dibs resume 'deploy/*'                        what `dibs pause 'deploy/*'` has paused
+  dibs resume '*'                               the pause of everything; those of single names go on
+  dibs pause --json | jq -r '.[].name' | while read -r name; do dibs resume "$name"; done
+                                                all pauses
+"""
+    parser.add_argument("name", metavar="NAME|PREFIX*")
+
+
+ARGUMENTS = {"pause": _pause_arguments, "resume": _resume_arguments}
+
+
+def pause(args: argparse.Namespace) -> int:
+    """``dibs pause``."""
+    with connect(args) as client:
+        if args.name is None:
+            if args.ttl is not None or args.note is not None:
+                raise CommandError(USAGE, "name what to pause: dibs pause NAME (`dibs pause --help` explains)")
+            pauses = client.pauses()
+            if args.json:
+                print_json([pause_json(pause) for pause in pauses])
+            else:
+                print("\n".join(map(str, pauses)) or "Nothing is paused.")
+            return 0
+        made = client.pause(args.name, args.note, ttl=args.ttl)
+        holders = [record for record in client.leases(args.name.removesuffix("*")) if made.covers(record.name)]
+    if args.json:
+        print_json({**pause_json(made), "holders": [lease_json(record, [made]) for record in holders]})
+        return 0
+    print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume` ends it before.")
+    if holders:
+        print("\nThese hold still, and may finish:\n")
+        print(table(("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO"), map(lease_row, holders)))
+    return 0
+
+
+def resume(args: argparse.Namespace) -> int:
+    """``dibs resume``."""
+    with connect(args) as client:
+        ended = client.resume(args.name)
+        others = [] if ended else client.pauses()
+    if not ended:
+        shown = f"there are {', '.join(repr(pause.name) for pause in others)}" if others else "nothing is"
+        raise CommandError(NOT_HELD, f"{args.name!r} is not paused; {shown}")
+    print(f"Resumed {args.name!r}.")
+    return 0

@@ -1,0 +1,92 @@
+"""SQLite's history of grants: a table that triggers on the leases fill, whoever writes there.
+
+A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
+'' with the same end: broken. Another token takes its place, or its row is deleted: it had expired. A renewal changes
+none of this, and fires no trigger. (REPLACE deletes a row without a trigger, so what it takes the place of is looked
+up before.)
+"""
+
+from __future__ import annotations
+
+_NOW = "(julianday('now') - 2440587.5) * 86400.0"
+_GRANT = "NEW.claim_id <> ''"  # (false for NULL)
+_WRITE = """\
+INSERT OR IGNORE INTO {history} (name, fencing_token, slot, holder, info, granted_wall)
+        VALUES (NEW.name, NEW.fencing_token, NEW.slot, NEW.holder, NEW.info, NEW.granted_wall);
+    DELETE FROM {history} WHERE name = NEW.name AND fencing_token <= (SELECT fencing_token FROM {history}
+        WHERE name = NEW.name ORDER BY fencing_token DESC LIMIT 1 OFFSET {keep});"""
+_OLD_END = "OLD.granted_wall + OLD.expires_boot - OLD.granted_boot"
+_TRIGGERS = ("made", "replaced", "ended", "granted", "purged")
+
+# Each statement by itself: those of triggers have semicolons inside.
+KEEP = (
+    """\
+CREATE TABLE IF NOT EXISTS {history} (
+    name          TEXT NOT NULL,
+    fencing_token INTEGER NOT NULL,
+    slot          INTEGER NOT NULL,
+    holder        TEXT,
+    info          TEXT,
+    granted_wall  REAL NOT NULL,       -- Unix time
+    ended_wall    REAL,                -- NULL: it is in force, or has expired and nobody got the name since
+    ending        TEXT,                -- released, expired, broken
+    acquired_at   TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', granted_wall, 'unixepoch')) VIRTUAL,
+    ended_at      TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', ended_wall, 'unixepoch')) VIRTUAL,
+    PRIMARY KEY (name, fencing_token)
+) WITHOUT ROWID""",
+    *(f"DROP TRIGGER IF EXISTS {{{trigger}}}" for trigger in _TRIGGERS),
+    f"""\
+CREATE TRIGGER {{made}} AFTER INSERT ON {{lease}} WHEN {_GRANT} BEGIN
+    {_WRITE}
+END""",
+    """\
+CREATE TRIGGER {replaced} BEFORE INSERT ON {lease} BEGIN
+    UPDATE {history} SET ending = 'expired', ended_wall = (SELECT granted_wall + expires_boot - granted_boot
+        FROM {lease} AS l WHERE l.name = NEW.name AND l.slot = NEW.slot)
+    WHERE name = NEW.name AND ended_wall IS NULL AND fencing_token = (SELECT fencing_token
+        FROM {lease} AS l WHERE l.name = NEW.name AND l.slot = NEW.slot AND l.fencing_token <> NEW.fencing_token);
+END""",
+    f"""\
+CREATE TRIGGER {{ended}} AFTER UPDATE ON {{lease}}
+WHEN OLD.claim_id <> '' AND (NEW.claim_id IS NOT OLD.claim_id OR NEW.fencing_token <> OLD.fencing_token) BEGIN
+    UPDATE {{history}} SET
+        ending = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
+            WHEN NEW.claim_id = '' AND NEW.expires_boot = OLD.expires_boot THEN 'broken' ELSE 'released' END,
+        ended_wall = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN {_OLD_END} ELSE {_NOW} END
+    WHERE name = OLD.name AND fencing_token = OLD.fencing_token AND ended_wall IS NULL;
+END""",
+    f"""\
+CREATE TRIGGER {{granted}} AFTER UPDATE ON {{lease}} WHEN {_GRANT} AND NEW.fencing_token <> OLD.fencing_token BEGIN
+    {_WRITE}
+END""",
+    f"""\
+CREATE TRIGGER {{purged}} AFTER DELETE ON {{lease}} WHEN OLD.claim_id <> '' BEGIN
+    UPDATE {{history}} SET ending = 'expired', ended_wall = {_OLD_END}
+    WHERE name = OLD.name AND fencing_token = OLD.fencing_token AND ended_wall IS NULL;
+END""",
+    # Those who hold now.
+    """\
+INSERT OR IGNORE INTO {history} (name, fencing_token, slot, holder, info, granted_wall)
+SELECT name, fencing_token, slot, holder, info, granted_wall FROM {lease} WHERE claim_id <> ''""",
+)
+FORGET = (*(f"DROP TRIGGER IF EXISTS {{{trigger}}}" for trigger in _TRIGGERS), "DROP TABLE IF EXISTS {history}")
+
+EXISTS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+READ = """\
+SELECT h.slot, coalesce(h.holder, ''), h.fencing_token, h.granted_wall,
+    CASE WHEN h.ended_wall IS NOT NULL THEN h.ended_wall
+        WHEN l.boot <> :boot OR l.expires_boot <= :now THEN l.granted_wall + l.expires_boot - l.granted_boot END,
+    CASE WHEN h.ended_wall IS NOT NULL THEN h.ending
+        WHEN l.boot <> :boot OR l.expires_boot <= :now THEN 'expired' END, h.info
+FROM {history} AS h LEFT JOIN {lease} AS l
+    ON l.name = h.name AND l.slot = h.slot AND l.fencing_token = h.fencing_token
+WHERE h.name = :name ORDER BY h.fencing_token DESC LIMIT :limit
+"""
+NAMES = {
+    "history": "_history",
+    "made": "_hist_made",
+    "replaced": "_hist_repl",
+    "ended": "_hist_ends",
+    "granted": "_hist_next",
+    "purged": "_hist_purg",
+}
