@@ -136,6 +136,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
     "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
+    "dibs.batch": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.claims": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys"},
     # Faces.
     "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
     "dibs.client": {
@@ -147,6 +149,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.campaign",
         "dibs.election",
+        "dibs.claims",
     },
     "dibs.aio": {
         "dibs.errors",
@@ -157,6 +160,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.once",
         "dibs.once_keys",
         "dibs.campaign",
+        "dibs.batch",
+        "dibs.claims",
     },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
