@@ -31,6 +31,8 @@ from dibs.errors import (
 
 if TYPE_CHECKING:
     from dibs.aio import (
+        AsyncBatch,
+        AsyncClaims,
         AsyncClient,
         AsyncElection,
         AsyncLease,
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
         AsyncSemaphore,
         AsyncTerm,
     )
+    from dibs.batch import Item
     from dibs.campaign import Leader
+    from dibs.claims import Batch, Claims
     from dibs.client import Client
     from dibs.desk import LeaseRecord
     from dibs.election import Election, Term
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from dibs.store import Capabilities
 
 __all__ = [
+    "AsyncBatch",
+    "AsyncClaims",
     "AsyncClient",
     "AsyncElection",
     "AsyncLease",
@@ -67,12 +73,15 @@ __all__ = [
     "AsyncRWLock",
     "AsyncSemaphore",
     "AsyncTerm",
+    "Batch",
     "Capabilities",
+    "Claims",
     "Client",
     "DibsError",
     "Election",
     "InvalidName",
     "InvalidOption",
+    "Item",
     "Leader",
     "Lease",
     "LeaseLost",
@@ -100,6 +109,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncBatch": "dibs.aio",
+    "AsyncClaims": "dibs.aio",
     "AsyncClient": "dibs.aio",
     "AsyncElection": "dibs.aio",
     "AsyncLease": "dibs.aio",
@@ -111,9 +122,12 @@ _LAZY = {
     "AsyncRWLock": "dibs.aio",
     "AsyncSemaphore": "dibs.aio",
     "AsyncTerm": "dibs.aio",
+    "Batch": "dibs.claims",
     "Capabilities": "dibs.store",
+    "Claims": "dibs.claims",
     "Client": "dibs.client",
     "Election": "dibs.election",
+    "Item": "dibs.batch",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",

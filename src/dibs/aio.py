@@ -31,6 +31,8 @@ from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import begun
 
+V = TypeVar("V")
+
 if TYPE_CHECKING:
     import contextvars
     from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable
@@ -46,11 +48,12 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
     from dibs.store import Capabilities
 
+    Verify = Callable[[list[V]], Iterable[V] | Awaitable[Iterable[V]]]
+    Fetch = Callable[[], Iterable[V] | Awaitable[Iterable[V]]]
     OnElected = Callable[["AsyncTerm"], Awaitable[object]]
     OnLost = Callable[["AsyncTerm"], object]
 
 T = TypeVar("T")
-V = TypeVar("V")
 F = TypeVar("F", bound="Callable[..., Any]")
 L = TypeVar("L", bound=Releasable)
 
@@ -793,7 +796,7 @@ class AsyncClaims:
         items: Iterable[V],
         *,
         key: Callable[[V], Key] | None = None,
-        verify: Callable[[list[V]], Iterable[V] | Awaitable[Iterable[V]]] | None = None,
+        verify: Verify[V] | None = None,
         limit: int | None = None,
     ) -> AsyncBatch[V]:
         """Claim those of ``items`` that are free, in one round trip for a thousand; see ``dibs.claims.Claims.take``.
@@ -814,10 +817,10 @@ class AsyncClaims:
 
     def stream(
         self,
-        fetch: Callable[[], Iterable[V] | Awaitable[Iterable[V]]],
+        fetch: Fetch[V],
         *,
         key: Callable[[V], Key] | None = None,
-        verify: Callable[[list[V]], Iterable[V] | Awaitable[Iterable[V]]] | None = None,
+        verify: Verify[V] | None = None,
         n: int = 100,
         idle: Seconds = 1.0,
         stop: Event | Callable[[], bool] | None = None,
@@ -832,9 +835,9 @@ class AsyncClaims:
 
     async def _stream(
         self,
-        fetch: Callable[[], Iterable[V] | Awaitable[Iterable[V]]],
+        fetch: Fetch[V],
         key: Callable[[V], Key] | None,
-        verify: Callable[[list[V]], Iterable[V] | Awaitable[Iterable[V]]] | None,
+        verify: Verify[V] | None,
         n: int,
         idle_s: float,
         stopped: Callable[[], bool],

@@ -70,15 +70,23 @@ class Ends:
 class Item(LeaseFacts, Generic[V]):
     """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
 
-    __slots__ = ("_ends", "key", "value")
+    __slots__ = ("_ends", "_key", "_value")
 
     def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
         super().__init__(session, hold, name)
-        #: What tells it from the others of its source.
-        self.key = key
-        #: What was given to ``take``.
-        self.value = value
+        self._key = key
+        self._value = value
         self._ends = ends
+
+    @property
+    def key(self) -> str:
+        """What tells it from the others of its source."""
+        return self._key
+
+    @property
+    def value(self) -> V:
+        """What was given to ``take``."""
+        return self._value
 
     def done(self) -> None:
         """It is finished: free it. Does not wait for the store. May be called twice.
@@ -107,7 +115,7 @@ class Item(LeaseFacts, Generic[V]):
 class BatchFacts(Generic[V]):
     """What was won of what was given, and what became of it."""
 
-    __slots__ = ("__weakref__", "_current", "_ends", "_items", "_left", "_margin_s", "_rest", "busy", "stale")
+    __slots__ = ("__weakref__", "_busy", "_current", "_ends", "_items", "_left", "_margin_s", "_rest", "_stale")
 
     def __init__(self, items: list[Item[V]], busy: list[V], ends: Ends, margin_s: float) -> None:
         self._items = items
@@ -117,10 +125,8 @@ class BatchFacts(Generic[V]):
         self._margin_s = margin_s
         #: What was given back unfinished, once the batch has ended.
         self._left: list[V] | None = None
-        #: Of what was given: what others hold.
-        self.busy = busy
-        #: Of what was given: what was won, and given back because ``verify`` did not find it due any more.
-        self.stale: list[V] = []
+        self._busy = busy
+        self._stale: list[V] = []
 
     @property
     def items(self) -> list[Item[V]]:
@@ -131,6 +137,16 @@ class BatchFacts(Generic[V]):
     def won(self) -> list[V]:
         """Of what was given: what this batch claimed, in the order given; without what was stale."""
         return [item.value for item in self._items]
+
+    @property
+    def busy(self) -> list[V]:
+        """Of what was given: what others hold."""
+        return self._busy
+
+    @property
+    def stale(self) -> list[V]:
+        """Of what was given: what was won, and given back because ``verify`` did not find it due any more."""
+        return self._stale
 
     @property
     def left(self) -> list[V]:
@@ -159,7 +175,7 @@ class BatchFacts(Generic[V]):
         """Give back what is not due any more, by the keys of what is. Nothing is waited for."""
         stale = [item for item in self._items if item.key not in due]
         if stale:
-            self.stale = [item.value for item in stale]
+            self._stale = [item.value for item in stale]
             self._items = [item for item in self._items if item.key in due]
             self._rest = deque(self._items)
             self._give_back(stale)
@@ -210,4 +226,4 @@ class BatchFacts(Generic[V]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {len(self._items)} won, {len(self.left)} left, {len(self.busy)} busy>"
+        return f"<{type(self).__name__}: {len(self._items)} won, {len(self.left)} left, {len(self._busy)} busy>"

@@ -19,6 +19,8 @@ from dibs.names import check_name, check_seconds
 from dibs.once_keys import check_key
 from dibs.steps import run
 
+V = TypeVar("V")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from threading import Event
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
+
+    #: Looks again at what was won, and returns what of it is still due.
+    Verify = Callable[[list[V]], Iterable[V]]
+    #: Returns what may be due now.
+    Fetch = Callable[[], Iterable[V]]
 
 # As many items as one take may be given: as the lane takes in a hundred calls.
 ITEMS_MAX = 100_000
@@ -41,7 +48,6 @@ IDLE_JITTER = 0.5
 # Whoever pauses looks this often whether to stop.
 STOP_LOOK_S = 0.5
 
-V = TypeVar("V")
 B = TypeVar("B", bound=BatchFacts[Any])
 
 
@@ -240,7 +246,7 @@ class Claims:
         items: Iterable[V],
         *,
         key: Callable[[V], Key] | None = None,
-        verify: Callable[[list[V]], Iterable[V]] | None = None,
+        verify: Verify[V] | None = None,
         limit: int | None = None,
     ) -> Batch[V]:
         """Claim those of ``items`` that are free, in one round trip for a thousand. That some are busy is no error.
@@ -267,10 +273,10 @@ class Claims:
 
     def stream(
         self,
-        fetch: Callable[[], Iterable[V]],
+        fetch: Fetch[V],
         *,
         key: Callable[[V], Key] | None = None,
-        verify: Callable[[list[V]], Iterable[V]] | None = None,
+        verify: Verify[V] | None = None,
         n: int = 100,
         idle: Seconds = 1.0,
         stop: Event | Callable[[], bool] | None = None,
@@ -287,9 +293,9 @@ class Claims:
 
     def _stream(
         self,
-        fetch: Callable[[], Iterable[V]],
+        fetch: Fetch[V],
         key: Callable[[V], Key] | None,
-        verify: Callable[[list[V]], Iterable[V]] | None,
+        verify: Verify[V] | None,
         n: int,
         idle_s: float,
         stopped: Callable[[], bool],

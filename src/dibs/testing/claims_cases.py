@@ -194,7 +194,7 @@ async def the_loop_stops_before_the_deadline(face: Face) -> None:
     await face.do(lease.release)
 
 
-@case("claims, P4, P18")
+@case("claims, P4")
 async def what_is_late_is_lost(face: Face) -> None:
     """An item whose time is over cannot be finished: it says LeaseLost, and the batch counts it and its like lost."""
     ours, theirs = face.client(), face.client()
