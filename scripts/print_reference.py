@@ -153,6 +153,9 @@ FACES = (
     (dibs.RWLock, dibs.AsyncRWLock, "rwlock"),
     (dibs.Once, dibs.AsyncOnce, "once"),
     (dibs.OnceRun, dibs.AsyncOnceRun, "run"),
+    (dibs.Claims, dibs.AsyncClaims, "claims"),
+    (dibs.Batch, dibs.AsyncBatch, "batch"),
+    (dibs.Item, dibs.Item, "item"),
     (dibs.Election, dibs.AsyncElection, "election"),
     (dibs.Term, dibs.AsyncTerm, "term"),
     (dibs.lease.Lost, dibs.aio.AsyncLost, "lease.lost"),
@@ -165,6 +168,8 @@ BLOCKS = {
     dibs.MultiLock: "`with multilock as lease:` as with a lock.",
     dibs.MultiLease: "`with multilease:` releases all of it at the end, with LeaseLost as above.",
     dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number nobody else has meanwhile.",
+    dibs.Batch: "`for item in batch:` works it off: going on to the next item finishes the one before. `with batch:` "
+    "gives back what is left at the end, and never raises LeaseLost: what was lost stands in `batch.lost`.",
     dibs.Term: "`with term:` resigns at the end, with LeaseLost as with a lease.",
     dibs.Once: "`with once as run:` begins a run; LockTimeout when somebody else is at it for longer than `timeout`, "
     'or with `on_busy="skip"` a run that is false. At the end as below.',

@@ -64,6 +64,8 @@ PAIRS = [
     ("RWLock", "AsyncRWLock"),
     ("Once", "AsyncOnce"),
     ("OnceRun", "AsyncOnceRun"),
+    ("Claims", "AsyncClaims"),
+    ("Batch", "AsyncBatch"),
     ("Election", "AsyncElection"),
     ("Term", "AsyncTerm"),
 ]

@@ -207,6 +207,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
     "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
+    "dibs.batch": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.claims": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys"},
     # Faces.
     "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
     "dibs.client": {
@@ -220,6 +222,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.election",
         "dibs.history",
         "dibs.pausing",
+        "dibs.claims",
     },
     "dibs.aio": {
         "dibs.errors",
@@ -232,6 +235,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.campaign",
         "dibs.history",
         "dibs.pausing",
+        "dibs.batch",
+        "dibs.claims",
     },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {

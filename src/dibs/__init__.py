@@ -32,6 +32,8 @@ from dibs.errors import (
 
 if TYPE_CHECKING:
     from dibs.aio import (
+        AsyncBatch,
+        AsyncClaims,
         AsyncClient,
         AsyncElection,
         AsyncLease,
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
         AsyncSemaphore,
         AsyncTerm,
     )
+    from dibs.batch import Item
     from dibs.campaign import Leader
+    from dibs.claims import Batch, Claims
     from dibs.client import Client
     from dibs.desk import LeaseRecord
     from dibs.election import Election, Term
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
     from dibs.store import Capabilities
 
 __all__ = [
+    "AsyncBatch",
+    "AsyncClaims",
     "AsyncClient",
     "AsyncElection",
     "AsyncLease",
@@ -70,13 +76,16 @@ __all__ = [
     "AsyncRWLock",
     "AsyncSemaphore",
     "AsyncTerm",
+    "Batch",
     "Capabilities",
+    "Claims",
     "Client",
     "DibsError",
     "Election",
     "HistoryRecord",
     "InvalidName",
     "InvalidOption",
+    "Item",
     "Leader",
     "Lease",
     "LeaseLost",
@@ -106,6 +115,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncBatch": "dibs.aio",
+    "AsyncClaims": "dibs.aio",
     "AsyncClient": "dibs.aio",
     "AsyncElection": "dibs.aio",
     "AsyncLease": "dibs.aio",
@@ -117,10 +128,13 @@ _LAZY = {
     "AsyncRWLock": "dibs.aio",
     "AsyncSemaphore": "dibs.aio",
     "AsyncTerm": "dibs.aio",
+    "Batch": "dibs.claims",
     "Capabilities": "dibs.store",
+    "Claims": "dibs.claims",
     "Client": "dibs.client",
     "Election": "dibs.election",
     "HistoryRecord": "dibs.history",
+    "Item": "dibs.batch",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",

@@ -13,6 +13,7 @@ from dibs.steps import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from dibs.claims import Claims
     from dibs.desk import Desk, LeaseRecord
     from dibs.election import Election
     from dibs.history import HistoryRecord
@@ -88,6 +89,28 @@ class Client:
 
         terms = self._desk.terms(ttl, renew, timeout, reentrant, min_hold, max_hold, on_lost, on_busy, info)
         return MultiLock(MultiCore(self._desk, names, terms, Lease, MultiLease))
+
+    def claims(
+        self,
+        source: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = False,
+        margin: Seconds | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Claims:
+        """Describe claims on items of ``source``; nothing is sent.
+
+        ttl: seconds until the common deadline of a batch. renew: move it on while the batch lasts, all of it at once.
+        margin: the loop over a batch stops this many seconds before what is left can no longer be relied on (default:
+        a tenth of the ttl). info: a JSON object that is shown with each item.
+
+        Raises InvalidName and InvalidOption.
+        """
+        # Loaded by those who use it: `dibs run` stands in crontabs.
+        from dibs.claims import Batch, Claims, claims_core
+
+        return Claims(claims_core(self._desk, source, Batch, ttl, renew, margin, info))
 
     def election(
         self,

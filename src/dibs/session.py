@@ -25,7 +25,7 @@ from dibs.trust import local_deadline
 from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dibs.clock import Clock
     from dibs.lock_order import LockOrder
@@ -147,6 +147,14 @@ class Session:
             if ask.blocking:
                 self.waiting.enter(ask)
             else:
+                self.lane.put(ask)
+
+    def submit_all(self, asks: Sequence[AcquireAsk]) -> None:
+        """The same for several that are asked for once, without waiting; all of them or none."""
+        for ask in asks[:1]:
+            self.submit(ask)
+        with self.mutex:
+            for ask in asks[1:]:
                 self.lane.put(ask)
 
     def granted(self, ask: AcquireAsk, outcome: Granted) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dibs.connecting import locate
 from dibs.store import StoreAddress
 from dibs.testing import (
+    claims_cases,
     client_cases,
     deadlock_cases,
     election_cases,
@@ -44,6 +45,7 @@ _MODULES = (
     deadlock_cases,
     pause_cases,
     history_cases,
+    claims_cases,
 )
 
 

@@ -1,0 +1,229 @@
+"""A batch: the items that one take has won, and what becomes of each of them.
+
+An item is in one of these states, and leaves the first only once:
+
+* *left*: won and not finished. It is held until the deadline, which is common to the batch, or renewed with it;
+* *finished*: by ``done()`` or ``skip()``, or because the loop over the batch moved on. Its release is on its way, and
+  nobody waits for it until the batch ends;
+* *given back*: it was left when the batch ended, or ``verify`` found it stale;
+* *lost*: it was not held any more when it was to be worked, finished, or given back.
+
+Nothing is remembered of an item that was finished: that it need not be done again is for the caller's data to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dibs.errors import LeaseLost
+from dibs.hold import HELD, LOST
+from dibs.lease import LeaseFacts
+from dibs.store import Gone
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from datetime import datetime
+
+    from dibs.hold import Hold
+    from dibs.lane import Ask
+    from dibs.session import Session
+    from dibs.steps import Steps
+
+V = TypeVar("V")
+
+
+class Ends:
+    """How the items of one batch end; shared by the batch and its items, so that neither keeps the other alive."""
+
+    __slots__ = ("lost", "pending", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        #: Releases on their way, and of what.
+        self.pending: list[tuple[str, Any, Ask]] = []
+        #: What was not held any more when it ended, by its key.
+        self.lost: dict[str, Any] = {}
+
+    def release(self, item: Item[Any]) -> bool:
+        """Send the release of an item on its way; False when it was lost. Whoever calls starts the lane."""
+        ask = self.session.release(item._hold)
+        if ask is None:
+            if item._hold.state == LOST:
+                self.lost[item.key] = item.value
+                return False
+            return True
+        self.pending.append((item.key, item.value, ask))
+        return True
+
+    def settling(self) -> Steps[None]:
+        """Wait until the store has answered to every release, and learn what had been lost by then."""
+        while self.pending:
+            key, value, ask = self.pending[-1]
+            yield self.session, ask, None
+            self.pending.pop()
+            # After trouble, Gone may be the trace of a first attempt whose answer was lost.
+            if isinstance(ask.outcome, Gone) and ask.trouble is None:
+                self.lost[key] = value
+
+
+class Item(LeaseFacts, Generic[V]):
+    """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
+
+    __slots__ = ("_ends", "_key", "_value")
+
+    def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
+        super().__init__(session, hold, name)
+        self._key = key
+        self._value = value
+        self._ends = ends
+
+    @property
+    def key(self) -> str:
+        """What tells it from the others of its source."""
+        return self._key
+
+    @property
+    def value(self) -> V:
+        """What was given to ``take``."""
+        return self._value
+
+    def done(self) -> None:
+        """It is finished: free it. Does not wait for the store. May be called twice.
+
+        Raises LeaseLost when it was not held any more: others may have claimed it since.
+        """
+        self._finish()
+
+    def skip(self) -> None:
+        """It is not this caller's to do: free it, as it was. Does not wait for the store. May be called twice.
+
+        Raises LeaseLost when it was not held any more: others may have claimed it since.
+        """
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._given_back:
+            return
+        ends = self._ends
+        if not self.held or not ends.release(self):
+            ends.lost[self.key] = self.value
+            raise LeaseLost(self._why())
+        ends.session.lane.start()
+
+
+class BatchFacts(Generic[V]):
+    """What was won of what was given, and what became of it."""
+
+    __slots__ = ("__weakref__", "_busy", "_current", "_ends", "_items", "_left", "_margin_s", "_rest", "_stale")
+
+    def __init__(self, items: list[Item[V]], busy: list[V], ends: Ends, margin_s: float) -> None:
+        self._items = items
+        self._rest = deque(items)
+        self._current: Item[V] | None = None
+        self._ends = ends
+        self._margin_s = margin_s
+        #: What was given back unfinished, once the batch has ended.
+        self._left: list[V] | None = None
+        self._busy = busy
+        self._stale: list[V] = []
+
+    @property
+    def items(self) -> list[Item[V]]:
+        """The leases of what was won, for who does not iterate."""
+        return list(self._items)
+
+    @property
+    def won(self) -> list[V]:
+        """Of what was given: what this batch claimed, in the order given; without what was stale."""
+        return [item.value for item in self._items]
+
+    @property
+    def busy(self) -> list[V]:
+        """Of what was given: what others hold."""
+        return self._busy
+
+    @property
+    def stale(self) -> list[V]:
+        """Of what was given: what was won, and given back because ``verify`` did not find it due any more."""
+        return self._stale
+
+    @property
+    def left(self) -> list[V]:
+        """Of what was won: what is not finished. Once the batch has ended: what was given back unfinished."""
+        return [item.value for item in self._unfinished()] if self._left is None else self._left
+
+    @property
+    def lost(self) -> list[V]:
+        """Of what was won: what was not held any more when it was to be worked, finished, or given back."""
+        return list(self._ends.lost.values())
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the store lets others have what is not finished by then, by its clock; None of an empty batch."""
+        return min((item.expires_at for item in self._items), default=None)
+
+    def remaining(self) -> float:
+        """Seconds for which everything that is left can be relied on; 0 when nothing is left, or it is over."""
+        return min((item.remaining() for item in self._unfinished()), default=0.0)
+
+    def _unfinished(self) -> list[Item[V]]:
+        current = [] if self._current is None else [self._current]
+        return [item for item in (*current, *self._rest) if item._hold.state == HELD]
+
+    def _keep_due(self, due: Collection[str]) -> None:
+        """Give back what is not due any more, by the keys of what is. Nothing is waited for."""
+        stale = [item for item in self._items if item.key not in due]
+        if stale:
+            self._stale = [item.value for item in stale]
+            self._items = [item for item in self._items if item.key in due]
+            self._rest = deque(self._items)
+            self._give_back(stale)
+
+    def _give_back(self, items: Iterable[Item[V]]) -> None:
+        try:
+            for item in items:
+                self._ends.release(item)
+        finally:
+            self._ends.session.lane.start()
+
+    def _finish(self) -> None:
+        """Finish the item at hand, if that has not been done. If it was lost, that stands in ``lost``."""
+        item, self._current = self._current, None
+        if item is not None:
+            try:
+                item.done()
+            except LeaseLost:
+                pass
+
+    def _move_on(self) -> Item[V] | None:
+        """Finish the item at hand; the next one, or None at the end."""
+        self._finish()
+        while self._rest:
+            item = self._rest[0]
+            if item._given_back:  # finished by somebody who did not iterate
+                self._rest.popleft()
+            elif not item.held:
+                self._ends.lost[item.key] = item.value
+                self._rest.popleft()
+            elif item.remaining() <= self._margin_s:
+                break
+            else:
+                self._current = self._rest.popleft()
+                return self._current
+        return None
+
+    def _ending(self) -> Steps[None]:
+        """Give back what is left, in one call, and wait for the answers to every release."""
+        unfinished = self._unfinished()
+        if self._left is None:
+            self._left = [item.value for item in unfinished]
+        self._current = None
+        self._give_back(unfinished)
+        yield from self._ends.settling()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self._items)} won, {len(self.left)} left, {len(self._busy)} busy>"

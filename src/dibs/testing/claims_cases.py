@@ -1,0 +1,291 @@
+"""Conformance cases on claims: lists of items of which everybody takes what is free, run through both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import InvalidName, InvalidOption, LeaseLost
+from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal
+from dibs.testing.client_cases import had, raises, shown, task, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.testing.faces import Face
+
+case = CLIENT_CASES.case
+
+# What nobody waits out.
+LONG_S = 60.0
+
+
+async def following(face: Face, items: Any) -> Any:
+    """The next item of a batch or a stream; None at the end."""
+    if hasattr(items, "__anext__"):
+        return await face.do(lambda: anext(items, None))
+    return await face.do(next, items, None)
+
+
+async def closed(face: Face, stream: Any) -> None:
+    """End a stream before its end."""
+    await face.do(stream.aclose if hasattr(stream, "aclose") else stream.close)
+
+
+async def everything(face: Face, items: Any) -> list[Any]:
+    """The values that are left, worked off."""
+    values = []
+    while (item := await following(face, items)) is not None:
+        values.append(item.value)
+    return values
+
+
+@case("P1, P25")
+async def what_is_free_is_won(face: Face) -> None:
+    """A take wins what is free, in the order given and each item once; what others hold is busy, and no error."""
+    ours, theirs = face.client(), face.client()
+    lock = await had(face, theirs.lock("orders/c"))
+    claims = ours.claims("orders", ttl=LONG_S)
+    async with face.holding(await face.do(claims.take, ["e", "c", "a", "e", "d"])) as batch:
+        equal((batch.won, batch.busy, batch.left), (["e", "a", "d"], ["c"], ["e", "a", "d"]), "won, busy, left")
+        equal((len(batch), batch.stale, batch.lost), (3, [], []), "how many; stale; lost")
+        equal(await face.do(theirs.lock("orders/a").acquire, timeout=0), None, "a lock of the same name meanwhile")
+        async with face.holding(await face.do(theirs.claims("orders", ttl=LONG_S).take, "abcde")) as other:
+            equal((other.won, other.busy), (["b"], ["a", "c", "d", "e"]), "what others win, and find busy")
+        record = await shown(face, theirs, "orders/e")
+        item = batch.items[0]
+        equal((item.name, item.key, item.value, item.held), ("orders/e", "e", "e", True), "an item")
+        equal(item.fencing_token, record.fencing_token, "its token as others see it")
+    equal([record.name for record in await face.do(theirs.leases, "orders/")], ["orders/c"], "held afterwards")
+    await face.do(lock.release)
+
+
+@case("P1")
+async def of_several_takers_each_item_has_one(face: Face) -> None:
+    """Of several that take overlapping lists at the same moment, each item is won by exactly one."""
+    worked: Counter[int] = Counter()
+    clients = [face.client() for _ in range(4)]
+
+    async def work(client: Any, first: int) -> None:
+        claims = client.claims("rows", ttl=LONG_S)
+        async with face.holding(await face.do(claims.take, range(first, first + 40))) as batch:
+            worked.update(batch.won)
+            await together.wait()
+
+    together = _Meeting(4)
+    await asyncio.gather(*[task(work(client, first)) for client, first in zip(clients, (0, 5, 10, 15), strict=True)])
+    equal(worked, Counter(range(55)), "how often each was won")
+
+
+class _Meeting:
+    """Where several wait for each other."""
+
+    def __init__(self, many: int) -> None:
+        self._left = many
+        self._all = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._all.set()
+        await asyncio.wait_for(self._all.wait(), PATIENCE_S)
+
+
+@case("claims")
+async def going_on_finishes_an_item(face: Face) -> None:
+    """Going on to the next item frees the one before, while the others are kept."""
+    ours, theirs = face.client(), face.client()
+    batch = await face.do(ours.claims("files", ttl=LONG_S).take, ["a", "b", "c"])
+    for at, name in enumerate("abc"):
+        item = await following(face, batch)
+        equal((item.value, item.held, batch.left), (name, True, list("abc")[at:]), f"item {name}")
+        if name == "b":
+            lease = await had(face, theirs.lock("files/a"), timeout=PATIENCE_S)
+            await face.do(lease.release)
+            item.done()
+            item.done()
+            equal((item.held, batch.left), (False, ["c"]), "after done(), twice")
+            lease = await had(face, theirs.lock("files/b"), timeout=PATIENCE_S)
+            equal(await face.do(theirs.lock("files/c").acquire, timeout=0), None, "the one that is left")
+            await face.do(lease.release)
+        if name == "c":
+            item.skip()
+    equal(await following(face, batch), None, "at the end")
+    await face.do(batch.release)
+    equal((batch.left, batch.lost, batch.won), ([], [], ["a", "b", "c"]), "left, lost, won")
+
+
+@case("claims, P9")
+async def what_is_left_is_given_back(face: Face) -> None:
+    """What is not finished when the block ends, also by an error, is free at once for others."""
+    ours, theirs = face.client(), face.client()
+    batch: Any = None
+    with raises(ZeroDivisionError):
+        async with face.holding(await face.do(ours.claims("left", ttl=LONG_S).take, range(5))) as batch:
+            await following(face, batch)
+            await following(face, batch)
+            raise ZeroDivisionError
+    equal((batch.left, batch.won), ([1, 2, 3, 4], [0, 1, 2, 3, 4]), "what was given back, of what was won")
+    async with face.holding(await face.do(theirs.claims("left", ttl=LONG_S).take, range(5))) as other:
+        equal(other.won, [0, 1, 2, 3, 4], "what others win then")
+        equal(await everything(face, other), [0, 1, 2, 3, 4], "worked off")
+    equal((other.left, other.lost), ([], []), "left and lost")
+
+
+@case("claims")
+async def what_was_won_is_looked_at_again(face: Face) -> None:
+    """``verify`` is called once with what was won; what it does not return is given back, and counted stale."""
+    ours, theirs = face.client(), face.client()
+    claims, calls = ours.claims("due", ttl=LONG_S), []
+
+    def verify(won: list[dict[str, int]]) -> list[dict[str, int]]:
+        calls.append([row["id"] for row in won])
+        return [dict(row) for row in reversed(won) if row["id"] % 2]
+
+    busy = await had(face, theirs.lock("due/3"))
+    rows = [{"id": number} for number in range(6)]
+    taken = await face.do(claims.take, rows, key=lambda row: row["id"], verify=verify)
+    async with face.holding(taken) as batch:
+        equal(calls, [[0, 1, 2, 4, 5]], "what verify was given")
+        equal(([row["id"] for row in batch.won], batch.left), ([1, 5], batch.won), "won, in the order given; left")
+        equal([row["id"] for row in batch.stale], [0, 2, 4], "stale")
+        lease = await had(face, theirs.lock("due/4"), timeout=PATIENCE_S)
+        await face.do(lease.release)
+    await face.do(busy.release)
+
+    def fail(won: object) -> list[dict[str, int]]:
+        raise ZeroDivisionError
+
+    with raises(ZeroDivisionError):
+        await face.do(claims.take, rows, key=lambda row: row["id"], verify=fail)
+    equal(await face.do(theirs.leases, "due/"), [], "held after verify has failed")
+
+
+@case("claims")
+async def no_more_is_won_than_asked_for(face: Face) -> None:
+    """With ``limit``, so many are won as are free and no more; the rest is left for others."""
+    ours, theirs = face.client(), face.client()
+    first = await face.do(ours.claims("few", ttl=LONG_S).take, range(20), limit=3)
+    equal((first.won, first.busy), ([0, 1, 2], []), "the first three")
+    second = await face.do(theirs.claims("few", ttl=LONG_S).take, range(20), limit=5)
+    equal((second.won, second.busy), ([3, 4, 5, 6, 7], [0, 1, 2]), "the next five")
+    third = await face.do(ours.claims("few", ttl=LONG_S).take, range(9), limit=5)
+    equal(third.won, [8], "when there are not so many")
+    for batch in (first, second, third):
+        await face.do(batch.release)
+    equal(await face.do(theirs.leases, "few/"), [], "afterwards")
+
+
+@case("claims, P4")
+async def the_loop_stops_before_the_deadline(face: Face) -> None:
+    """The loop over a batch stops a margin before its deadline, and what is left is given back; nothing is lost."""
+    ours, theirs = face.client(), face.client()
+    ttl = face.short_ttl + 1
+    batch = await face.do(ours.claims("deadline", ttl=ttl, margin=ttl / 2).take, range(3))
+    first = await following(face, batch)
+    equal((first.value, batch.remaining() > 0, batch.deadline is not None), (0, True, True), "the first item")
+    await until(lambda: first.remaining() <= ttl / 2, "half of the ttl has gone by")
+    equal((await following(face, batch), batch.left), (None, [1, 2]), "the next item; what is left")
+    await face.do(batch.release)
+    equal((batch.left, batch.lost), ([1, 2], []), "given back; lost")
+    lease = await had(face, theirs.lock("deadline/1"), timeout=0)
+    await face.do(lease.release)
+
+
+@case("claims, P4")
+async def what_is_late_is_lost(face: Face) -> None:
+    """An item whose time is over cannot be finished: it says LeaseLost, and the batch counts it and its like lost."""
+    ours, theirs = face.client(), face.client()
+    batch = await face.do(ours.claims("late", ttl=face.short_ttl).take, ["a", "b", "c"])
+    item = await following(face, batch)
+    lease = await had(face, theirs.lock("late/a"), timeout=face.short_ttl + PATIENCE_S)
+    equal((item.held, batch.remaining()), (False, 0.0), "the item meanwhile")
+    with raises(LeaseLost):
+        item.done()
+    equal((await following(face, batch), batch.lost), (None, ["a", "b", "c"]), "the next item; what is lost")
+    await face.do(batch.release)
+    equal((batch.left, lease.held), ([], True), "left; the lease of who took it over")
+    await face.do(lease.release)
+
+
+@case("claims, P8")
+async def what_was_broken_is_found_lost(face: Face) -> None:
+    """An item that an operator broke meanwhile is counted lost once the store has been told of its end."""
+    ours, theirs = face.client(), face.client()
+    batch = await face.do(ours.claims("broken", ttl=LONG_S).take, ["a", "b"])
+    token = (await shown(face, theirs, "broken/a")).fencing_token
+    equal(await face.do(theirs.break_lease, "broken/a", fencing_token=token, now=True), True, "broken")
+    equal(await everything(face, batch), ["a", "b"], "worked, as nobody has told")
+    await face.do(batch.release)
+    equal(batch.lost, ["a"], "lost")
+
+
+@case("claims")
+async def a_renewed_batch_lasts(face: Face) -> None:
+    """With ``renew`` a batch is held for as long as it lasts; without, it ends at its deadline by itself."""
+    ours, theirs = face.client(), face.client()
+    ttl = face.short_ttl
+    renewed = await face.do(ours.claims("renewed", ttl=ttl, renew=True, margin=0).take, range(3))
+    fixed = await face.do(ours.claims("fixed", ttl=ttl).take, range(3))
+    lease = await had(face, theirs.lock("fixed/0"), timeout=ttl + PATIENCE_S)
+    await until(lambda: not any(item.held for item in fixed.items), "the fixed batch is over")
+    equal(all(item.held for item in renewed.items), True, "the renewed batch")
+    equal(await face.do(theirs.lock("renewed/0").acquire, timeout=0), None, "one of its items, for others")
+    for thing in (lease, renewed, fixed):
+        await face.do(thing.release)
+
+
+@case("claims")
+async def a_stream_goes_on_until_it_is_stopped(face: Face) -> None:
+    """A stream works what is found, looks again when nothing was, and ends when it is told to, giving back the rest."""
+    ours, theirs = face.client(), face.client()
+    found: list[list[int]] = [[1, 2], [], [], [3, 4, 5]]
+    stop = threading.Event()
+
+    def fetch() -> list[int]:
+        return found.pop(0) if found else []
+
+    stream = ours.claims("stream", ttl=LONG_S).stream(fetch, n=10, idle=0.01, stop=stop)
+    values = [(await following(face, stream)).value for _ in range(4)]
+    equal(values, [1, 2, 3, 4], "in the order found")
+    equal(await face.do(theirs.lock("stream/5").acquire, timeout=0), None, "what is still to come, for others")
+    stop.set()
+    equal(await following(face, stream), None, "after it was stopped")
+    equal(await face.do(theirs.leases, "stream/"), [], "held afterwards")
+    stream = ours.claims("stream", ttl=LONG_S).stream(lambda: [6, 7], idle=0.01)
+    equal((await following(face, stream)).value, 6, "of another stream")
+    await closed(face, stream)
+    equal(await face.do(theirs.leases, "stream/"), [], "held after it was closed")
+
+
+@case("P20, P25")
+async def bad_claims_are_refused_at_once(face: Face) -> None:
+    """Sources, keys, limits and times that cannot be are refused before anything is sent; taking nothing sends none."""
+    client = face.idle_client()
+    for source in ("", "a\n", "\ud800", "x" * 256):
+        with raises(InvalidName):
+            client.claims(source)
+    bad: list[Callable[[], Any]] = [
+        lambda: client.claims("a", ttl=0),
+        lambda: client.claims("a", ttl=10, margin=10),
+        lambda: client.claims("a", margin=-1),
+        lambda: client.claims("a", info={"x": object()}),
+        lambda: client.claims("a").stream([1]),
+        lambda: client.claims("a").stream(list, n=0),
+        lambda: client.claims("a").stream(list, idle=0),
+        lambda: client.claims("a").stream(list, stop=1),
+    ]
+    for make in bad:
+        with raises(InvalidOption):
+            make()
+    claims = client.claims("a", ttl=LONG_S)
+    for items in ([""], ["\x00"], ["x" * 254], [1.5], [None], ["fine", b"bytes"]):
+        with raises(InvalidName):
+            await face.do(claims.take, items)
+    for how in ({"limit": 0}, {"limit": 1.5}, {"limit": True}, {"key": "id"}):
+        with raises(InvalidOption):
+            await face.do(claims.take, [1], **how)
+    async with face.holding(await face.do(claims.take, [])) as batch:
+        equal((len(batch), batch.won, batch.deadline, batch.remaining()), (0, [], None, 0.0), "of nothing")

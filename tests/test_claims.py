@@ -1,0 +1,320 @@
+"""Claims: several real programs on one list, deaths, lost answers, outages, forks, signals, dropped batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dibs
+from dibs.store import Acquire, Release, Request
+from tests.between import Between, Holdup
+from tests.servers.memcached import MemcachedServer
+from tests.test_api import eventually, in_a_fork
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+@pytest.fixture
+def other(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+# -- several programs -------------------------------------------------------------------------------------------------
+
+WORKER = """
+import json, sys, time, dibs
+url, journal, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+claims = dibs.connect(url).claims("rows", ttl=2)
+done = []
+def worked():
+    return {json.loads(line)["row"] for line in open(journal)}
+def due(rows):
+    finished = worked()
+    return [row for row in rows if row not in finished]
+print("ready", flush=True)
+sys.stdin.readline()
+while rows := due(range(first, first + count)):
+    with claims.take(rows, verify=due, limit=20) as batch:
+        for item in batch:
+            with open(journal, "a") as file:
+                file.write(json.dumps({"row": item.value, "by": first, "token": item.fencing_token}) + "\\n")
+            if sys.argv[5] == "dies" and len(done) == 5:
+                print("stuck", flush=True)
+                sys.stdin.readline()
+            done.append(item.value)
+    if not batch.won:
+        time.sleep(0.02)
+"""
+
+
+def start(url: str, journal: Path, first: int, how: str, ttl: float) -> subprocess.Popen[str]:
+    """A program with the 80 rows from ``first`` on its list."""
+    script = WORKER.replace("ttl=2", f"ttl={ttl}")
+    return subprocess.Popen(
+        [sys.executable, "-c", script, url, str(journal), str(first), "80", how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "memcached"])
+def test_overlapping_programs_work_each_row_once(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Three programs with overlapping lists, of which one is killed, work every row, and none twice."""
+    url = request.getfixturevalue(f"{store}_url")
+    journal = tmp_path / "journal"
+    journal.touch()
+    ttl = 3 if store == "memcached" else 2
+    workers = [start(url, journal, first, how, ttl) for first, how in ((0, "lives"), (30, "lives"), (60, "dies"))]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        assert workers[2].stdout is not None
+        assert workers[2].stdout.readline() == "stuck\n"
+        workers[2].kill()
+        for worker in workers[:2]:
+            assert worker.wait(60) == 0
+        rows = [json.loads(line)["row"] for line in journal.read_text().splitlines()]
+        twice = [row for row, times in Counter(rows).items() if times > 1]
+        assert not twice
+        # What the dead one had claimed of their lists came back by its ttl.
+        assert set(range(110)) <= set(rows)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def test_a_thousand_are_one_call(sqlite_url: str) -> None:
+    """A thousand items travel to the store in one call, and what is left of them in another."""
+    between = Between(sqlite_url)
+    with between.client() as client:
+        with client.claims("rows").take(range(1000)) as batch:
+            assert len(batch) == 1000
+            assert [len(call) for call in between.calls] == [1000]
+        assert [len(call) for call in between.calls] == [1000, 1000]
+        assert batch.left == list(range(1000))
+        assert batch.lost == []
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_down_is_told(own_memcached: MemcachedServer) -> None:
+    """A memcached that cannot be reached is an error, also for the first item ever: never "busy"."""
+    url = own_memcached.url()
+    with dibs.connect(url, request_timeout=1, patience=0.5) as client:
+        with client.claims("rows", ttl=5).take(range(10)) as batch:
+            assert len(batch) == 10
+        own_memcached.kill()
+        with pytest.raises(dibs.StoreUnavailable):
+            client.claims("rows", ttl=5).take(range(10))
+    with dibs.connect(url, request_timeout=1, patience=0.5) as fresh, pytest.raises(dibs.StoreUnavailable):
+        fresh.claims("rows", ttl=5).take(["first"])
+
+
+def test_grants_whose_answer_was_lost_are_given_back(sqlite_url: str) -> None:
+    """When the answer to a take is lost for good, the take raises, and what the store had granted is given back."""
+    between = Between(sqlite_url)
+    cut = threading.Event()
+
+    def lose(requests: Sequence[Request]) -> None:
+        if not cut.is_set() and any(isinstance(request, Acquire) for request in requests):
+            raise dibs.StoreUnavailable("the answer was lost")
+
+    with between.client(patience=0.2, request_timeout=0.5) as client, dibs.connect(sqlite_url) as other:
+        client.ping()
+        between.after = lose
+        with pytest.raises(dibs.StoreUnavailable, match="the answer was lost"):
+            client.claims("rows").take(range(5))
+        cut.set()
+        eventually(lambda: not other.leases("rows/"), "given back")
+
+
+def test_items_whose_release_is_unknown_are_not_lost(sqlite_url: str) -> None:
+    """A release whose answer was lost is repeated; that the store then says Gone makes nothing lost."""
+    between = Between(sqlite_url)
+    lost: list[int] = []
+
+    def lose(requests: Sequence[Request]) -> None:
+        if not lost and any(isinstance(request, Release) for request in requests):
+            lost.append(1)
+            raise dibs.StoreUnavailable("the answer was lost")
+
+    between.after = lose
+    with between.client() as client:
+        with client.claims("rows").take(range(5)) as batch:
+            for _ in batch:
+                pass
+        assert (batch.lost, batch.left, lost) == ([], [], [1])
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_dropped_ends_by_its_ttl(client: dibs.Client, other: dibs.Client) -> None:
+    """A batch that nobody holds any more is not renewed; a warning says so, and its ttl frees it."""
+    batches = [client.claims("rows", ttl=1, renew=True).take(range(3))]
+    assert len(batches[0]) == 3
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        batches.clear()
+    assert not other.claims("rows").take(range(3)).won
+    eventually(lambda: not other.leases("rows/"), "the ttl has freed them")
+
+
+def test_closing_the_client_gives_everything_back(client: dibs.Client, other: dibs.Client) -> None:
+    """A client that is closed in the middle gives back what is left; the batch counts nothing as lost."""
+    batch = client.claims("rows").take(range(3))
+    next(batch)
+    client.close()
+    assert not other.leases("rows/")
+    assert next(batch, None) is None
+    batch.release()
+
+
+def test_a_fork_holds_nothing(client: dibs.Client) -> None:
+    """In a forked child the items of a batch are not held, and ending the batch there gives nothing back."""
+    with client.claims("rows").take(range(3)) as batch:
+        item = next(batch)
+
+        def child() -> None:
+            assert not item.held
+            assert next(batch, None) is None
+
+        in_a_fork(child)
+        assert item.held
+        assert len(client.leases("rows/")) == 3
+
+
+def test_ctrl_c_in_a_take_gives_back(sqlite_url: str, other: dibs.Client) -> None:
+    """Ctrl-C while a take is under way leaves nothing held."""
+    between = Between(sqlite_url)
+    holdup = Holdup(lambda requests: any(isinstance(request, Acquire) for request in requests))
+    between.after = holdup
+
+    def interrupt() -> None:
+        assert holdup.reached.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        holdup.go_on()
+
+    with between.client() as client:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.claims("rows").take(range(50))
+        thread.join()
+        eventually(lambda: not other.leases("rows/"), "given back")
+
+
+def test_cancelling_a_take_gives_back(sqlite_url: str, other: dibs.Client) -> None:
+    """A task that is cancelled while its take is under way leaves nothing held."""
+    between = Between(sqlite_url)
+    holdup = Holdup(lambda requests: any(isinstance(request, Acquire) for request in requests))
+    between.after = holdup
+
+    async def main() -> None:
+        async with between.async_client() as client:
+            task = asyncio.create_task(client.claims("rows").take(range(50)))
+            assert await asyncio.to_thread(holdup.reached.wait, 10)
+            task.cancel()
+            holdup.go_on()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    eventually(lambda: not other.leases("rows/"), "given back")
+
+
+def test_a_cancelled_loop_gives_back_what_is_left(sqlite_url: str, other: dibs.Client) -> None:
+    """A task that is cancelled in the middle of a batch gives back the item at hand and what is left."""
+
+    async def main() -> None:
+        seen: list[Any] = []
+        at_work = asyncio.Event()
+        async with dibs.connect_async(sqlite_url) as client:
+
+            async def work() -> None:
+                async with await client.claims("rows").take(range(3)) as batch:
+                    seen.append(batch)
+                    async for _ in batch:
+                        at_work.set()
+                        await asyncio.Event().wait()
+
+            task = asyncio.create_task(work())
+            await at_work.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert seen[0].left == [0, 1, 2]
+            assert not await client.leases("rows/")
+
+    asyncio.run(main())
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_async_functions(sqlite_url: str) -> None:
+    """In tasks, fetch and verify may be async; a stream that is closed early gives back what is left."""
+
+    async def main() -> None:
+        async def fetch() -> list[str]:
+            return ["a", "b", "c"]
+
+        async def verify(won: list[str]) -> list[str]:
+            return [value for value in won if value != "b"]
+
+        async with dibs.connect_async(sqlite_url) as client:
+            stream = client.claims("files").stream(fetch, verify=verify)
+            async with contextlib.aclosing(stream) as items:
+                async for item in items:
+                    assert item.value == "a"
+                    assert [record.name for record in await client.leases("files/")] == ["files/a", "files/c"]
+                    break
+            assert not await client.leases("files/")
+
+    asyncio.run(main())
+
+
+def test_a_stream_pauses_when_there_is_nothing(client: dibs.Client) -> None:
+    """A stream that finds nothing looks again after its pause, and stops in the middle of a long one when told to."""
+    looks: list[float] = []
+    stop = threading.Event()
+
+    def fetch() -> list[int]:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            threading.Timer(0.1, stop.set).start()
+        return []
+
+    began = time.monotonic()
+    assert list(client.claims("none").stream(fetch, idle=0.2, stop=lambda: len(looks) >= 3)) == []
+    assert looks[2] - looks[0] >= 2 * 0.15 - 0.01
+    looks.clear()
+    stop.clear()
+    threading.Timer(0.3, stop.set).start()
+    assert list(client.claims("none").stream(fetch, idle=60, stop=stop)) == []
+    assert time.monotonic() - began < 30
