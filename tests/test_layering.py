@@ -299,7 +299,6 @@ DRIVERS = {
 LONG = {
     "dibs.aio": "the only module that may know asyncio: the face, and how tasks wait",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
-    "dibs.lane": "asking, serving, and what a Ctrl-C may leave of either, which only reads together",
     "dibs.session": "all that one client knows of its holds, under one mutex: grants, ends, losses, closing",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",

@@ -331,8 +331,8 @@ class Lane:
                     paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
                 dropped = False
                 for ask in batch:
-                    if ask.t0 is None and not (paused and ask in paused):
-                        ask.t0 = now
+                    if ask.t0 is None:
+                        ask.t0 = None if paused and ask in paused else now
                     # In this order: whoever withdraws an ask drops it and then looks whether it has a t0.
                     if ask.dropped:
                         dropped = True

@@ -34,8 +34,9 @@ class LockOrder:
     def taking(self, key: str, held: Collection[Hold]) -> None:
         """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
         pairs = self._pairs
-        # (A copy, as another thread may release one of them meanwhile.)
-        new = [hold.key for hold in list(held)[:HELD_MAX] if (hold.key, key) not in pairs and hold.key != key]
+        # A copy, as another thread may release one of them meanwhile. A lease that was dropped is in nobody's hands.
+        mine = [hold.key for hold in list(held)[:HELD_MAX] if not hold.orphan]
+        new = [other for other in mine if (other, key) not in pairs and other != key]
         if not new:
             return
         level, place = _caller()
