@@ -265,8 +265,8 @@ class PostgresStore:
             requests = [row[2] for row in rows]
             columns = _acquire_columns(requests)
             columns += (_numbers([r.permits for r in requests]), _numbers([r.take for r in requests]))
-        lock = (self._sql["POOL_LOCK"], (_texts([row[0] for row in rows]),))
-        result = self._run_all([lock, (self._sql[verb], columns)], deadline)[-1]
+        queue = (self._sql["POOL_QUEUE"], (_texts([row[0] for row in rows]),))
+        result = self._run_all([queue, (self._sql[verb], columns)], deadline)[-1]
         get = result.get_value
         granted = set()
         for r in range(result.ntuples):

@@ -73,6 +73,9 @@ FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """
+# Sent just before POOL_TAKE, in its transaction: those who take at the same moment do it one after the other, or all
+# but one would look in vain. A row lock would do as well, but is a write, which makes a refusal wait for the disk.
+POOL_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended(name, 7095203471)) FROM unnest($1::text[]) AS a (name)"
 # Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks.
 POOL_MAKE = """\
 INSERT INTO {pool} (name, permits, fencing_token)
@@ -179,6 +182,7 @@ COMMIT = "COMMIT"
 VERBS = (
     "BEGIN",
     "LIMITS",
+    "POOL_QUEUE",
     "POOL_MAKE",
     "POOL_LOCK",
     "POOL_READ",
