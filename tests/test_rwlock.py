@@ -29,9 +29,9 @@ def between() -> Between:
     return Between(f"memory://rwlock-{next(numbers)}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "zookeeper"])
 def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+    return str(request.getfixturevalue({"postgresql": "postgres_url"}.get(request.param, f"{request.param}_url")))
 
 
 @pytest.fixture

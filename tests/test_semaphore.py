@@ -41,9 +41,9 @@ def between() -> Between:
     return Between(f"memory://semaphore-{next(numbers)}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "zookeeper"])
 def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+    return str(request.getfixturevalue({"postgresql": "postgres_url"}.get(request.param, f"{request.param}_url")))
 
 
 @pytest.fixture
@@ -390,7 +390,7 @@ def test_many_threads_of_one_client_share_a_semaphore(url: str, client: dibs.Cli
                 with mutex:
                     inside += weight
                     most = max(most, inside)
-                time.sleep(0.001)
+                time.sleep(0.02)  # long enough for others to be let in beside it
                 with mutex:
                     inside -= weight
                     served += 1

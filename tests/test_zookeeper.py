@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,11 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import StoreUnavailable
 from dibs.steps import run as run_steps
-from dibs.store import RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
 from dibs.stores import zookeeper as store_module
-from dibs.stores import zookeeper_link
+from dibs.stores import zookeeper_link, zookeeper_pool
 from dibs.stores.zookeeper_link import Session
+from dibs.stores.zookeeper_pool import Place
 from dibs.testing.conformance import Run, runs
 from dibs.trust import DRIFT
 from tests.servers.process import START_LIMIT_S
@@ -409,6 +413,193 @@ def test_a_forked_child_works_anew(client: dibs.Client) -> None:
     lease.release()
 
 
+# -- permits ----------------------------------------------------------------------------------------------------------
+
+
+def permits(name: str, claim_id: str, of: int, take: int = 1, ttl: float = 20) -> Acquire:
+    return Acquire(f"default:{name}", claim_id, ttl, "h", '{"a":1}', permits=of, take=take)
+
+
+def test_permits_can_be_read(client: dibs.Client, zookeeper_url: str, by_hand: KazooClient) -> None:
+    """A name with permits is a ledger with a node for each holder; it keeps the limit until a purge, and no longer."""
+    place = f"{root_of(zookeeper_url)}/lease/default:shard%2F1,1"
+    first, second = (client.semaphore("shard/1", 5, weight=weight).acquire() for weight in (1, 2))
+    assert first is not None
+    assert second is not None
+    ledger = json.loads(by_hand.get(place)[0])
+    assert (ledger["permits"], ledger["grants"]) == (5, 2)
+    assert sorted(ledger["held"].values()) == [[1, 1, 0], [2, 2, 1]]
+    assert sum(node.startswith("c-") for node in by_hand.get_children(place)) == 2
+    assert client.purge(0) == 0
+    for lease in (first, second):
+        lease.release()
+    with pytest.raises(dibs.LimitMismatch):
+        client.lock("shard/1").acquire()
+    assert client.purge(0) == 1
+    assert by_hand.get_children(f"{root_of(zookeeper_url)}/lease") == []
+    with client.lock("shard/1") as lock:
+        assert lock.fencing_token > second.fencing_token > first.fencing_token
+        with pytest.raises(dibs.LimitMismatch):
+            client.semaphore("shard/1", 5).acquire()
+    with client.semaphore("shard/1", 6) as again:
+        assert again.fencing_token > lock.fencing_token
+
+
+def test_a_lost_answer_on_permits_is_found_again(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant of permits whose answer was lost is found by its claim, also by another client: one node, one token."""
+    store, other = (locate(zookeeper_url)[0].open() for _ in range(2))
+    store.setup(soon())
+    real = zookeeper_link.answer
+
+    def lossy(asked: Any, root: str, deadline: Deadline) -> Any:
+        answer = real(asked, root, deadline)
+        if type(answer) is list and any(hasattr(result, "czxid") for result in answer):
+            raise StoreUnavailable("lost")
+        return answer
+
+    monkeypatch.setattr(store_module, "answer", lossy)
+    with pytest.raises(StoreUnavailable):
+        store.act([permits("x", "a-1", 2)], soon())
+    monkeypatch.undo()
+    granted = other.act([permits("x", "a-1", 2)], soon())[0]
+    assert store.act([permits("x", "a-1", 2)], soon()) == [granted]
+    assert store.act([permits("x", "b-1", 2)], soon())[0].slot == 2  # type: ignore[union-attr]
+    assert isinstance(store.act([permits("x", "c-1", 2)], soon())[0], Held)
+    assert store.act([Release("default:x", "a-1", ANY_SLOT)], soon()) == [RELEASED]
+    assert [lease.slot for lease in other.leases("", "\U0010ffff", soon())] == [2]
+    for each in (store, other):
+        each.close()
+
+
+def resumed(verb: Any, answers: list[Any]) -> Any:
+    """A verb that goes on with these answers to its first flight."""
+    flight = verb.send(answers)
+    while True:
+        try:
+            flight = verb.send((yield flight))
+        except StopIteration as end:
+            return end.value
+
+
+def test_a_decision_on_a_ledger_that_is_no_more(zookeeper_url: str) -> None:
+    """Who decided on a ledger that was purged and made again meanwhile, with the very same version, is too late."""
+    slow, quick = (locate(zookeeper_url)[0].open() for _ in range(2))
+    assert isinstance(slow, store_module.ZooKeeperStore)
+    root = root_of(zookeeper_url)
+    assert isinstance(quick.act([permits("x", "a-1", 1)], soon())[0], Granted)
+    assert quick.act([Release("default:x", "a-1")], soon()) == [RELEASED]
+    verb = slow._permits.acquire(permits("x", "b-1", 1), soon())
+    seen = [zookeeper_link.answer(asked, root, soon()) for asked in next(verb)]
+    assert quick.purge(0, soon()) == 1
+    granted = quick.act([permits("x", "a-2", 1)], soon())[0]
+    assert isinstance(granted, Granted)
+    now = slow._ask(slow._pool.any_session(soon()).get(f"{root}/lease/default:x,1"), soon())
+    assert now[1].version == seen[0][1].version
+    outcome = slow._fly([resumed(verb, seen)], soon())[0]
+    assert isinstance(outcome, Held)
+    assert outcome.fencing_token == granted.fencing_token
+    for each in (slow, quick):
+        each.close()
+
+
+def test_permits_move_to_a_longer_session(zookeeper_url: str, by_hand: KazooClient) -> None:
+    """A renewal for a longer ttl, by another client too, moves the holder's node; token, slot and time stay."""
+    store, other = (locate(zookeeper_url)[0].open() for _ in range(2))
+    node = f"{root_of(zookeeper_url)}/lease/default:x,1/c-b-1"
+    store.act([permits("x", "a-1", 3)], soon())
+    granted = store.act([permits("x", "b-1", 3, 2, ttl=2)], soon())[0]
+    before = by_hand.exists(node).ephemeralOwner
+    (shown,) = (lease for lease in store.leases("", "\U0010ffff", soon()) if lease.slot == 2)
+    for each in (store, other):
+        assert isinstance(each.act([Renew("default:x", "b-1", 60, 2)], soon())[0], Renewed)
+        assert by_hand.exists(node).ephemeralOwner != before
+        before = by_hand.exists(node).ephemeralOwner
+        assert each.act([permits("x", "b-1", 3, 2, ttl=2)], soon()) == [granted]
+        (lease,) = (lease for lease in each.leases("", "\U0010ffff", soon()) if lease.slot == 2)
+        assert lease._replace(expires_at=0, expires_in=0) == shown._replace(expires_at=0, expires_in=0)
+        assert lease.expires_in > 50
+    assert other.act([Renew("default:x", "b-1", 60, 1)], soon())[0].was_held is False  # type: ignore[union-attr]
+    assert other.act([Release("default:x", "b-1", 2)], soon()) == [RELEASED]
+    for each in (store, other):
+        each.close()
+
+
+def test_a_killed_holder_frees_its_permits(client: dibs.Client, zookeeper_url: str) -> None:
+    """kill -9 of who holds for writing: its session ends after the ttl and the slack, and readers are let in."""
+    code = HOLD.replace('lock("x", ', 'rwlock("x", ').replace("acquire(", "write().acquire(")
+    with program(code, zookeeper_url, "1") as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        killed = time.monotonic()
+        holder.kill()
+        with client.rwlock("x").read(), dibs.connect(zookeeper_url) as other, other.rwlock("x", timeout=0).read():
+            took = time.monotonic() - killed
+        assert took < 1 + client.capabilities.resolution_s + 2, f"free after {took:.2f} s"
+
+
+def test_a_release_wakes_one_of_those_who_wait_for_permits(zookeeper_url: str) -> None:
+    """Only the first in line watches those who hold, each of the others the one before it."""
+    with dibs.connect(zookeeper_url) as holder, contextlib.ExitStack() as stack:
+        leases = [holder.semaphore("x", 2).acquire() for _ in range(2)]
+        others = [stack.enter_context(dibs.connect(zookeeper_url)) for _ in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            waiting: list[Any] = []
+            for number, other in enumerate(others, 1):
+                waiting.append(threads.submit(other.semaphore("x", 2).acquire, timeout=30))
+                eventually(partial(waited_for, holder, number))
+            pools = [pool_of(other) for other in others]
+            eventually(lambda: all(place.armed for pool in pools for place in pool.places.values() or [Place]))
+            armed = [place for pool in pools for place in pool.places.values()]
+            above = root_of(zookeeper_url) + "/lease/default:x,1"
+            assert [place.armed for place in armed] == [above, *(place.path for place in armed[:-1])]
+            rung: list[str] = []
+            eventually(lambda: all(any(pool.watches.values()) for pool in pools))
+            watches = [watch for pool in pools for listening in pool.watches.values() for watch in listening]
+            for watch in watches:
+                watch.tell = rung.append
+            time.sleep(2.5)
+            assert rung == []  # also not by the signs of life that all of them give
+            for watch in watches:
+                del watch.tell
+            for lease in leases:
+                assert lease is not None
+                lease.release()
+            first, second = (waiter.result(10) for waiter in waiting[:2])
+            assert {lease.slot for lease in (first, second)} == {1, 2}
+            assert not any(waiter.done() for waiter in waiting[2:])
+            for lease in (first, second):
+                lease.release()
+            for waiter in waiting[2:]:
+                waiter.result(10).release()
+
+
+def waited_for(client: dibs.Client, by: int) -> bool:
+    return {record.waiting for record in client.leases()} == {by}
+
+
+def pool_of(client: dibs.Client) -> Any:
+    store = client._desk.address.open()
+    assert isinstance(store, store_module.ZooKeeperStore)
+    store.close()
+    return store._pool
+
+
+def test_a_session_in_use_is_not_closed(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is asked all the time is not idle, though nothing is kept in it."""
+    monkeypatch.setattr(zookeeper_pool, "IDLE_S", 0.3)
+    store = locate(zookeeper_url)[0].open()
+    assert isinstance(store, store_module.ZooKeeperStore)
+    store.act([], soon())
+    (session,) = store._pool.sessions.values()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        store.act([], soon())
+        time.sleep(0.01)
+    assert not session.over
+    eventually(lambda: session.over)
+    store.close()
+
+
 # -- outages ----------------------------------------------------------------------------------------------------------
 
 
@@ -441,6 +632,34 @@ def test_a_server_killed_with_9_while_held_and_waited_for(own_zookeeper: ZooKeep
         assert won is not None
         assert won.fencing_token > lease.fencing_token
         won.release()
+
+
+def test_permits_outlive_the_server(own_zookeeper: ZooKeeperServer) -> None:
+    """kill -9 and restart of the server: permits are held, renewed and counted as before, and tokens go on rising."""
+    ttl, patience = START_LIMIT_S * 1.5, START_LIMIT_S * 2
+    with (
+        dibs.connect(own_zookeeper.url(), patience=patience) as client,
+        dibs.connect(own_zookeeper.url(), patience=patience) as other,
+    ):
+        leases = [client.semaphore("x", 2, ttl=ttl).acquire() for _ in range(2)]
+        own_zookeeper.kill()
+        assert all(lease is not None and lease.held for lease in leases)  # unknown is no loss
+        own_zookeeper.start()
+        one, two = leases
+        assert one is not None
+        assert two is not None
+        before = two.trusted_until
+        eventually(lambda: two.trusted_until > before, 30)
+        assert other.semaphore("x", 2).acquire(timeout=0) is None
+        with pytest.raises(dibs.LimitMismatch):
+            other.semaphore("x", 3).acquire(timeout=0)
+        one.release()
+        again = other.semaphore("x", 2).acquire(timeout=20)
+        assert again is not None
+        assert again.slot == one.slot
+        assert again.fencing_token > two.fencing_token > one.fencing_token
+        for lease in (two, again):
+            lease.release()
 
 
 def test_what_is_kept_outlives_process_and_server(own_zookeeper: ZooKeeperServer) -> None:
@@ -483,6 +702,25 @@ def test_a_paused_server_ends_trust_by_the_clock(own_zookeeper: ZooKeeperServer)
         with pytest.raises(dibs.LeaseLost):
             lease.release()
         eventually(lambda: acquired(client, "x", lease.fencing_token))
+
+
+def test_a_paused_server_ends_trust_in_permits_by_the_clock(own_zookeeper: ZooKeeperServer) -> None:
+    """While the server hangs a permit is held, as nothing is known, until its local deadline; then it is lost."""
+    with dibs.connect(own_zookeeper.url(), request_timeout=2, patience=10) as client:
+        lease = client.semaphore("x", 2, ttl=2).acquire()
+        assert lease is not None
+        with own_zookeeper.paused():
+            time.sleep(0.3)
+            assert lease.held
+            assert lease.lost.wait(10)
+        eventually(lambda: free_again(client))
+
+
+def free_again(client: dibs.Client) -> bool:
+    try:
+        return client.semaphore("x", 2).available() == 2
+    except dibs.StoreUnavailable:
+        return False
 
 
 def acquired(client: dibs.Client, name: str, above: int) -> bool:

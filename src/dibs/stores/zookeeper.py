@@ -2,7 +2,7 @@
 
 ::
 
-    /dibs/lease/default:digest%2F42,1                 the permit: name and slot; data: holder, info, ttl
+    /dibs/lease/default:digest%2F42,1                 the permit: name and a 1; data: holder, info, ttl
     /dibs/lease/default:digest%2F42,1/c-4c53…-7       ephemeral, named by the claim: it holds
     /dibs/line/default:digest%2F42/w-91aa…-3,0000000004    ephemeral sequential: it waits
 
@@ -26,6 +26,9 @@ ZooKeeper's and may overflow; they are compared as serial numbers. The line only
 has not asked for ``LINE_GRACE_S`` is passed over, as its session may live on long after it. Since when a name is free
 and who has asked (it writes to its node then) is what this client has seen; there is no clock to ask.
 
+*Names with permits* have a ledger at the place of that directory: see ``zookeeper_permits``. What is said here of the
+holder's node holds for each of theirs.
+
 *Not promised:* two clients may see a waiter pass at slightly different times; a waiter that was passed over while the
 line became empty and filled again comes back somewhere in it, not to its old place. While a process is dead but its
 session is not over, its names stay taken for up to two and a half ticks more than the ttl.
@@ -40,50 +43,53 @@ from urllib.parse import unquote
 from dibs.clock import boot_now
 from dibs.errors import DibsError, InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import (
+    ANY_SLOT,
     GONE,
-    LINE_GRACE_S,
     RELEASED,
     Acquire,
     Capabilities,
     Finding,
     Granted,
     Held,
+    Mismatch,
     Outcome,
     Release,
     Renew,
     Renewed,
     Request,
     StoreAddress,
+    StoreBusy,
     StoredLease,
 )
 from dibs.stores import zookeeper_check
-from dibs.stores.zookeeper_link import ABSENT, NOT_EMPTY, SLACK_TICKS, No, Operation, Session, Settings, answer
+from dibs.stores.zookeeper_ledger import entries, holder_of, ledger_of, told_of
+from dibs.stores.zookeeper_line import Line
+from dibs.stores.zookeeper_link import ABSENT, SLACK_TICKS, No, Operation, Session, Settings, answer
 from dibs.stores.zookeeper_nodes import (
     BROKEN,
     Nodes,
-    Waiter,
     before,
+    broken,
+    claim_of,
     holder_node,
     in_order,
     kept_node,
     packed,
     quoted,
+    unbroken,
     unpacked,
-    waiter_node,
     waiters,
 )
-from dibs.stores.zookeeper_pool import FOREVER, Grant, PipeWatch, Place, Pool
+from dibs.stores.zookeeper_permits import Permits
+from dibs.stores.zookeeper_pool import FOREVER, Grant, PipeWatch, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from ssl import SSLContext
     from urllib.parse import SplitResult
 
     from dibs.clock import Deadline
-
-    # A flight is what is sent together and waited for together. A verb is a generator of flights that returns an
-    # outcome, so that the verbs of a vector share the time on the wire.
-    Flights = Generator[list[Any], list[Any], Any]
+    from dibs.stores.zookeeper_link import Flights
 
 TICK_MS_DEFAULT = 2000
 # The servers' own default: maxSessionTimeout is this many ticks.
@@ -95,12 +101,6 @@ PORT_DEFAULT = 2181
 WINDOW = 100
 # How often one request looks again because others were faster, before its caller is told to ask again.
 TRIES = 8
-# Waiters before an asker that are looked at for signs of life.
-SIGNS_MAX = 64
-# After the grace of a free name, a waiter behind others asks again at least this often, to see signs of life in time.
-LOOK_AGAIN_S = 0.7
-# What is remembered of lines; beyond it the observations begin anew, which can only delay a line.
-MEMORY_MAX = 10_000
 
 
 class ZooKeeperStore:
@@ -108,6 +108,8 @@ class ZooKeeperStore:
         self._pool = pool
         self._nodes = Nodes(pool.settings.root)
         self._acl = pool.settings.acl
+        self._line = Line(pool, self._nodes, self._make_nodes)
+        self._permits = Permits(pool, self._nodes, self._line, self._make_nodes, self._found, self._extend)
         self._closed = False
         pool.enter()
 
@@ -128,10 +130,17 @@ class ZooKeeperStore:
                 verbs = [self._verb(requests[number], deadline) for number in window]
                 for number, outcome in zip(window, self._fly(verbs, deadline), strict=True):
                     outcomes[number] = outcome
+        if None in outcomes:
+            if len(outcomes) == 1:
+                raise StoreBusy("others were faster every time")
+            # Others of the vector were answered, and a release must not be repeated: this one is told to ask again.
+            outcomes = [Held(None, 0, 0.0, 0.0) if outcome is None else outcome for outcome in outcomes]
         return outcomes
 
     def _verb(self, request: Request, deadline: Deadline) -> Flights:
         if type(request) is Acquire:
+            if request.permits:
+                return self._permits.acquire(request, deadline)
             return self._acquire(request, deadline)
         if type(request) is Renew:
             return self._renew(request, deadline)
@@ -178,7 +187,12 @@ class ZooKeeperStore:
         permit = self._nodes.permit(request.name)
         path = holder_node(permit, request.claim_id)
         known = pool.grants.get(path)
-        if known is not None and known.told is not None:
+        if known is not None and known.of_ledger:
+            (there,) = yield [known.session.get(permit)]
+            ledger = None if type(there) is No else ledger_of(there[0])
+            if ledger is not None:
+                return Mismatch(ledger.permits)
+        elif known is not None and known.told is not None:
             if (yield from self._extend(known, ttl, deadline)):
                 return known.told
             if pool.grants.get(path) is known and not known.session.over:
@@ -197,6 +211,7 @@ class ZooKeeperStore:
 
     def _try(self, request: Acquire, grant: Grant, deadline: Deadline) -> Flights:
         pool, ttl, session, permit, path = self._pool, request.ttl, grant.session, grant.permit, grant.path
+        held: Held | Mismatch
         line = self._nodes.line(request.name)
         take: list[Operation] = [
             ("create", permit, b"", self._acl),
@@ -217,16 +232,21 @@ class ZooKeeperStore:
                 (done,) = yield [session.multi(attempt)]
                 if type(done) is list:
                     self._granted(grant, next(result for result in done if hasattr(result, "czxid")))
-                    self._left_line(request, session)
+                    self._line.left(request, session)
                     return grant.told
                 if done.why == ABSENT and attempt[done.at][0] == "create":
                     yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
                     continue
                 attempt = None
             there, mine, names = yield [session.get(permit), session.get(path), session.children(line)]
-            if type(mine) is tuple and type(there) is tuple and not mine[0].startswith(BROKEN):
+            ledger = ledger_of(there[0]) if type(there) is tuple else None
+            if ledger is not None:
+                held = Mismatch(ledger.permits)
+                break
+            found = self._found(grant, ttl, there, mine)
+            if found is not None:
                 # Granted before, and the answer was lost; or granted to this claim through another client.
-                found = pool.grants[path] = self._found(grant, ttl, there, mine)
+                pool.grants[path] = found
                 if (yield from self._extend(found, ttl, deadline)):
                     return found.told
                 pool.grants[path] = grant
@@ -242,7 +262,7 @@ class ZooKeeperStore:
                 behind = own is not None and bool(ahead)
                 held = Held(seen["holder"], stat.czxid, stat.ctime / 1000, seen["ttl"], ticket, behind)
             else:
-                kept_for = (yield from self._kept_for(session, ahead)) if ahead else 0.0
+                kept_for = (yield from self._line.kept_for(session, ahead)) if ahead else 0.0
                 if kept_for <= 0:
                     attempt = [("delete", permit), *take] if type(there) is tuple else list(take)
                     attempt += [("delete", waiter.path) for waiter in ([own] if own is not None else []) + ahead]
@@ -250,12 +270,14 @@ class ZooKeeperStore:
                         attempt.append(("delete", line))
                     continue
                 held = Held(None, 0, 0.0, kept_for, ticket, True)
-            if request.wake is None or (
-                own is not None and (yield from self._stand(request, session, permit, own, ahead, others, held))
-            ):
+            if request.wake is None:
                 break
             if own is None:
-                yield from self._line_up(request, session, line, number, new=type(names) is No)
+                yield from self._line.enter(request, session, number, new=type(names) is No)
+                continue
+            free = held.holder is None  # then those behind want to know who is alive
+            if (yield from self._line.stand(request, session, own, ahead, alone=not others, sign=free)):
+                break
         else:
             held = Held(None, 0, 0.0, 0.0, None if place is None else request.ticket, False)
         if pool.grants.get(path) is grant:
@@ -272,10 +294,20 @@ class ZooKeeperStore:
         grant.until = now + grant.words["ttl"]
         self._pool.server_ahead_s = stat.mtime / 1000 - now
 
-    def _found(self, grant: Grant, ttl: float, there: tuple[Any, Any], mine: tuple[Any, Any]) -> Grant:
-        """A grant of the claim that this pool knew nothing of; to be extended at once."""
-        found = Grant(grant.permit, grant.path, grant.session, unpacked(there[0]))
+    def _found(self, asked: Grant, ttl: float, there: Any, mine: Any) -> Grant | None:
+        """A grant of the claim that this pool knew nothing of, to be extended at once; None where there is none."""
+        if type(there) is No or type(mine) is No or mine[0].startswith(BROKEN):
+            return None
+        ledger = ledger_of(there[0])
+        found = Grant(asked.permit, asked.path, asked.session, unpacked((mine if ledger else there)[0]))
         found.told = Granted(there[1].czxid, there[1].ctime / 1000)
+        if ledger is not None:
+            entry = ledger.held.get(claim_of(asked.path))
+            if entry is None:
+                return None
+            found.of_ledger, found.take = True, entry.take
+            found.told = told_of(entry, there[1], found.words, mine[1])
+            found.words["at"] = found.told.acquired_at  # which is to be told when its node was moved
         found.until = boot_now() + ttl
         self._owned(found, mine[1])
         return found
@@ -288,102 +320,21 @@ class ZooKeeperStore:
             if session.id == stat.ephemeralOwner and not session.over:
                 grant.session, grant.foreign = session, False
 
-    # -- the line -------------------------------------------------------------------------------------------------
-
-    def _kept_for(self, session: Session, ahead: list[Waiter]) -> Flights:
-        """How long a free name is kept for those before the asker; not more than 0 when none of them is alive."""
-        pool = self._pool
-        for remembered in (pool.fronts, pool.signs):
-            if len(remembered) > MEMORY_MAX:
-                remembered.clear()
-        stats = yield [session.exists(waiter.path) for waiter in ahead[:SIGNS_MAX]]
-        there = [stat for stat in stats if stat is not None]
-        if not there:
-            return 0.0
-        now = boot_now()
-        # While the same node is at the front nobody of the line was granted the name: it was free all the time.
-        free_since = pool.fronts.setdefault(there[0].czxid, now)
-        asked_at = free_since
-        for stat in there:
-            version, changed_at = pool.signs.get(stat.czxid, (stat.version, free_since))
-            if version != stat.version:
-                changed_at = now
-            pool.signs[stat.czxid] = stat.version, changed_at
-            asked_at = max(asked_at, changed_at)
-        kept_for = asked_at + LINE_GRACE_S - now
-        return min(kept_for, LINE_GRACE_S if now < free_since + LINE_GRACE_S else LOOK_AGAIN_S)
-
-    def _line_up(self, request: Acquire, session: Session, line: str, number: int | None, *, new: bool) -> Flights:
-        """Make the waiter's node; a waiter that was passed over gets the one it had."""
-        node = waiter_node(line, request.claim_id, number)
-        operations: list[Operation] = [("create", line, b"", self._acl)] if new else []
-        (done,) = yield [session.multi([*operations, ("create", node, b"", self._acl, True, number is None)])]
-        if type(done) is No and new and done.at == 0 and done.why == ABSENT:
-            yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
-
-    def _stand(
-        self,
-        request: Acquire,
-        session: Session,
-        permit: str,
-        own: Waiter,
-        ahead: list[Waiter],
-        others: list[Waiter],
-        held: Held,
-    ) -> Flights:
-        """Be seen alive, and watch what is next to change; False when it changed meanwhile."""
-        pool, key = self._pool, (request.name, request.claim_id)
-        place = pool.places.get(key)
-        if place is None or place.path != own.path or place.session.over:
-            place = pool.places[key] = Place(*key, request.wake or "", own.path, session)
-        place.first, place.alone = not ahead, not others
-        if held.holder is None:
-            yield [session.multi([("set_data", own.path, b"")])]  # a sign of life to those behind
-        target = ahead[-1].path if ahead else permit
-        if place.armed == target:
-            return True
-        place.armed = target
-        look = session.exists if ahead else session.children
-        (still,) = yield [look(target, pool.alarm(place))]
-        if still and type(still) is not No:
-            return True
-        place.armed = None
-        return False
-
-    def _left_line(self, request: Acquire, session: Session) -> None:
-        """Its node went with the grant. Nobody waits for the rest: where somebody has come meanwhile, it fails."""
-        place = self._pool.places.pop((request.name, request.claim_id), None)
-        if place is not None and place.alone:
-            session.multi([("delete", self._nodes.line(request.name))])
-
-    def _leave_line(self, request: Release, deadline: Deadline) -> Flights:
-        pool, line = self._pool, self._nodes.line(request.name)
-        place = pool.places.pop((request.name, request.claim_id), None)
-        session = place.session if place is not None and place.session.connected else pool.any_session(deadline)
-        (names,) = yield [session.children(line)]
-        if type(names) is No:
-            return
-        claim = quoted(request.claim_id)
-        own: list[Operation] = [("delete", waiter.path) for waiter in waiters(line, names) if waiter.claim == claim]
-        if own:
-            alone = len(own) == len(names)
-            (done,) = yield [session.multi([*own, ("delete", line)] if alone else own)]
-            if type(done) is No and done.why == NOT_EMPTY:
-                yield [session.multi(own)]
-
     # -- renew and release ----------------------------------------------------------------------------------------
 
     def _renew(self, request: Renew, deadline: Deadline) -> Flights:
         pool = self._pool
-        permit = self._nodes.permit(request.name, request.slot)
+        permit = self._nodes.permit(request.name)
         path = holder_node(permit, request.claim_id)
         grant = pool.grants.get(path)
-        if grant is None or grant.told is None:
+        known = grant is not None and grant.told is not None
+        if not known:
             session = pool.any_session(deadline)
             there, mine = yield [session.get(permit), session.get(path)]
-            if type(there) is No or type(mine) is No or mine[0].startswith(BROKEN):
-                return GONE
             grant = self._found(Grant(permit, path, session, {}), request.ttl, there, mine)
+        if grant is None or request.slot != grant.told.slot:
+            return GONE
+        if not known:
             pool.grants[path] = grant
         return (yield from self._extend(grant, request.ttl, deadline)) or GONE
 
@@ -408,7 +359,7 @@ class ZooKeeperStore:
                 self._owned(grant, mine[1])
                 continue
             lasts = max(ttl, grant.until - boot_now())
-            text, words = repr(lasts).encode(), grant.words
+            text, words = grant.text(lasts), grant.words
             operations: list[Operation]
             if stays:
                 operations = [("set_data", path, text, grant.version)]
@@ -416,7 +367,10 @@ class ZooKeeperStore:
                 operations = [("delete", path, grant.version), ("create", path, text, self._acl, True)]
             if ttl > words["ttl"] or not stays:
                 words = {**words, "ttl": lasts}
-                operations.append(("set_data", grant.permit, packed(words)))
+                if not grant.of_ledger:
+                    operations.append(("set_data", grant.permit, packed(words)))
+                elif not stays:
+                    operations.append(("set_data", path, text))  # to be told the time, as of the others
             (done,) = yield [session.multi(operations)]
             if type(done) is No:
                 if done.why == ABSENT:
@@ -432,7 +386,7 @@ class ZooKeeperStore:
                 if session.over or grant.ending is not None or pool.grants.get(path) is not grant:
                     return None
                 grant.session, grant.foreign, grant.words = session, False, words
-                grant.version = stat.version if stays else 0
+                grant.version = stat.version if stays or grant.of_ledger else 0
                 now = boot_now()
                 grant.until = max(grant.until, now + ttl)
                 pool.server_ahead_s = stat.mtime / 1000 - now
@@ -442,14 +396,16 @@ class ZooKeeperStore:
     def _release(self, request: Release, deadline: Deadline) -> Flights:
         pool = self._pool
         if request.ticket is not None:
-            yield from self._leave_line(request, deadline)
-        permit = self._nodes.permit(request.name, request.slot)
+            yield from self._line.leave(request, deadline)
+        permit = self._nodes.permit(request.name)
         path = holder_node(permit, request.claim_id)
         grant = pool.grants.get(path)
         if grant is not None and (grant.session.over or (grant.told is not None and boot_now() >= grant.until)):
             return GONE
         session = grant.session.ready(deadline) if grant is not None else pool.any_session(deadline)
-        version, words = (grant.version, grant.words) if grant is not None else (None, {})
+        version, words, slot, of_ledger = None, {}, 1, False
+        if grant is not None and grant.told is not None:
+            version, words, slot, of_ledger = grant.version, grant.words, grant.told.slot, grant.of_ledger
         for _ in range(TRIES):
             if version is None:
                 there, mine = yield [session.get(permit), session.get(path)]
@@ -459,7 +415,17 @@ class ZooKeeperStore:
                     return GONE
                 if mine[0].startswith(BROKEN):
                     return GONE  # and the name stays taken until its time is over
-                version, words = mine[1].version, unpacked(there[0])
+                ledger = ledger_of(there[0])
+                of_ledger = ledger is not None
+                version, words = mine[1].version, unpacked((mine if of_ledger else there)[0])
+                if ledger is not None:
+                    entry = ledger.held.get(quoted(request.claim_id))
+                    if entry is None:
+                        return GONE
+                    slot = entry.slot
+                    words["at"] = told_of(entry, there[1], words, mine[1]).acquired_at
+            if request.slot not in (ANY_SLOT, slot):
+                return GONE
             operations: list[Operation] = [("delete", path, version)]
             kept: Grant | None = None
             if request.keep > 0:
@@ -470,9 +436,11 @@ class ZooKeeperStore:
                 if request.info is not None:
                     kept_words["info"] = request.info
                 kept = pool.grants[node] = Grant(permit, node, session, kept_words)
-                operations.append(("create", node, repr(request.keep).encode(), self._acl, True))
-                operations.append(("set_data", permit, packed(kept.words)))
-            else:
+                kept.of_ledger = of_ledger
+                operations.append(("create", node, kept.text(request.keep), self._acl, True))
+                if not of_ledger:
+                    operations.append(("set_data", permit, packed(kept.words)))
+            elif not of_ledger:
                 operations.append(("delete", permit))
             try:
                 (done,) = yield [session.multi(operations)]
@@ -482,6 +450,8 @@ class ZooKeeperStore:
             if type(done) is list:
                 if grant is not None:
                     pool.forget(grant)
+                if of_ledger and kept is None:
+                    self._permits.ended(permit, request.claim_id)
                 return RELEASED
             if kept is not None:
                 pool.forget(kept)
@@ -499,38 +469,35 @@ class ZooKeeperStore:
         nodes = self._ask(session.children(self._nodes.leases), deadline)
         wanted = []
         for node in [] if type(nodes) is No else nodes:  # nobody has held anything yet
-            text, _, slot = node.rpartition(",")
+            text, _, one = node.rpartition(",")
             name = unquote(text)
-            if slot.isdigit() and first <= name < before:
-                wanted.append((name, int(slot)))
+            if one == "1" and first <= name < before:
+                wanted.append(name)
         wanted.sort()
         found: list[StoredLease] = []
         for start in range(0, len(wanted), WINDOW):
-            seen = [self._stored(session, name, slot) for name, slot in wanted[start : start + WINDOW]]
-            found += [lease for lease in self._fly(seen, deadline) if lease is not None]
+            seen = [self._stored(session, name) for name in wanted[start : start + WINDOW]]
+            found += [lease for leases in self._fly(seen, deadline) for lease in leases]
         return found
 
-    def _stored(self, session: Session, name: str, slot: int) -> Flights:
-        permit, line = self._nodes.permit(name, slot), self._nodes.line(name)
+    def _stored(self, session: Session, name: str) -> Flights:
+        """The leases on a name."""
+        permit, line = self._nodes.permit(name), self._nodes.line(name)
         there, nodes, names = yield [session.get(permit), session.children(permit), session.children(line)]
-        if type(there) is No or type(nodes) is No or not nodes or not there[1].numChildren:
-            return None
+        if type(there) is No or type(nodes) is No or not nodes:
+            return []
+        waiting = 0 if type(names) is No else len(waiters(line, names))
+        ledger = ledger_of(there[0])
+        if ledger is not None:
+            held = entries(ledger, nodes)
+            return (yield from self._permits.stored(session, permit, name, held, there[1], waiting))
         (holder,) = yield [session.get(f"{permit}/{nodes[0]}")]
         if type(holder) is No:
-            return None
+            return []
         words, stat = unpacked(there[0]), there[1]
-        lasts, renewed_at = words["ttl"], holder[1].mtime / 1000
-        if holder[0].startswith(BROKEN):
-            renewed_at = int(holder[0][len(BROKEN) :]) / 1000
-        expires_at = renewed_at + lasts
-        ahead = self._pool.server_ahead_s
-        # The server tells its time only with an answer to a write; before the first, the ttl is the most it can be.
-        expires_in = lasts if ahead is None else min(lasts, max(0.0, expires_at - ahead - boot_now()))
-        waiting = 0 if type(names) is No else len(waiters(line, names))
-        since = stat.ctime / 1000
-        return StoredLease(
-            name, slot, words["holder"], stat.czxid, since, expires_at, expires_in, words["info"], waiting
-        )
+        _, renewed_at_ms = unbroken(holder[0], holder[1].mtime)
+        ends = self._pool.ends(renewed_at_ms / 1000, words["ttl"])
+        return [StoredLease(name, 1, words["holder"], stat.czxid, stat.ctime / 1000, *ends, words["info"], waiting)]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         session = self._pool.any_session(deadline)
@@ -539,18 +506,27 @@ class ZooKeeperStore:
     def _break(self, session: Session, permit: str, fencing_token: int, now: bool) -> Flights:
         for _ in range(TRIES):
             there, nodes = yield [session.get(permit), session.children(permit)]
-            if type(there) is No or type(nodes) is No or not nodes or there[1].czxid != fencing_token:
+            if type(there) is No or type(nodes) is No or not nodes:
                 return False
-            path = f"{permit}/{nodes[0]}"
+            ledger = ledger_of(there[0])
+            node: str | None = nodes[0]
+            if ledger is not None:
+                node = holder_of(ledger, there[1], nodes, fencing_token)
+            elif there[1].czxid != fencing_token:
+                node = None
+            if node is None:
+                return False
+            path = f"{permit}/{node}"
             if now:
-                (done,) = yield [session.multi([("delete", path), ("delete", permit)])]
+                ends = [("delete", path)] if ledger is not None else [("delete", path), ("delete", permit)]
+                (done,) = yield [session.multi(ends)]
             else:
                 (holder,) = yield [session.get(path)]
                 if type(holder) is No:
                     continue
-                if nodes[0].startswith("k-") or holder[0].startswith(BROKEN):
+                if node.startswith("k-") or holder[0].startswith(BROKEN):
                     return True
-                text = BROKEN + str(holder[1].mtime).encode()
+                text = broken(holder[0], holder[1].mtime)
                 (done,) = yield [session.multi([("set_data", path, text, holder[1].version)])]
             if type(done) is list:
                 return True
@@ -573,8 +549,16 @@ class ZooKeeperStore:
             for start in range(0, len(paths), WINDOW):
                 window = paths[start : start + WINDOW]
                 stats = yield [session.exists(path) for path in window]
-                empty = [path for path, stat in zip(window, stats, strict=True) if stat and _old(stat, before_ms)]
-                answers = yield [session.multi([("delete", path)]) for path in empty]
+                old = [
+                    (path, stat)
+                    for path, stat in zip(window, stats, strict=True)
+                    if stat is not None and stat.mtime <= before_ms
+                ]
+                deletions = [[("delete", path)] for path, stat in old if not stat.numChildren]
+                deletions += yield from self._permits.idle(
+                    session, [path for path, stat in old if stat.numChildren == 1]
+                )
+                answers = yield [session.multi(operations) for operations in deletions]
                 count += sum(type(done) is list for done in answers)
         return count
 
@@ -644,10 +628,6 @@ def _rounds(requests: Sequence[Request]) -> list[list[int]]:
     return rounds
 
 
-def _old(stat: Any, before_ms: float) -> bool:
-    return not stat.numChildren and stat.mtime <= before_ms
-
-
 # -- the address ---------------------------------------------------------------------------------------------------
 
 
@@ -669,6 +649,7 @@ def _capabilities(settings: Settings) -> Capabilities:
         ttl_max_s=(settings.session_max_ms - settings.slack_ms) / 1000,
         resolution_s=RESOLUTION_TICKS * settings.tick_ms / 1000,
         margin_s=0.010,
+        permits=True,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Generator
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,6 +88,9 @@ class Settings(NamedTuple):
         return ceil(SLACK_TICKS * self.tick_ms)
 
 
+# A flight is what is sent together and waited for together. A verb is a generator of flights that returns an outcome,
+# so that the verbs of a vector share the time on the wire.
+Flights = Generator[list[Any], list[Any], Any]
 # ``(verb, path, …)`` as the methods of kazoo's TransactionRequest take them, "create" with ``acl`` third.
 Operation = tuple[Any, ...]
 
@@ -250,9 +254,9 @@ class Session:
         """A tuple of data and stat."""
         return self.client.get_async(path)
 
-    def exists(self, path: str, watch: Callable[[Any], None] | None = None) -> Any:
+    def exists(self, path: str) -> Any:
         """The stat, or None."""
-        return self.client.exists_async(path, watch)
+        return self.client.exists_async(path)
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> Any:
         """Their names, in no order."""

@@ -1,4 +1,7 @@
-"""What nodes of ZooKeeper are called, what stands in them, and how waiters' numbers are compared."""
+"""What nodes of ZooKeeper are called, what stands in them, and how waiters' numbers are compared.
+
+(What stands in the node of a name with permits is told in ``zookeeper_ledger``.)
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,15 @@ class Nodes:
         self.leases = f"{root}/lease"
         self.lines = f"{root}/line"
 
-    def permit(self, name: str, slot: int = 1) -> str:
-        return f"{self.leases}/{quoted(name)},{slot}"
+    def permit(self, name: str) -> str:
+        return f"{self.leases}/{quoted(name)},1"
 
     def line(self, name: str) -> str:
         return f"{self.lines}/{quoted(name)}"
+
+    def line_of(self, permit: str) -> str:
+        """The line of those who wait for what is kept there."""
+        return f"{self.lines}/{permit.rpartition('/')[2].rpartition(',')[0]}"
 
     def all(self) -> list[str]:
         """What must be there, parents first."""
@@ -40,6 +47,11 @@ def holder_node(permit: str, claim_id: str) -> str:
     return f"{permit}/c-{quoted(claim_id)}"
 
 
+def claim_of(holder: str) -> str:
+    """The quoted claim that a holder's node is named by."""
+    return holder.rpartition("/")[2][2:]
+
+
 def kept_node(permit: str, claim_id: str) -> str:
     """The node of a name that is kept after its release: a claim that nobody has."""
     return f"{permit}/k-{quoted(claim_id)}"
@@ -52,21 +64,24 @@ class Waiter(NamedTuple):
     number: int
     claim: str
     path: str
+    #: How many permits it waits for; 0 when it waits for a lock.
+    take: int = 0
 
 
-def waiter_node(line: str, claim_id: str, number: int | None) -> str:
+def waiter_node(line: str, claim_id: str, number: int | None, take: int = 0) -> str:
     """The path of a waiter's node; with no number, what ZooKeeper appends one to, as it does: signed, in ten digits."""
     signed = "" if number is None else f"{number - NUMBERS if number >= NUMBERS // 2 else number:010d}"
-    return f"{line}/w-{quoted(claim_id)},{signed}"
+    return f"{line}/w-{quoted(claim_id)},{f'{take},' if take else ''}{signed}"
 
 
 def waiters(line: str, nodes: list[str]) -> list[Waiter]:
     """Those who wait, whatever else somebody put there."""
     found = []
     for node in nodes:
-        claim, _, number = node.rpartition(",")
-        if claim.startswith("w-") and number.removeprefix("-").isdigit():
-            found.append(Waiter(int(number) % NUMBERS, claim[2:], f"{line}/{node}"))
+        front, _, number = node.rpartition(",")
+        claim, _, take = front.partition(",")  # a claim that is quoted has no comma
+        if claim.startswith("w-") and number.removeprefix("-").isdigit() and (take or "0").isdigit():
+            found.append(Waiter(int(number) % NUMBERS, claim[2:], f"{line}/{node}", int(take or 0)))
     return found
 
 
@@ -81,7 +96,7 @@ def in_order(some: list[Waiter]) -> list[Waiter]:
     return sorted(some, key=lambda waiter: (waiter.number - origin) % NUMBERS)
 
 
-# -- what stands in a permit ---------------------------------------------------------------------------------------
+# -- what stands in a node -------------------------------------------------------------------------------------------
 
 
 def packed(words: dict[str, Any]) -> bytes:
@@ -89,9 +104,23 @@ def packed(words: dict[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Holder, info and ttl; somebody else's scribbles are no reason to fail."""
+    """Holder, info and ttl, and when it was granted if that is noted; somebody's scribbles are no reason to fail."""
     try:
         words = json.loads(data)
-        return {"holder": str(words["holder"]), "info": words["info"], "ttl": float(words["ttl"])}
+        known = {"holder": str(words["holder"]), "info": words["info"], "ttl": float(words["ttl"])}
+        return known | ({"at": float(words["at"])} if "at" in words else {})
     except (ValueError, KeyError, TypeError):
         return {"holder": "unknown", "info": None, "ttl": 0.0}
+
+
+def broken(data: bytes, renewed_at_ms: int) -> bytes:
+    """What is written over the data of a holder's node when its lease is broken."""
+    return b"%s%d %s" % (BROKEN, renewed_at_ms, data)
+
+
+def unbroken(data: bytes, mtime_ms: int) -> tuple[bytes, int]:
+    """What a holder's node said before its lease was broken, if it was, and when that was written."""
+    if not data.startswith(BROKEN):
+        return data, mtime_ms
+    at, _, text = data[len(BROKEN) :].partition(b" ")
+    return text, int(at)

@@ -31,11 +31,13 @@ from typing import TYPE_CHECKING, Any
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.errors import DibsError
 from dibs.stores.zookeeper_link import SLACK_TICKS, Session, Settings, answer
+from dibs.stores.zookeeper_nodes import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from dibs.clock import Bell
+    from dibs.stores.zookeeper_link import Operation
 
 # How often the warden touches every session.
 TOUCH_TICKS = 0.5
@@ -66,7 +68,10 @@ class Grant:
     foreign = False
     #: The warden has begun to delete it: the answer the server owes. Set under the mutex; it is over then.
     ending: Any = None
-
+    #: It is of permits (see ``zookeeper_permits``): the node above is a ledger, and stays.
+    of_ledger = False
+    #: How many permits.
+    take = 1
     #: Boot-clock time at which the warden ends it; not while a request for it is under way for the first time.
     until = FOREVER
 
@@ -74,8 +79,16 @@ class Grant:
         self.permit = permit
         self.path = path
         self.session = session
-        #: What the permit's node says: holder, info, ttl.
+        #: What the permit's node says, or where that is a ledger the holder's: holder, info, ttl.
         self.words = words
+
+    def text(self, lasts: float) -> bytes:
+        """What stands in the holder's node when the lease lasts so many seconds."""
+        return packed({**self.words, "ttl": lasts}) if self.of_ledger else repr(lasts).encode()
+
+    def deletion(self) -> list[Operation]:
+        """What ends it, whatever its version."""
+        return [("delete", self.path)] + ([] if self.of_ledger else [("delete", self.permit)])
 
 
 class Place:
@@ -165,12 +178,16 @@ class Pool:
         session = self.sessions.get(wanted)
         if session is None or session.over:
             session = self._another(min(wanted, settings.session_max_ms), exactly)
-        return session if session.connected else session.ready(deadline)
+        if not session.connected:
+            return session.ready(deadline)
+        session.used_at = boot_now()
+        return session
 
     def any_session(self, deadline: Deadline) -> Session:
         """Any session, for what is the same in each."""
         for session in list(self.sessions.values()):
             if session.connected:
+                session.used_at = boot_now()
                 return session
         return self.session_for(2 * self.settings.tick_ms / 1000, deadline, exactly=False)
 
@@ -267,13 +284,23 @@ class Pool:
         with self.mutex:
             if owed is None and (grant.until > boot_now() or not grant.session.connected):
                 return  # it was extended just now, or has to wait
-            grant.ending = grant.session.multi([("delete", grant.path), ("delete", grant.permit)])
+            grant.ending = grant.session.multi(grant.deletion())
 
     def forget(self, grant: Grant) -> None:
         """The server knows no such grant any more."""
         with self.mutex:
             if self.grants.get(grant.path) is grant:
                 del self.grants[grant.path]
+
+    # -- for people -----------------------------------------------------------------------------------------------
+
+    def ends(self, renewed_at: float, lasts: float) -> tuple[float, float]:
+        """When a lease ends that was renewed then (Unix time by the server's clock), and in how many seconds.
+
+        The server tells its time only with an answer to a write; before the first, the ttl is the most it can be.
+        """
+        ahead, ends_at = self.server_ahead_s, renewed_at + lasts
+        return ends_at, lasts if ahead is None else min(lasts, max(0.0, ends_at - ahead - boot_now()))
 
     # -- hints ----------------------------------------------------------------------------------------------------
 
