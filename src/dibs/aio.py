@@ -359,7 +359,8 @@ class AsyncLockable(Generic[L]):
 
         ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
         Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
-        WouldDeadlock when this task holds it already and would wait without limit.
+        WouldDeadlock when this task holds it already and would wait without limit, or began to wait last in a ring of
+        callers who wait for each other.
         """
         return await _take(self._core.acquire(_owner(), blocking, timeout))
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dibs.waiting import AcquireAsk
 
 # A note is written anew this often, and ends by itself this long after its process died (or the store's shortest ttl).
-BEAT_S = 0.3
+BEAT_S = 0.25
 NOTE_TTL_S = 4.0
 # Where very many of a process wait, their beats are slower: at most so much of its time goes into each.
 BEAT_EACH_S = 0.001

@@ -50,7 +50,7 @@ WATCH_RETRY_S = 2.0
 # The thread and its watch are kept this long without anybody waiting.
 IDLE_S = 10.0
 # Who holds something and has waited for this long is looked after in another way, too (dibs.notes).
-NOTE_AFTER_S = 0.3
+NOTE_AFTER_S = 0.25
 
 
 class AcquireAsk(Ask):
