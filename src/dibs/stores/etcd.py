@@ -49,6 +49,7 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoredLease,
+    Transfer,
 )
 from dibs.stores import etcd_check, etcd_watch
 from dibs.stores import etcd_keys as keys
@@ -95,6 +96,8 @@ SEEN_FREE_S = 0.95
 FREE_MAX = 10_000
 USES_MAX = 100_000
 IDLE_MAX = 64
+# How often a transfer looks again because the lease changed between the look and the write.
+TRANSFER_TRIES = 8
 # Of an etcd lease in its last second no more is known than that.
 LAST_SECOND_S = 0.5
 
@@ -182,7 +185,12 @@ class EtcdStore:
             return []
         outcomes: list[Any] = [GONE] * len(requests)
         for rows in _rounds(requests):
-            for kind, act in ((Release, self._release), (Renew, self._renew), (Acquire, self._acquire)):
+            for kind, act in (
+                (Release, self._release),
+                (Renew, self._renew),
+                (Transfer, self._transfer),
+                (Acquire, self._acquire),
+            ):
                 mine = [row for row in rows if type(row.request) is kind]
                 if mine:
                     act(mine, outcomes, deadline)
@@ -326,6 +334,53 @@ class EtcdStore:
                 times[lease] = _Time(int(answer.get("grantedTTL", 0)), left, len(answer.get("keys", ())))
                 terms.add(answer["header"]["raft_term"])
         return times, terms
+
+    # -- transferring ---------------------------------------------------------------------------------------------
+
+    def _transfer(self, rows: list[_Row], outcomes: list[Any], deadline: Deadline) -> None:
+        """Put a key on an etcd lease of ours in the place of the holder's: the revision of that is the token."""
+        rows = [row for row in rows if row.request.from_claim]
+        for _ in range(TRANSFER_TRIES):
+            looks = [keys.get_all(self._layout.permit(row.request.name), keys.FIRST) for row in rows]
+            holders = {
+                row.place: key
+                for row, answer in zip(rows, self._operations(looks, deadline)[0], strict=True)
+                for key in keys.kept(answer)
+            }
+            again = [row for row in rows if row.place in holders and holders[row.place].key == self._claim_of(row)]
+            if again:
+                views = {row.place: _View(0, holders[row.place], [], None, False) for row in again}
+                self._confirm(again, views, outcomes, deadline)
+            moving = [row for row in rows if row.place in holders and holders[row.place].key == self._source_of(row)]
+            if not moving:
+                return
+            rows = self._move(moving, holders, outcomes, deadline)
+        if rows:
+            raise StoreUnavailable("etcd: others wrote to the same lease all the time")
+
+    def _move(
+        self, rows: list[_Row], holders: dict[int, keys.Kept], outcomes: list[Any], deadline: Deadline
+    ) -> list[_Row]:
+        """Put the new claims in the place of those that were seen; the rows whose lease had changed."""
+        since = wall_now()
+
+        def text(row: _Row, lease: str) -> str:
+            seen = holders[row.place]
+            mine = keys.put(self._claim_of(row), keys.value_of(row.request, since), lease)
+            return keys.txn([keys.unchanged(seen)], [keys.delete(seen.key), mine])
+
+        _, sent = self._attach(rows, text, [_whole(row.request.ttl) for row in rows], deadline)
+        changed = []
+        for row, (succeeded, _, revision) in zip(rows, sent.results, strict=True):
+            if succeeded:
+                outcomes[row.place] = Granted(revision, since)
+                self._lease_of.pop(row.request.from_claim, None)
+            else:
+                changed.append(row)
+        return changed
+
+    def _source_of(self, row: _Row) -> str:
+        return self._layout.claim(row.request.name, row.request.from_claim)
 
     # -- acquiring ------------------------------------------------------------------------------------------------
 

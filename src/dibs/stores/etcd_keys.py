@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Transfer
 
 
 # What stands in a value before its info. In a string the quotes would have backslashes.
@@ -180,7 +180,7 @@ def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] =
     return f'{{"compare":[{",".join(compare)}],"success":[{",".join(success)}],"failure":[{",".join(failure)}]}}'
 
 
-def value_of(request: Acquire, since: float) -> str:
+def value_of(request: Acquire | Transfer, since: float) -> str:
     """What is written for people. The info comes last, letter for letter."""
     holder = json.dumps(request.holder, ensure_ascii=False)
     return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{INFO}{request.info or "null"}}}'

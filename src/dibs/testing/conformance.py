@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.connecting import locate
 from dibs.store import StoreAddress
-from dibs.testing import client_cases, election_cases, line_cases, multilock_cases, once_cases, pool_cases, store_cases
+from dibs.testing import (
+    client_cases,
+    election_cases,
+    line_cases,
+    multilock_cases,
+    once_cases,
+    pool_cases,
+    store_cases,
+    transfer_cases,
+)
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
 from dibs.testing.faces import FACES, Place
 
@@ -22,7 +31,16 @@ if TYPE_CHECKING:
     from dibs.testing.case import Case
 
 # Imported for the cases they put into the tables.
-_MODULES = (store_cases, line_cases, client_cases, multilock_cases, election_cases, once_cases, pool_cases)
+_MODULES = (
+    store_cases,
+    line_cases,
+    client_cases,
+    multilock_cases,
+    election_cases,
+    once_cases,
+    pool_cases,
+    transfer_cases,
+)
 
 
 class Run(NamedTuple):
