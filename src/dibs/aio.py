@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
+from dibs.handover import adopting, exporting, read_state
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
@@ -253,9 +254,13 @@ class AsyncLease(LeaseFacts):
         """Give it back, at once; await it to know that the store has confirmed. May be called twice.
 
         False when the store did not confirm: the lease is over for this process all the same, and ends in the store
-        by its ttl. Raises LeaseLost when it had been lost.
+        by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost.
         """
         return _Begun(self._releasing())
+
+    async def export(self) -> dict[str, Any]:
+        """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
+        return await _take(exporting(self))
 
     async def __aenter__(self) -> AsyncLease:
         return self
@@ -890,6 +895,23 @@ class AsyncClient:
             return at_most_once  # type: ignore[return-value]
 
         return decorate
+
+    async def adopt(
+        self,
+        state: dict[str, Any],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> AsyncLease:
+        """Take over a lease that another process exported; see ``dibs.Client.adopt``."""
+        given = read_state(self._desk, state)
+        info = given.info if info is None else info
+        terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
+        return await _take(adopting(self._desk, given, terms, _owner(), AsyncLease))
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.lease import Lease
@@ -226,6 +227,34 @@ class Client:
         options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
         check_name(name)
         return once_per(lambda key: Once(OnceCore(self._desk, name, key, options, Lease, OnceRun)), key)
+
+    def adopt(
+        self,
+        state: dict[str, Any],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Take over a lease that another process exported, from the state that ``lease.export()`` returned there.
+
+        The lease, or the permit with its slot, is this process's then, under a claim id of its own and a greater
+        fencing token; at no moment in between was it free. It is a new grant: the parameters, those of ``lock``, count
+        from now, and of the old lease only the info stays, unless another is given.
+
+        Raises LeaseLost when there is nothing to adopt any more: it expired, was adopted before, or was broken.
+        InvalidOption, before anything is sent, for what is no such state, or one from another store or namespace.
+        StoreUnavailable when the store gives no answer: what was exported ends by its ttl, unless it is adopted yet.
+        """
+        from dibs.handover import adopting, read_state
+
+        given = read_state(self._desk, state)
+        info = given.info if info is None else info
+        terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
+        return run(adopting(self._desk, given, terms, get_ident(), Lease))
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

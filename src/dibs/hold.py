@@ -35,6 +35,8 @@ class Hold:
     listeners: list[Callable[[], None]] | None = None
     #: Its loss has been told to everybody.
     told = False
+    #: It was given away by this ask: the process holds it no more, and the store keeps it for whoever adopts it.
+    exported: Ask | None = None
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
     given = False
     #: The Lease object was collected as garbage while it was held.

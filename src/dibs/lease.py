@@ -137,7 +137,8 @@ class LeaseFacts:
                 f"the lease on {self._name!r} (token {token}) was lost: {self._hold.reason}. "
                 "Others may have entered since; stop, and let the resource compare fencing tokens."
             )
-        return f"the lease on {self._name!r} (token {token}) was released"
+        ended = "exported: it is for whoever adopts it" if self._hold.exported else "released"
+        return f"the lease on {self._name!r} (token {token}) was {ended}"
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
         session, hold = self._session, self._hold
@@ -163,7 +164,7 @@ class LeaseFacts:
             if ask is None:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())
-                return True
+                return hold.exported is None
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
         except BaseException:  # what was queued is sent, whoever was interrupted
@@ -291,6 +292,11 @@ class LostLease:
         self.check()
         return False
 
+    def export(self) -> dict[str, Any]:
+        """Always raises LeaseLost."""
+        self.check()
+        return {}
+
 
 class Lease(LeaseFacts):
     """A lease held by this process, for threads."""
@@ -314,9 +320,23 @@ class Lease(LeaseFacts):
         """Give it back. May be called twice.
 
         Returns False when the store did not confirm: the lease is over for this process all the same, and ends in the
-        store by its ttl. Raises LeaseLost when it had been lost.
+        store by its ttl. False, too, when it was exported, and then nothing is done: it is its adopter's. Raises
+        LeaseLost when it had been lost.
         """
         return run(self._releasing())
+
+    def export(self) -> dict[str, Any]:
+        """Give it away to another process, and return what that needs for ``client.adopt``: a dict that JSON can express.
+
+        It is over for this process at once, and renewed no more; in the store it stays in force until it would have
+        expired, so nobody else gets in while it is handed over. Whoever adopts it gets a new claim id and a greater
+        fencing token. Nobody does: it ends by its ttl. The state proves ownership: treat it as a secret.
+
+        Raises LeaseLost when the lease is over.
+        """
+        from dibs.handover import exporting
+
+        return run(exporting(self))
 
     def __enter__(self) -> Lease:
         return self

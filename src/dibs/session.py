@@ -20,7 +20,7 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed, Transfer
 from dibs.trust import local_deadline
 from dibs.waiting import AcquireAsk, Waiting
 
@@ -111,6 +111,10 @@ class Session:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
 
+    def new_claim(self) -> str:
+        """A claim that nobody has had."""
+        return f"{self.client_id}-{next(self._claims)}"
+
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
         with self.mutex:
@@ -150,7 +154,7 @@ class Session:
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
         self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
         if ask.blocking and not self.closed:
-            ask.request = request._replace(claim_id=f"{self.client_id}-{next(self._claims)}", ticket=None)
+            ask.request = request._replace(claim_id=self.new_claim(), ticket=None)
             ask.t0 = None
             ask.give_up_at = now + self.patience_s
             self.lane.put(ask)
@@ -185,6 +189,9 @@ class Session:
     def _undo(self, ask: AcquireAsk) -> Ask:
         """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
         request = ask.request
+        if type(request) is Transfer:
+            release = Release(request.name, request.claim_id, request.slot)
+            return Ask(release, self.clock.now() + self.patience_s)
         ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
         slot = ANY_SLOT if request.permits else 1
         return Ask(Release(request.name, request.claim_id, slot, ticket), self.clock.now() + self.patience_s)
@@ -223,6 +230,34 @@ class Session:
             listener()
         return ask
 
+    def export(self, hold: Hold, ask: Ask) -> bool:
+        """End a hold here and leave its lease in force in the store, for whoever adopts it; False when it had ended.
+
+        The trust is over at once. The ask, which has no request, is settled when no renewal is under way any more.
+        """
+        with self.mutex:
+            if hold.state != HELD or self.clock.now() >= hold.trusted_until:
+                return False
+            hold.exported = ask
+            hold.state = RELEASED
+            listeners, hold.listeners = hold.listeners, None
+            self._not_held(hold)
+            if self.renewer.forget(hold):
+                hold.after_renewal = ask
+            else:
+                ask.settle(None)
+        for listener in listeners or ():
+            listener()
+        return True
+
+    def take_back(self, hold: Hold, ask: Ask) -> None:
+        """Release what was exported by this ask, if it was: its state will never be known to anybody."""
+        with self.mutex:
+            if hold.exported is ask:
+                release = Release(hold.key, hold.claim_id, hold.granted.slot)
+                self.lane.put(Ask(release, self.clock.now() + self.patience_s))
+        self.lane.start()
+
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         self._not_held(hold)
@@ -256,7 +291,9 @@ class Session:
     def _renewal_over(self, hold: Hold) -> None:
         with self.mutex:
             ask, hold.after_renewal = hold.after_renewal, None
-            if ask is not None:
+            if ask is not None and ask.request is None:
+                ask.settle(None)  # it was exported: there is nothing to send
+            elif ask is not None:
                 self.lane.put(ask)
                 self.waiting.nudge(hold.key)
         self.lane.start()

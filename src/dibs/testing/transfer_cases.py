@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dibs.errors import InvalidOption, LeaseLost
-from dibs.store import GONE, LINE_GRACE_S, RELEASED, Granted, Release, Renew, Renewed, Transfer
-from dibs.testing.case import CLIENT_CASES, STORE_CASES, asking, claims, equal, fifo, gone, granted, held, rising
-from dibs.testing.client_cases import had, raises, task, waiting
+from dibs.store import GONE, RELEASED, Granted, Release, Renew, Renewed, Transfer
+from dibs.testing.case import STORE_CASES, asking, claims, equal, fifo, gone, granted, held, rising
 from dibs.testing.pool_cases import permits, pools, slot
 
 if TYPE_CHECKING:
-    from dibs.store import Outcome
     from dibs.testing.case import Bench
-    from dibs.testing.faces import Face
 
 
 def moving(name: str, from_claim: str, claim_id: str, ttl: float = 60, *, info: str | None = None) -> Transfer:
