@@ -28,6 +28,7 @@ from dibs.once_keys import key_of_calls
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import begun
+from dibs.succession import OFFER_S
 
 if TYPE_CHECKING:
     import contextvars
@@ -618,9 +619,13 @@ class AsyncTerm(TermFacts, AsyncLease):
 
     __slots__ = ()
 
-    def resign(self) -> Awaitable[bool]:
-        """Stop leading, and let the next candidate win at once. The same as ``release()``."""
-        return self.release()
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> Awaitable[bool]:
+        """Stop leading, and let the next candidate win at once; with ``to``, the one with that value, out of its turn.
+
+        Without ``to`` it is the same as ``release()``; with it, nothing happens before it is awaited. See
+        ``dibs.Term.resign``.
+        """
+        return self.release() if to is None else _take(self._resigning(to, timeout))
 
     async def __aenter__(self) -> AsyncTerm:
         return self
@@ -724,13 +729,17 @@ class AsyncElection:
             if not forever:
                 return
 
-    def resign(self) -> Awaitable[bool]:
-        """Stop leading, if it was through this object, and let the next candidate win at once.
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> Awaitable[bool]:
+        """Stop leading, if it was through this object, and let the next candidate win at once; or the one with value
+        ``to``, as ``AsyncTerm.resign``.
 
-        It happens at once; await it to know that the store has confirmed (False: it did not, and the term ends by its
-        ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost when the term had been lost.
+        It happens at once, unless there is a ``to``; await it to know that the store has confirmed (False: it did not,
+        and the term ends by its ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost
+        when the term had been lost.
         """
-        return _Begun(self._core.release(_owner()))
+        if to is None:
+            return _Begun(self._core.release(_owner()))
+        return _take(self._core.resign(_owner(), to, timeout))
 
     async def leader(self) -> Leader | None:
         """Who leads now, or None."""
@@ -800,10 +809,13 @@ class AsyncClient:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
+        standby_full: str = "refuse",
         info: dict[str, Any] | None = None,
     ) -> AsyncElection:
         """Describe an election, in which this client is a candidate or looks on; see ``dibs.Client.election``."""
-        return AsyncElection(election_core(self._desk, name, AsyncTerm, value, ttl, priority, standby_max, info))
+        return AsyncElection(
+            election_core(self._desk, name, AsyncTerm, value, ttl, priority, standby_max, standby_full, info)
+        )
 
     def semaphore(
         self,

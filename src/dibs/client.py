@@ -96,6 +96,7 @@ class Client:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
+        standby_full: str = "refuse",
         info: dict[str, Any] | None = None,
     ) -> Election:
         """Describe an election, in which this client is a candidate or looks on; nothing is sent.
@@ -103,16 +104,17 @@ class Client:
         value: what observers see of the leader, an address for example; anything that JSON can express. It is kept in
         the lease's info and shares its 4 KiB. ttl: seconds after which a leader that died is replaced. priority: 0
         stands in line with the others; -1 to -9 is a reserve, which leads only when no candidate of a higher priority
-        has come forward, 1.5 s later for each step. standby_max: with this many standbys in line already, do not join
-        them; about, since some that come at the same moment may pass. info: more for whoever looks at the lease.
+        has come forward, 1.5 s later for each step. standby_max: with this many standbys that
+        said one, too, do not join them. standby_full: or rather, with "replace", join them in the place of the one that
+        has stood by the longest, whose campaign ends. info: more for whoever looks at the lease.
 
-        Raises InvalidName, InvalidOption, and Unsupported for standby_max on a store without a waiting line.
+        Raises InvalidName and InvalidOption.
         """
         # Loaded by those who use it: `dibs run` stands in crontabs.
         from dibs.campaign import election_core
         from dibs.election import Election, Term
 
-        return Election(election_core(self._desk, name, Term, value, ttl, priority, standby_max, info))
+        return Election(election_core(self._desk, name, Term, value, ttl, priority, standby_max, standby_full, info))
 
     def semaphore(
         self,

@@ -326,7 +326,7 @@ class Lease(LeaseFacts):
         return run(self._releasing())
 
     def export(self) -> dict[str, Any]:
-        """Give it away to another process, and return what that needs for ``client.adopt``: a dict that JSON can express.
+        """Give it away to another process, and return what that needs for ``client.adopt``: a dict, fit for JSON.
 
         It is over for this process at once, and renewed no more; in the store it stays in force until it would have
         expired, so nobody else gets in while it is handed over. Whoever adopts it gets a new claim id and a greater

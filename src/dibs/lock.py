@@ -88,7 +88,7 @@ class LockCore(Gripped[L]):
                 left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
                 if left_s is not None and left_s <= 0:
                     return None
-                return (yield from self.obtain(owner, left_s))
+                return (yield from LockCore.obtain(self, owner, left_s))
             return self._make_lease(session, hold, self.name)
         except BaseException:
             session.withdraw(ask)

@@ -24,9 +24,9 @@ has asked within the last ``LINE_GRACE_S``, and a grant leaves those ahead in li
 a name has is kept by the store: whoever asks for another number is told ``Mismatch``, unless it says ``resize``; fewer
 evict nobody.
 
-A lease changes hands without being free in between by a ``Transfer``: one conditional write puts another claim, under the
-next token, in the place of the one that holds. So a process can give what it holds to a named successor, and neither a
-newcomer nor the line gets in between.
+A lease changes hands without being free in between by a ``Transfer``: one conditional write puts another claim, under
+the next token, in the place of the one that holds. So a process can give what it holds to a named successor, and
+neither a newcomer nor the line gets in between.
 
 One store object is used by one thread at a time; a session opens one per lane.
 """

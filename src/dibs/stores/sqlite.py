@@ -748,7 +748,7 @@ _STATEMENTS = {
     ),
     # A lease in force, of the one claim or, when this is repeated, of the other already.
     "transfer": (
-        # 1 name, 2 slot, 3 claim, 4 from claim, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 Unix time, 11 floor, 12 lock
+        # 1 name, 2 slot, 3 claim, 4 from, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 Unix time, 11 floor, 12 lock
         "UPDATE {lease} SET claim_id = ?3, holder = ?5, info = ?6,"
         " expires_boot = CASE WHEN claim_id = ?3 THEN max(expires_boot, ?9) ELSE ?9 END,"
         " granted_boot = CASE WHEN claim_id = ?3 THEN granted_boot ELSE ?8 END,"
