@@ -144,7 +144,10 @@ class ElectionCore(LockCore[L]):
                 self._refusal = f"{many} by already, where standby_max is {self.standby_max}"
             return None
         try:
-            return (yield from self._stand_by(owner, until, seat))
+            term = yield from self._stand_by(owner, until, seat)
+            if term is None:  # whoever is told that it stands by no more finds the seat free
+                yield from seat.left()
+            return term
         finally:
             seat.leave()
 

@@ -74,6 +74,13 @@ class Seat:
         """Let the next have it; nothing is waited for."""
         self._lease._end()
 
+    def left(self) -> Steps[None]:
+        """The same, and wait until the store has been told, or for as long as a request may take."""
+        session = self._lease._session
+        ask = session.release(self._lease._hold)
+        if ask is not None:
+            yield session, ask, session.request_timeout_s
+
 
 class Seats:
     """The seats of one election."""
