@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -116,19 +116,22 @@ def waiting(client: dibs.Client, name: str) -> int:
 
 
 def client_of(url: str, away: threading.Event, **options: float) -> dibs.Client:
-    """A client whose store does not say who leads while ``away`` is set."""
+    """A client whose store answers nothing while ``away`` is set."""
     address = locate(url)[0]
 
     def open_store() -> Any:
         store = address.open()
-        leases = store.leases
 
-        def sometimes(*args: Any) -> Any:
-            if away.is_set():
-                raise dibs.StoreUnavailable("away", maybe_applied=False)
-            return leases(*args)
+        def sometimes(act: Callable[..., Any]) -> Callable[..., Any]:
+            def answered(*args: Any) -> Any:
+                if away.is_set():
+                    raise dibs.StoreUnavailable("away", maybe_applied=False)
+                return act(*args)
 
-        store.leases = sometimes  # type: ignore[method-assign, assignment]
+            return answered
+
+        store.leases = sometimes(store.leases)  # type: ignore[method-assign]
+        store.act = sometimes(store.act)  # type: ignore[method-assign]
         return store
 
     return dibs.Client(Desk(address._replace(open=open_store), **{"info": None, **DEFAULTS, **options}))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
-from dibs.handover import adopting, exporting, read_state
+from dibs.handover import adopting, read_state
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts, LostFacts
 from dibs.lock import LockCore, check_decorated
@@ -261,7 +261,7 @@ class AsyncLease(LeaseFacts):
 
     async def export(self) -> dict[str, Any]:
         """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
-        return await _take(exporting(self))
+        return await _take(self._exporting())
 
     async def __aenter__(self) -> AsyncLease:
         return self

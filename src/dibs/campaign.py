@@ -24,13 +24,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidOption, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
-from dibs.handover import transferring
+from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 from dibs.names import check_seconds, check_timeout, people_call
 from dibs.standby import Seats
 from dibs.steps import begun
-from dibs.store import Held, Transfer
+from dibs.store import Held
 from dibs.succession import OFFER, VALUE, check_offer, offered, offering
 
 if TYPE_CHECKING:
@@ -202,9 +202,7 @@ class ElectionCore(LockCore[L]):
         claim = offered(record.info, self._value) if self._value is not None else None
         if claim is None:
             return None
-        terms = self.terms
-        request = Transfer(self._key, session.new_claim(), terms.ttl, session.holder, claim, terms.info)
-        return (yield from transferring(session, request, self.name, terms, owner, self._make_lease))
+        return (yield from taking_over(session, self._key, claim, 1, self.terms, owner, self._make_lease))
 
     def resign(self, owner: object, to: Any, timeout: Seconds) -> Steps[bool]:
         """Give up what this owner leads through this object, for the candidate with this value if there is one."""

@@ -1,8 +1,9 @@
-"""Handing a lease over to another process: what is exported, and how it is adopted, in steps for either face.
+"""Adopting what another process exported, in steps for either face.
 
-To export ends a hold here and leaves its lease in the store: the exporter's trust is over before the state leaves it,
-so whoever adopts it, however soon, shares the name with nobody. To adopt is one ``Transfer`` in the store from the old
-claim to a new one. Until then the lease is in force for nobody, and ends by its ttl.
+To export (``LeaseFacts._exporting``) ends a hold there and leaves its lease in the store: the exporter's trust is over
+before the state leaves it, so whoever adopts it, however soon, shares the name with nobody. To adopt is one
+``Transfer`` in the store, from the old claim to a new one. Until then the lease is in force for nobody, and ends by its
+ttl.
 
 The state names the claim, which is all the proof there is; that it fits the client is checked before anything is sent.
 """
@@ -13,11 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, Hold
-from dibs.lane import Ask
-from dibs.lease import LeaseFacts
+from dibs.lease import STATE_VERSION, LeaseFacts
 from dibs.names import check_name
-from dibs.store import PERMITS_MAX, Gone, Transfer
-from dibs.waiting import AcquireAsk
+from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
     from dibs.terms import Terms
 
-# Of the format of the state.
-VERSION = 1
 # No claim id is longer.
 CLAIM_CHARS_MAX = 100
 
@@ -48,46 +45,9 @@ class Exported(NamedTuple):
     info: dict[str, Any] | None
 
 
-# -- export -----------------------------------------------------------------------------------------------------------
-
-
-def exporting(lease: LeaseFacts) -> Steps[dict[str, Any]]:
-    """End the lease here, and tell what an adopter needs to know."""
-    session, hold = lease._session, lease._hold
-    lease.check()
-    ask = Ask(None, float("inf"))
-    try:
-        if not session.export(hold, ask):
-            raise LeaseLost(lease._why())
-        # A renewal under way may still lengthen the lease; no later than its own time-out there is none any more.
-        yield session, ask, session.request_timeout_s
-    except BaseException:
-        session.take_back(hold, ask)
-        raise
-    granted, terms, info = hold.granted, hold.terms, lease.info
-    state: dict[str, Any] = {
-        "dibs": VERSION,
-        "store": session.address.capabilities.store,
-        "at": session.address.shown,
-        "namespace": hold.key.partition(":")[0],
-        "name": lease.name,
-        "claim_id": hold.claim_id,
-        "fencing_token": granted.fencing_token,
-        "slot": granted.slot,
-    }
-    if terms.permits:
-        state |= {"permits": terms.permits, "take": terms.take}
-    if info is not None:
-        state["info"] = info
-    return state
-
-
-# -- adopt ------------------------------------------------------------------------------------------------------------
-
-
 def read_state(desk: Desk, state: object) -> Exported:
     """Check a state before anything is sent: InvalidOption for what is none, or not for this client."""
-    if not isinstance(state, dict) or state.get("dibs") != VERSION:
+    if not isinstance(state, dict) or state.get("dibs") != STATE_VERSION:
         raise InvalidOption(
             f"{type(state).__name__} is no state of an exported lease: pass the dict that lease.export() returned"
         )
@@ -126,39 +86,18 @@ def _is_claim(text: str) -> bool:
     return text.isascii() and all(char.isalnum() or char in "-_." for char in text)
 
 
-class TransferAsk(AcquireAsk):
-    """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
-
-    def __init__(self, request: Transfer, terms: Terms, owner: object, session: Session) -> None:
-        now = session.clock.now()
-        Ask.__init__(self, request, now + session.patience_s)
-        self.started_at = now
-        self.terms = terms
-        self.owner = owner
-        self.blocking = False
-        self._session = session
-
-    def may_be_known(self) -> bool:
-        return self.t0 is not None and type(self.outcome) is not Gone
-
-    def received(self, outcome: object) -> None:
-        self.heard = True
-        if type(outcome) is Gone:
-            self.settle(outcome)
-        elif not self.dropped:
-            self._session.granted(self, outcome)  # type: ignore[arg-type]
-
-
-def transferring(
+def taking_over(
     session: Session,
-    request: Transfer,
-    name: str,
+    key: str,
+    from_claim: str,
+    slot: int,
     terms: Terms,
     owner: object,
     make_lease: Callable[[Session, Hold, str], L],
 ) -> Steps[L | None]:
-    """Send a transfer to a claim of this session; its lease, or None when there was nothing to be had."""
-    ask = TransferAsk(request, terms, owner, session)
+    """Transfer what a claim holds to one of this session; its lease, or None when there was nothing to be had."""
+    ask = session.wish_for(key, from_claim, slot, terms, owner)
+    name = key.partition(":")[2]
     try:
         session.submit(ask)
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
@@ -183,17 +122,8 @@ def adopting(
     session = desk.session()
     if given.permits:
         terms = terms._replace(permits=given.permits, take=given.take)
-    request = Transfer(
-        desk.key_prefix + given.name,
-        session.new_claim(),
-        terms.ttl,
-        session.holder,
-        given.claim_id,
-        terms.info,
-        given.slot,
-        given.permits,
-    )
-    lease = yield from transferring(session, request, given.name, terms, owner, make_lease)
+    key = desk.key_prefix + given.name
+    lease = yield from taking_over(session, key, given.claim_id, given.slot, terms, owner, make_lease)
     if lease is None:
         here = "" if given.at == desk.address.shown else f" at {given.at}, and looked for at {desk.address.shown}"
         raise LeaseLost(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
 
+# Of the format of an exported lease.
+STATE_VERSION = 1
+
 
 class LeaseFacts:
     """One grant of one name. It is the process's that got it: a forked child, a copy and a pickle hold nothing."""
@@ -175,6 +178,34 @@ class LeaseFacts:
             raise LeaseLost(self._why())
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.
         return ask.error is None and not isinstance(ask.outcome, Gone)
+
+    def _exporting(self) -> Steps[dict[str, Any]]:
+        """End it here, and tell what an adopter needs to know (``dibs.handover`` reads it)."""
+        session, hold = self._session, self._hold
+        self.check()
+        ask = session.pause()
+        try:
+            if not session.export(hold, ask):
+                raise LeaseLost(self._why())
+            # A renewal under way may still lengthen the lease; no later than its own time-out there is none any more.
+            yield session, ask, session.request_timeout_s
+        except BaseException:
+            session.take_back(hold, ask)
+            raise
+        granted, terms, info = hold.granted, hold.terms, self.info
+        state: dict[str, Any] = {
+            "dibs": STATE_VERSION,
+            "store": session.address.capabilities.store,
+            "at": session.address.shown,
+            "namespace": hold.key.partition(":")[0],
+            "name": self._name,
+            "claim_id": hold.claim_id,
+            "fencing_token": granted.fencing_token,
+            "slot": granted.slot,
+        }
+        if terms.permits:
+            state |= {"permits": terms.permits, "take": terms.take}
+        return state if info is None else {**state, "info": info}
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
@@ -334,9 +365,7 @@ class Lease(LeaseFacts):
 
         Raises LeaseLost when the lease is over.
         """
-        from dibs.handover import exporting
-
-        return run(exporting(self))
+        return run(self._exporting())
 
     def __enter__(self) -> Lease:
         return self

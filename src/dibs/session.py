@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.clock import Clock
-    from dibs.store import StoreAddress
+    from dibs.store import Request, StoreAddress
     from dibs.terms import Terms
 
 REQUEST_TIMEOUT_S = 5.0
@@ -53,6 +53,30 @@ class Reduction(Ask):
             session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
             outcome = GONE
         self.settle(outcome)
+
+
+class TakeOver(AcquireAsk):
+    """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
+
+    def __init__(
+        self, request: Transfer, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
+    ) -> None:
+        Ask.__init__(self, request, give_up_at)
+        self._session = session
+        self.started_at = started_at
+        self.terms = terms
+        self.owner = owner
+        self.blocking = False
+
+    def may_be_known(self) -> bool:
+        return self.t0 is not None and type(self.outcome) is not Gone
+
+    def received(self, outcome: object) -> None:
+        self.heard = True
+        if type(outcome) is Gone:
+            self.settle(outcome)
+        elif not self.dropped:
+            self._session.granted(self, outcome)  # type: ignore[arg-type]
 
 
 class Session:
@@ -110,6 +134,13 @@ class Session:
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
+
+    def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
+        """Make the ask for what another claim holds; nothing happens before ``submit``."""
+        now = self.clock.now()
+        claim = self.new_claim()
+        request = Transfer(key, claim, terms.ttl, self.holder, from_claim, terms.info, slot, terms.permits)
+        return TakeOver(request, now + self.patience_s, now, terms, owner, self)
 
     def new_claim(self) -> str:
         """A claim that nobody has had."""
@@ -441,6 +472,13 @@ class Session:
         if ask.settled:
             return True
         return ask.wait(self.clock, None if until is None else until - self.clock.now())
+
+    def ask(self, request: Request) -> Ask:
+        """Queue a request that makes no hold of this session."""
+        ask = Ask(request, self.clock.now() + self.patience_s)
+        with self.mutex:
+            self.lane.put(ask)
+        return ask
 
     def act(self, function: Callable[..., Any]) -> Ask:
         """Queue a function of the store and a deadline, to be run between two batches."""

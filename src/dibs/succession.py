@@ -14,7 +14,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
-from dibs.lane import Ask
 from dibs.names import check_info, check_seconds
 from dibs.store import Gone, Release, Transfer
 
@@ -67,7 +66,7 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
     """Stop leading and offer the term; whether the candidate with this value took it up."""
     session, hold = lease._session, lease._hold
     lease.check()
-    parting = Ask(None, float("inf"))
+    parting = session.pause()
     try:
         if not session.export(hold, parting):
             raise LeaseLost(lease._why())
@@ -91,17 +90,14 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         return _leads(record, to)
     except BaseException:
         # Whatever came in between: it is resigned, and neither claim is kept.
-        with session.mutex:
-            for each in (claim, hold.claim_id) if hold.exported is parting else ():
-                session.lane.put(Ask(Release(hold.key, each), session.clock.now() + session.patience_s))
+        for each in (claim, hold.claim_id) if hold.exported is parting else ():
+            session.ask(Release(hold.key, each))
         session.lane.start()
         raise
 
 
 def _answered(session: Session, request: Any) -> Steps[Any]:
-    ask = Ask(request, session.clock.now() + session.patience_s)
-    with session.mutex:
-        session.lane.put(ask)
+    ask = session.ask(request)
     if not (yield session, ask, session.request_timeout_s + session.patience_s):
         raise StoreUnavailable("the store did not answer; the leader has resigned")
     if ask.error is not None:
