@@ -398,7 +398,7 @@ def test_sleep_at_any_step(before: Before, act: Request, files: FileSystem, tmp_
 
 @pytest.mark.parametrize("ends", ["crash", "repeated", "unknown"])
 def test_a_transfer_that_ends_at_any_step(ends: str, files: FileSystem, tmp_path: Path) -> None:
-    """Whatever becomes of a step of a transfer: one of the two claims holds; sent again, it is granted with one token."""
+    """Whatever becomes of a step of a transfer, one of two claims holds; sent again, it is granted with one token."""
 
     def happens(place: Place, name: str, call: Call) -> Any:
         if ends == "crash":

@@ -187,8 +187,8 @@ class LeaseFacts:
         try:
             if not session.export(hold, ask):
                 raise LeaseLost(self._why())
-            # A renewal under way may still lengthen the lease; no later than its own time-out there is none any more.
-            yield session, ask, session.request_timeout_s
+            # Until no renewal is under way any more. No time-out here: that one has its own.
+            yield session, ask, None
         except BaseException:
             session.take_back(hold, ask)
             raise

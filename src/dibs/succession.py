@@ -70,7 +70,7 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
     try:
         if not session.export(hold, parting):
             raise LeaseLost(lease._why())
-        yield session, parting, session.request_timeout_s
+        yield session, parting, None
         ttl = max(timeout_s + SPARE_S, session.address.capabilities.ttl_min_s)
         request = Transfer(hold.key, claim, ttl, session.holder, hold.claim_id, info)
         outcome = yield from _answered(session, request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.hold import HELD, LOST, Hold
-from dibs.store import Acquire, Granted, Held, Release, Released, Renewed
+from dibs.store import Acquire, Granted, Held, Release, Released, Renewed, Transfer
 from dibs.waiting import AcquireAsk
 
 if TYPE_CHECKING:
@@ -170,6 +170,12 @@ class Checker:
                 if request.claim_id not in line:
                     line.append(request.claim_id)
             return
+        if isinstance(request, Transfer):
+            if type(outcome) is Granted:
+                if holder not in (request.claim_id, request.from_claim):
+                    self.world.broken(f"P8 {request.claim_id} takes over from {request.from_claim} what {holder} holds")
+                self._granted(call, request, claim, holder, outcome)
+            return
         if type(outcome) in (Renewed, Released):
             current = self.holders.get(request.name)
             if current != request.claim_id:
@@ -186,7 +192,9 @@ class Checker:
             if tenure is not None and tenure.released_at is not None and not call.over:
                 self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
 
-    def _granted(self, call: Call, request: Acquire, claim: Claim, holder: str | None, outcome: Granted) -> None:
+    def _granted(
+        self, call: Call, request: Acquire | Transfer, claim: Claim, holder: str | None, outcome: Granted
+    ) -> None:
         name, claim_id = request.name, request.claim_id
         token = outcome.fencing_token
         claim.late = claim.late or call.over
@@ -207,6 +215,8 @@ class Checker:
         for tenure in self.live:
             if tenure.key == name and tenure.claim_id != claim_id and self._counts(tenure) and self._held(tenure):
                 self.world.broken(f"P5 the store grants {claim_id} while {tenure.claim_id} trusts its lease")
+        if isinstance(request, Transfer):
+            return  # it passes nobody in line
         line = self.lines.get(name, [])
         if claim_id in line:
             ahead = line[: line.index(claim_id)]
@@ -250,10 +260,10 @@ class Checker:
         if call.error is not None or not call.requests:
             return
         for request, outcome in zip(call.requests, call.answer, strict=True):
-            if type(request) is Acquire:
+            if isinstance(request, (Acquire, Transfer)):
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
-                claim.refused = type(outcome) is Held and request.wake is None
+                claim.refused = isinstance(request, Acquire) and type(outcome) is Held and request.wake is None
 
     def _claim(self, claim_id: str, process: Process) -> Claim:
         claim = self.claims.get(claim_id)
@@ -345,6 +355,11 @@ class Checker:
             permit = self._network().shelf.permits.get(tenure.key)
             if permit is not None and permit.claim_id == tenure.claim_id and permit.expires_at > self.world.now:
                 self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")
+
+    def export_returned(self, tenure: Tenure) -> None:
+        """export() is back: from now on no renewal of that lease reaches the store."""
+        if not tenure.session.closed:
+            tenure.released_at = self.world.now
 
     def _network(self) -> Network:
         assert self.network is not None
