@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidOption, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
@@ -172,7 +172,7 @@ class ElectionCore(LockCore[L]):
                             f"this standby was replaced by a newer one, {people_call(seat.taken_by() or '?')}"
                         )
                         return None
-                    term = yield from self._called(owner, session, looked)
+                    term = yield from self._called(owner, session, looked, until)
                     if term is not None:
                         return term
                 session, ask, timeout = waiting.send(settled or ask.settled)
@@ -181,28 +181,32 @@ class ElectionCore(LockCore[L]):
         finally:
             waiting.close()  # which leaves the line, wherever this ends
 
-    def _called(self, owner: object, session: Session, looked: set[int]) -> Steps[L | None]:
+    def _called(self, owner: object, session: Session, looked: set[int], until: float | None) -> Steps[L | None]:
         """A term that is offered to this candidate. It looks once at each lease that it hears of while it waits."""
         with session.mutex:
             seen = session.waiting.seen(self._key)
         if self._value is None or seen is None or seen.holder is None or seen.fencing_token in looked:
             return None
         try:
-            record = yield from self._desk.holder(self.name)
+            record = yield from self._look(until)
         except StoreUnavailable:  # it will look again
             return None
         looked.clear()
         if record is None:
             return None
         looked.add(record.fencing_token)
-        return (yield from self._take_up(owner, session, record))
+        return (yield from self._take_up(owner, session, record, until))
 
-    def _take_up(self, owner: object, session: Session, record: LeaseRecord) -> Steps[L | None]:
+    def _take_up(self, owner: object, session: Session, record: LeaseRecord, until: float | None) -> Steps[L | None]:
         """The term, if this is an offer to this candidate and nobody was faster."""
         claim = offered(record.info, self._value) if self._value is not None else None
         if claim is None:
             return None
-        return (yield from taking_over(session, self._key, claim, 1, self.terms, owner, self._make_lease))
+        limit_s = None if until is None else max(0.0, until - session.clock.now()) + session.request_timeout_s
+        try:
+            return (yield from taking_over(session, self._key, claim, 1, self.terms, owner, self._make_lease, limit_s))
+        except LeaseLost:  # this process slept from then until its end: it campaigns on
+            return None
 
     def resign(self, owner: object, to: Any, timeout: Seconds) -> Steps[bool]:
         """Give up what this owner leads through this object, for the candidate with this value if there is one."""
@@ -243,7 +247,7 @@ class ElectionCore(LockCore[L]):
             record = yield from self._look(until)
             now = clock.now()
             if record is not None:
-                term = yield from self._take_up(owner, session, record)
+                term = yield from self._take_up(owner, session, record, until)
                 if term is not None:
                     return term
                 turn_at = None

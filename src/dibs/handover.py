@@ -94,13 +94,18 @@ def taking_over(
     terms: Terms,
     owner: object,
     make_lease: Callable[[Session, Hold, str], L],
+    limit_s: float | None = None,
 ) -> Steps[L | None]:
-    """Transfer what a claim holds to one of this session; its lease, or None when there was nothing to be had."""
+    """Transfer what a claim holds to one of this session; its lease, or None when there was nothing to be had.
+
+    The store has as long for its answer as the lane repeats a request, or ``limit_s``.
+    """
     ask = session.wish_for(key, from_claim, slot, terms, owner)
     name = key.partition(":")[2]
     try:
         session.submit(ask)
-        if not (yield session, ask, session.request_timeout_s + session.patience_s):
+        answer_s = session.request_timeout_s + session.patience_s
+        if not (yield session, ask, answer_s if limit_s is None else min(limit_s, answer_s)):
             raise StoreUnavailable("the store did not answer")
         if ask.error is not None:
             raise once_more(ask.error)
