@@ -121,11 +121,15 @@ def test_a_child_adopts(url: str, process: Callable[..., Process]) -> None:
         assert ends(client, "moving") <= TTL_S + SLACK_S
 
 
-def test_the_exporter_may_die(url: str, process: Callable[..., Process]) -> None:
+@pytest.mark.parametrize("end", ["killed", "by itself"])
+def test_the_exporter_may_end(url: str, end: str, process: Callable[..., Process]) -> None:
     """The lease outlives the process that exported it, before it is adopted and afterwards, whatever sessions end."""
     exporter = process(EXPORTER, url, str(TTL_S))
     state = exporter.says()
-    exporter.kill()
+    if end == "killed":
+        exporter.kill()
+    else:
+        exporter.told("end")
     exporter.wait()
     child = process(ADOPTER, url, str(TTL_S), STATE=json.dumps(state))
     token, *_ = child.says()
