@@ -340,8 +340,10 @@ class Comparison(RuleBasedStateMachine):
         self.claim(client, name, fresh=True)
 
     def transferring(self, giver: int, client: int, name: str) -> Transfer:
-        source = self.claim(giver, name)
-        return Transfer(self.prefix + name, f"client{client}-{next(self.numbers)}", 3600.0, f"h{client}", source, "{}")
+        claim, source = f"client{client}-{next(self.numbers)}", self.claim(giver, name)
+        # (The info is that of the client's acquires: not every store writes it anew when a claim repeats itself.)
+        info = self.acquiring(client, name).info
+        return Transfer(self.prefix + name, claim, 3600.0, f"h{client}", source, info)
 
     @rule(giver=st.integers(0, 5), client=st.integers(0, 5), name=names, times=st.integers(1, 2))
     def transfer(self, giver: int, client: int, name: str, times: int) -> None:

@@ -277,7 +277,7 @@ def _transfer(shelf: Shelf, request: Transfer, now: float) -> Outcome:
     if pool is not None:
         _, permit = pool.holdings.get(request.slot, (None, None))
     else:
-        permit = None if request.permits else shelf.permits.get(request.name)
+        permit = None if request.permits or request.slot != 1 else shelf.permits.get(request.name)
     if permit is None or permit.expires_at <= now or not request.from_claim:
         return GONE
     if permit.claim_id not in (request.claim_id, request.from_claim):

@@ -346,7 +346,7 @@ class MySQLStore:
         for row in rows:
             _, index, request = row
             now_us = self._server_now(deadline)
-            if not request.from_claim:
+            if not request.from_claim or (not request.permits and request.slot != 1):
                 continue
             if request.permits:
                 move = partial(self._pools.transfer, request, now_us)
