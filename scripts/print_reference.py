@@ -329,8 +329,22 @@ INSIDE = {
         "LOOK_MAX_S": "and after at most this long",
         "RESERVE_STEP_S": "how long a reserve sees nobody lead before it asks, for each step of its priority",
         "PRIORITY_MIN": "lowest priority of a candidate",
+        "LOOK_UP_S": "a standby looks up from waiting this often, at what it was told and after its seat",
         "OBSERVE_MIN_S": "an observer reads the store at most this often",
         "OBSERVE_JITTER": "by up to which part its pauses are longer than asked",
+    },
+    "dibs.standby": {
+        "SEAT_TTL_S": "how long a standby's seat lasts without renewal",
+        "REPLACE_TRIES": "how often a newcomer that replaces tries, when other newcomers are faster",
+        "NAME_BYTES_MAX": "longest name that stands in the name of its seats as it is",
+    },
+    "dibs.succession": {
+        "OFFER_S": "how long a leader waits by default for the successor that it named",
+        "SPARE_S": "an offered term lasts this much longer",
+        "LOOK_S": "a leader looks this often whether its offer was taken up",
+    },
+    "dibs.handover": {
+        "CLAIM_CHARS_MAX": "longest claim id in one",
     },
     "dibs.store": {
         "LINE_GRACE_S": "a free name is kept this long for waiters ahead in line",

@@ -167,6 +167,26 @@ def test_standbys_enough(dibs: Dibs) -> None:
         assert process.wait() == 143
 
 
+def test_the_newest_standby_stays(dibs: Dibs) -> None:
+    """With ``--standby-full replace`` the newest stands by, and the one before it exits 75 and says so."""
+    leader = start(dibs, "a")
+    leads(dibs, "a", leader)
+    options = ("--standby-max", "1", "--standby-full", "replace")
+    old = start(dibs, "b", *options)
+    standing_by(dibs, 1)
+    new = start(dibs, "c", *options)
+    assert old.wait(30) == 75
+    _, errors = old.communicate()
+    assert errors.startswith("dibs: 'scheduler' is led by ")
+    assert "this standby was replaced by a newer one" in errors
+    assert not (dibs.folder / "leads-b").exists()
+    standing_by(dibs, 1)
+    leader.terminate()
+    leads(dibs, "c", new)
+    new.terminate()
+    assert [process.wait() for process in (leader, new)] == [143, 143]
+
+
 def test_a_reserve_leads_last(dibs: Dibs) -> None:
     """A candidate with a priority below 0 leads when nobody else wants to."""
     leader = start(dibs, "a")
@@ -199,6 +219,7 @@ def test_a_reserve_leads_last(dibs: Dibs) -> None:
         ("elect", "x", "--priority", "1", "--", "true"),
         ("elect", "x", "--priority", "low", "--", "true"),
         ("elect", "x", "--standby-max", "-1", "--", "true"),
+        ("elect", "x", "--standby-full", "replace", "--", "true"),
         ("elect", "x", "--standby-max", "1", "--priority", "-1", "--", "true"),
         ("elect", "x", "--info", "{", "--", "true"),
         ("elect", "x", "--info", '{"value": 1}', "--", "true"),

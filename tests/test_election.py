@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ import pytest
 import dibs
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
+from dibs.standby import SEAT_TTL_S
+from dibs.succession import SPARE_S
 from tests.test_api import eventually, in_a_fork
 
 TTL_S = 1.5
@@ -30,11 +32,11 @@ SLACK_S = 3.0
 
 CANDIDATE = """
 import os, signal, sys, dibs
-url, value, ttl = sys.argv[1:]
+url, value, ttl, standby_max = sys.argv[1:]
 client = dibs.connect(url, ttl=float(ttl))
 print("ready", flush=True)
 try:
-    term = client.election("chief", value=value).campaign()
+    term = client.election("chief", value=value, standby_max=int(standby_max) or None).campaign()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.stdin.readline()
@@ -43,6 +45,11 @@ print("leads", term.number, flush=True)
 for line in sys.stdin:
     if line == "freeze\\n":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if line.startswith("resign "):
+        _, to, timeout = line.split()
+        print("offers", flush=True)
+        print("resigned", term.resign(to=to, timeout=float(timeout)), term.held, flush=True)
+        continue
     try:
         term.check()
     except dibs.LeaseLost:
@@ -55,8 +62,8 @@ for line in sys.stdin:
 class Candidate(subprocess.Popen[str]):
     """A process that campaigns, and says what becomes of it."""
 
-    def __init__(self, url: str, value: str, ttl: float = TTL_S) -> None:
-        command = [sys.executable, "-W", "ignore", "-c", CANDIDATE, url, value, str(ttl)]
+    def __init__(self, url: str, value: str, ttl: float = TTL_S, standby_max: int = 0) -> None:
+        command = [sys.executable, "-W", "ignore", "-c", CANDIDATE, url, value, str(ttl), str(standby_max)]
         super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.says() == "ready"
 
@@ -115,19 +122,22 @@ def waiting(client: dibs.Client, name: str) -> int:
 
 
 def client_of(url: str, away: threading.Event, **options: float) -> dibs.Client:
-    """A client whose store does not say who leads while ``away`` is set."""
+    """A client whose store answers nothing while ``away`` is set."""
     address = locate(url)[0]
 
     def open_store() -> Any:
         store = address.open()
-        leases = store.leases
 
-        def sometimes(*args: Any) -> Any:
-            if away.is_set():
-                raise dibs.StoreUnavailable("away", maybe_applied=False)
-            return leases(*args)
+        def sometimes(act: Callable[..., Any]) -> Callable[..., Any]:
+            def answered(*args: Any) -> Any:
+                if away.is_set():
+                    raise dibs.StoreUnavailable("away", maybe_applied=False)
+                return act(*args)
 
-        store.leases = sometimes  # type: ignore[method-assign, assignment]
+            return answered
+
+        store.leases = sometimes(store.leases)  # type: ignore[method-assign]
+        store.act = sometimes(store.act)  # type: ignore[method-assign]
         return store
 
     return dibs.Client(Desk(address._replace(open=open_store), **{"info": None, **DEFAULTS, **options}))
@@ -181,6 +191,81 @@ def test_a_frozen_leader_finds_its_term_lost_before_it_acts(sqlite_url: str, can
         after = next(seen for seen in leaders if seen is not None)
         assert before is not None
         assert [(before.number, before.value), (after.number, after.value)] == [(first, "one"), (second, "two")]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql", "etcd", "zookeeper"])
+def test_a_leader_hands_over_to_another_process(
+    store: str, request: pytest.FixtureRequest, candidates: list[Candidate]
+) -> None:
+    """The candidate that the leader names leads, out of its turn and under a greater number; the other is next."""
+    url = request.getfixturevalue({"postgresql": "postgres_url"}.get(store, f"{store}_url"))
+    with dibs.connect(url) as looker:
+        candidates += [leader := Candidate(url, "one", 4)]
+        first = leader.wins()
+        candidates += [other := Candidate(url, "two", 4)]
+        eventually(lambda: waiting(looker, "chief") == 1, "the other does not stand by")
+        candidates += [heir := Candidate(url, "three", 4)]
+        eventually(lambda: waiting(looker, "chief") == 2, "the heir does not stand by")
+        leader.told("resign three 20")
+        second = heir.wins()
+        assert [leader.says(), leader.says()] == ["offers", "resigned True False"]
+        leader.told("act")
+        assert leader.says() == "lost"
+        eventually(lambda: waiting(looker, "chief") == 1, "the heir has not left the line")
+        heir.told("act")
+        assert heir.says() == f"acts {second}"
+        heir.kill()
+        third = other.wins()
+        assert first < second < third
+
+
+def test_a_leader_that_dies_while_it_offers(sqlite_url: str, candidates: list[Candidate]) -> None:
+    """An offer whose maker was killed ends by its ttl, and the next in line leads; its heir may still come first."""
+    with dibs.connect(sqlite_url) as looker:
+        candidates += [leader := Candidate(sqlite_url, "one")]
+        first = leader.wins()
+        candidates += [standby := Candidate(sqlite_url, "two")]
+        eventually(lambda: waiting(looker, "chief") == 1, "the standby does not stand by")
+        leader.told("resign nobody 1")
+        assert leader.says() == "offers"
+        eventually(lambda: looker.election("chief").leader() is None, "the term is not offered")
+        leader.kill()
+        began = time.monotonic()
+        assert standby.wins() > first
+        assert time.monotonic() - began < 1 + SPARE_S + SLACK_S
+        candidates += [heir := Candidate(sqlite_url, "three")]
+        standby.told("resign three 60")
+        assert standby.says() == "offers"
+        eventually(lambda: looker.election("chief").leader() is None, "the term is not offered")
+        standby.kill()
+        assert heir.wins() > first
+
+
+def test_a_dead_standby_makes_room(client: dibs.Client, sqlite_url: str, candidates: list[Candidate]) -> None:
+    """The seat of a standby that was killed is free again within seconds, whatever its ttl."""
+    term = won(client.election("chief"))
+    candidates += [standby := Candidate(sqlite_url, "two", 60, standby_max=1)]
+    eventually(lambda: waiting(client, "chief") == 1, "the standby does not stand by")
+    election = client.election("chief", standby_max=1)
+    began = time.monotonic()
+    assert election.campaign(timeout=30) is None
+    assert time.monotonic() - began < SLACK_S  # refused, and told at once
+    standby.kill()
+    standby.wait()
+    terms: list[dibs.Term] = []
+
+    def stand_by() -> None:
+        while not terms:  # refused for as long as the seat lasts
+            another = election.campaign()
+            if another is not None:
+                terms.append(another)
+
+    thread = threading.Thread(target=stand_by)
+    thread.start()
+    eventually(lambda: waiting(client, "chief") == 2, "there is no room", SEAT_TTL_S + SLACK_S)  # with the dead one
+    term.resign()
+    thread.join(10)
+    terms[0].resign()
 
 
 def test_ctrl_c_while_standing_by_leaves_the_line(
@@ -539,7 +624,7 @@ def test_a_reserve_of_a_client_that_closes_is_told(sqlite_url: str, other: dibs.
 
     thread = threading.Thread(target=campaign)
     thread.start()
-    eventually(lambda: client._desk.session()._pauses, "the reserve does not wait")
+    eventually(lambda: client._desk.session()._sleeps, "the reserve does not wait")
     client.close()
     thread.join(5)
     assert [str(error) for error in errors] == ["this dibs client was closed while waiting"]

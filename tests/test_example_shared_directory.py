@@ -38,6 +38,7 @@ from dibs.store import (
     Renew,
     Renewed,
     Request,
+    Transfer,
 )
 from dibs.testing import check_store
 from dibs.testing.conformance import Run, runs
@@ -360,6 +361,7 @@ def test_a_step_with_an_unknown_end(before: Before, act: Request, files: FileSys
             assert isinstance(after, Held)
         else:
             assert isinstance(again, (Gone, Released))
+            assert isinstance(act, Release)
             assert isinstance(after, Held if act.keep else Granted)
 
 
@@ -392,6 +394,40 @@ def test_sleep_at_any_step(before: Before, act: Request, files: FileSystem, tmp_
             assert all(isinstance(other, Held) for other in met)
             assert holders == ([] if isinstance(act, Release) else ["a"])
             assert isinstance(outcome, {Acquire: Granted, Renew: Renewed, Release: Released}[type(act)])
+
+
+@pytest.mark.parametrize("ends", ["crash", "repeated", "unknown"])
+def test_a_transfer_that_ends_at_any_step(ends: str, files: FileSystem, tmp_path: Path) -> None:
+    """Whatever becomes of a step of a transfer, one of two claims holds; sent again, it is granted with one token."""
+
+    def happens(place: Place, name: str, call: Call) -> Any:
+        if ends == "crash":
+            raise Crash
+        result = call() if ends == "unknown" or name not in REPEATED else (call(), call())[1]
+        if ends == "unknown":
+            if name == "open" and not isinstance(result, int):
+                result.close()
+            raise OSError(errno.EIO, "no reply")
+        return result
+
+    def given(place: Place, files: FileSystem) -> None:
+        place.act(acquire("given"))
+
+    act = Transfer(NAME, "a-1", 5.0, "host/1/a", "given-1")
+    for place, outcome in each_step(files, tmp_path, given, act, happens):
+        if isinstance(outcome, BaseException):
+            holders = [claim for claim in ("given-1", "a-1") if place.act(Renew(NAME, claim, 5.0)) != [GONE]]
+            assert len(holders) == 1
+        (again,) = place.act(act)
+        assert isinstance(again, Granted)
+        assert again.fencing_token == 2
+        assert place.act(Renew(NAME, "given-1", 5.0), Release(NAME, "given-1"), Release(NAME, "a-1")) == [
+            GONE,
+            GONE,
+            RELEASED,
+        ]
+        assert place.act(acquire("c")) == [Granted(3, files.now_ns / 1e9)]
+        assert place.kinds() == ["baton", "called", "claim", "founded"]
 
 
 # -- the share --------------------------------------------------------------------------------------------------------

@@ -206,17 +206,37 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.semaphore"},
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
-    "dibs.campaign": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
+    "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
+    "dibs.succession": {*CONTRACT, *DATA},
+    "dibs.campaign": {
+        *CONTRACT,
+        *DATA,
+        "dibs.lease",
+        "dibs.lock",
+        "dibs.handover",
+        "dibs.standby",
+        "dibs.succession",
+    },
     "dibs.batch": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.claims": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys"},
     # Faces.
-    "dibs.election": {"dibs.errors", "dibs.names", "dibs.steps", "dibs.lease", "dibs.lock", "dibs.campaign"},
+    "dibs.election": {
+        "dibs.errors",
+        "dibs.names",
+        "dibs.steps",
+        "dibs.lease",
+        "dibs.lock",
+        "dibs.campaign",
+        "dibs.succession",
+    },
     "dibs.client": {
         "dibs.errors",
         "dibs.names",
         "dibs.steps",
         *PRIMITIVES,
         "dibs.lockable",
+        "dibs.handover",
         "dibs.once",
         "dibs.campaign",
         "dibs.election",
@@ -230,6 +250,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.steps",
         "dibs.hold",
         *PRIMITIVES,
+        "dibs.handover",
         "dibs.once",
         "dibs.once_keys",
         "dibs.campaign",
@@ -237,6 +258,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.pausing",
         "dibs.batch",
         "dibs.claims",
+        "dibs.succession",
     },
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
@@ -313,6 +335,7 @@ LONG = {
     "dibs.testing.client_cases": "a list of cases",
     "dibs.testing.pool_cases": "a list of cases",
     "dibs.testing.election_cases": "a list of cases",
+    "dibs.testing.transfer_cases": "a list of cases",
 }
 
 

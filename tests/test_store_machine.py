@@ -38,6 +38,7 @@ from dibs.store import (
     Renew,
     Renewed,
     StoreBusy,
+    Transfer,
 )
 from dibs.stores.memory import MemoryStore, Shelf
 from tests.servers.postgres import PostgresServer
@@ -139,6 +140,28 @@ class Safety(RuleBasedStateMachine):
             assert isinstance(outcome, Released)
             del self.live[name]
             self.ended.add(claim)
+        else:
+            assert isinstance(outcome, Gone)
+
+    @rule(giver=clients, client=clients, name=names, ttl=st.sampled_from([0.5, 2.0, 30.0]), again=st.booleans())
+    def transfer(self, giver: int, client: int, name: str, ttl: float, again: bool) -> None:
+        source, live = self.claims[giver, name], self.in_force(name)
+        claim = self.claims[client, name] if again else f"c{client}-{next(self.numbers)}"
+        if source == claim:
+            return
+        outcome = self.act(client, Transfer(name, claim, ttl, f"h{client}", source))
+        if live is not None and live[0] == claim:  # repeated, whatever it was from
+            assert isinstance(outcome, Granted)
+            assert outcome.fencing_token == live[1], "a claim changed its token"
+            self.live[name] = (claim, live[1], max(live[2], self.now + ttl))
+        elif live is not None and live[0] == source:
+            assert isinstance(outcome, Granted)
+            assert outcome.fencing_token > self.highest[name], "a token did not rise"
+            self.live[name] = (claim, outcome.fencing_token, self.now + ttl)
+            self.highest[name] = self.token_of[claim] = outcome.fencing_token
+            self.ended.add(source)
+            if self.claims[client, name] not in self.tickets:
+                self.claims[client, name] = claim
         else:
             assert isinstance(outcome, Gone)
 
@@ -267,7 +290,7 @@ class Comparison(RuleBasedStateMachine):
         ours, theirs = list(requests), list(requests)
         for index, request in enumerate(requests):
             pair = self.tickets.get(request.claim_id)
-            if not isinstance(request, Renew) and request.ticket is not None:
+            if isinstance(request, (Acquire, Release)) and request.ticket is not None:
                 assert pair is not None
                 ours[index], theirs[index] = request._replace(ticket=pair[0]), request._replace(ticket=pair[1])
         seen_ours = self.ours.act(ours, deadline())
@@ -280,7 +303,7 @@ class Comparison(RuleBasedStateMachine):
                 self.waits_for[request.claim_id] = request.name
                 before = self.tickets.setdefault(request.claim_id, (one.ticket, other.ticket))
                 assert before == (one.ticket, other.ticket), "a waiter changed its ticket"
-            elif isinstance(one, Granted) or isinstance(request, Release):
+            elif isinstance(request, (Acquire, Release)) and (isinstance(one, Granted) or isinstance(request, Release)):
                 self.tickets.pop(request.claim_id, None)
         for request in requests:
             line = [pair for claim, pair in self.tickets.items() if self.waits_for[claim] == request.name]
@@ -315,6 +338,21 @@ class Comparison(RuleBasedStateMachine):
         ticket = 0 if claim in self.tickets else None
         self.act(Release(self.prefix + name, claim, 1, ticket, 3600.0, info))
         self.claim(client, name, fresh=True)
+
+    def transferring(self, giver: int, client: int, name: str) -> Transfer:
+        claim, source = f"client{client}-{next(self.numbers)}", self.claim(giver, name)
+        # (The info is that of the client's acquires: not every store writes it anew when a claim repeats itself.)
+        info = self.acquiring(client, name).info
+        return Transfer(self.prefix + name, claim, 3600.0, f"h{client}", source, info)
+
+    @rule(giver=st.integers(0, 5), client=st.integers(0, 5), name=names, times=st.integers(1, 2))
+    def transfer(self, giver: int, client: int, name: str, times: int) -> None:
+        """To a new claim of a client, which may be in line with another meanwhile; perhaps sent twice."""
+        request = self.transferring(giver, client, name)
+        for _ in range(times):
+            self.act(request)
+        if self.claims.get((client, name)) not in self.tickets:
+            self.claims[client, name] = request.claim_id
 
     @rule(
         acts=st.lists(
@@ -438,6 +476,19 @@ class PermitComparison(Comparison):
     @rule(client=st.integers(0, 5), name=names, slot=st.integers(1, 4))
     def renew_slot(self, client: int, name: str, slot: int) -> None:
         self.act(Renew(self.prefix + name, self.claim(client, name), 3600.0, slot))
+
+    @rule(
+        giver=st.integers(0, 5),
+        client=st.integers(0, 5),
+        name=names,
+        slot=st.sampled_from([1, 1, 2, 3]),
+        limit=st.sampled_from([0, 3]),
+    )
+    def transfer_slot(self, giver: int, client: int, name: str, slot: int, limit: int) -> None:
+        request = self.transferring(giver, client, name)._replace(slot=slot, permits=limit)
+        self.act(request)
+        if self.claims.get((client, name)) not in self.tickets:
+            self.claims[client, name] = request.claim_id
 
 
 def compare_permits(open_store: Callable[[], Any], examples: int) -> None:

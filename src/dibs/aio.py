@@ -20,6 +20,7 @@ from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.claims import ClaimsCore, check_limit, check_stream, claims_core
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
+from dibs.handover import adopting, read_state
 from dibs.history import keeping, reading
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts, LostFacts
@@ -32,6 +33,7 @@ from dibs.pausing import listing, pausing, resuming
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import begun
+from dibs.succession import OFFER_S
 
 V = TypeVar("V")
 
@@ -265,9 +267,13 @@ class AsyncLease(LeaseFacts):
         """Give it back, at once; await it to know that the store has confirmed. May be called twice.
 
         False when the store did not confirm: the lease is over for this process all the same, and ends in the store
-        by its ttl. Raises LeaseLost when it had been lost.
+        by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost.
         """
         return _Begun(self._releasing())
+
+    async def export(self) -> dict[str, Any]:
+        """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
+        return await _take(self._exporting())
 
     async def __aenter__(self) -> AsyncLease:
         return self
@@ -626,9 +632,13 @@ class AsyncTerm(TermFacts, AsyncLease):
 
     __slots__ = ()
 
-    def resign(self) -> Awaitable[bool]:
-        """Stop leading, and let the next candidate win at once. The same as ``release()``."""
-        return self.release()
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> Awaitable[bool]:
+        """Stop leading, and let the next candidate win at once; with ``to``, the one with that value, out of its turn.
+
+        Without ``to`` it is the same as ``release()``; with it, nothing happens before it is awaited. See
+        ``dibs.Term.resign``.
+        """
+        return self.release() if to is None else _take(self._resigning(to, timeout))
 
     async def __aenter__(self) -> AsyncTerm:
         return self
@@ -732,13 +742,17 @@ class AsyncElection:
             if not forever:
                 return
 
-    def resign(self) -> Awaitable[bool]:
-        """Stop leading, if it was through this object, and let the next candidate win at once.
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> Awaitable[bool]:
+        """Stop leading, if it was through this object, and let the next candidate win at once; or the one with value
+        ``to``, as ``AsyncTerm.resign``.
 
-        It happens at once; await it to know that the store has confirmed (False: it did not, and the term ends by its
-        ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost when the term had been lost.
+        It happens at once, unless there is a ``to``; await it to know that the store has confirmed (False: it did not,
+        and the term ends by its ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost
+        when the term had been lost.
         """
-        return _Begun(self._core.release(_owner()))
+        if to is None:
+            return _Begun(self._core.release(_owner()))
+        return _take(self._core.resign(_owner(), to, timeout))
 
     async def leader(self) -> Leader | None:
         """Who leads now, or None."""
@@ -932,10 +946,13 @@ class AsyncClient:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
+        standby_full: str = "refuse",
         info: dict[str, Any] | None = None,
     ) -> AsyncElection:
         """Describe an election, in which this client is a candidate or looks on; see ``dibs.Client.election``."""
-        return AsyncElection(election_core(self._desk, name, AsyncTerm, value, ttl, priority, standby_max, info))
+        return AsyncElection(
+            election_core(self._desk, name, AsyncTerm, value, ttl, priority, standby_max, standby_full, info)
+        )
 
     def semaphore(
         self,
@@ -1027,6 +1044,23 @@ class AsyncClient:
             return at_most_once  # type: ignore[return-value]
 
         return decorate
+
+    async def adopt(
+        self,
+        state: dict[str, Any],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> AsyncLease:
+        """Take over a lease that another process exported; see ``dibs.Client.adopt``."""
+        given = read_state(self._desk, state)
+        info = given.info if info is None else info
+        terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
+        return await _take(adopting(self._desk, given, terms, _owner(), AsyncLease))
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

@@ -7,26 +7,31 @@ step; whom the store puts off or turns away; and observing who leads.
 
 A candidate that campaigns is one of three things:
 
-* *standby*: in the store's line, like everybody who waits for a lock, and woken when it is its turn;
+* *standby*: in the store's line, like everybody who waits for a lock, and woken when it is its turn; with
+  ``standby_max`` only in a seat (``dibs.standby``), and no longer than it has it;
 * *reserve* (``priority`` below 0): in no line. It looks about once a second, and asks when nobody has led for
   ``-priority * RESERVE_STEP_S``, in which every standby and every reserve of a higher priority had its chance;
-* refused: the line already has ``standby_max`` standbys. Looking and lining up are two acts, so of several candidates
-  that come at the same moment a few too many may pass.
+* refused: all seats are taken.
 
-Priority and ``standby_max`` choose who is elected next. They unseat nobody and can do no harm to exclusion: who leads
-is decided by the same conditional write as for any lock.
+A leader may name its successor (``dibs.succession``). Whoever waits notices, and takes over out of turn if it is meant.
+
+Priorities, seats and successors choose who is elected next. They unseat nobody and can do no harm to exclusion: who
+leads is decided by the same conditional write as for any lock.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidOption, LockTimeout, StoreUnavailable, Unsupported, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 from dibs.names import check_seconds, check_timeout, people_call
+from dibs.standby import Seats
 from dibs.steps import begun
 from dibs.store import Held
+from dibs.succession import OFFER, VALUE, check_offer, offered, offering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.session import Session
+    from dibs.standby import Seat
     from dibs.steps import Steps
     from dibs.terms import Terms
 
@@ -48,13 +54,12 @@ LOOK_MAX_S = 1.0
 RESERVE_STEP_S = 1.5
 assert LOOK_MAX_S + 0.5 <= RESERVE_STEP_S
 PRIORITY_MIN = -9
+# A standby looks up from waiting this often: at what it was told, and at the clock. It asks the store only if it must.
+LOOK_UP_S = 0.3
 # An observer reads the store at most this often; its pauses are up to OBSERVE_JITTER longer, so that observers that
 # were started together do not read together for ever.
 OBSERVE_MIN_S = 1.0
 OBSERVE_JITTER = 0.3
-
-# The leader's value stands under this key of the lease's info.
-VALUE = "value"
 
 L = TypeVar("L", bound=LeaseFacts)
 
@@ -73,6 +78,11 @@ class TermFacts(LeaseFacts):
 
     __slots__ = ()
 
+    def _resigning(self, to: Any, timeout: Seconds) -> Steps[bool]:
+        if to is None:
+            return (yield from self._releasing())
+        return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
+
     @property
     def number(self) -> int:
         """The number of the term: its fencing token, greater than that of every earlier term."""
@@ -87,7 +97,7 @@ class TermFacts(LeaseFacts):
 class ElectionCore(LockCore[L]):
     """What an election does, in steps for either face."""
 
-    __slots__ = ("_full", "priority", "standby_max")
+    __slots__ = ("_refusal", "_seats", "_value", "priority", "standby_max")
 
     def __init__(
         self,
@@ -95,33 +105,119 @@ class ElectionCore(LockCore[L]):
         name: str,
         terms: Terms,
         make_term: Callable[[Session, Hold, str], L],
+        value: Any,
         priority: int,
         standby_max: int | None,
+        replace: bool,
     ) -> None:
         super().__init__(desk, name, terms, make_term)
         self.priority = priority
         self.standby_max = standby_max
-        #: Who led, and how many stood by, when this candidate was last turned away.
-        self._full: tuple[LeaseRecord, int] | None = None
+        self._value = value
+        self._seats = Seats(desk, name, standby_max, replace) if standby_max is not None else None
+        #: Why this candidate was turned away last, when it was not the time-out.
+        self._refusal: str | None = None
 
     def campaign(self, owner: object, timeout: Seconds | None) -> Steps[L | None]:
-        """A term; None when it could not be had in time, or there were standbys enough."""
+        """A term; None when it could not be had in time, there were standbys enough, or it was replaced as one."""
         return self.acquire(owner, True, check_timeout(timeout))
 
     def obtain(self, owner: object, limit_s: float | None) -> Steps[L | None]:
-        self._full = None
+        self._refusal = None
         if limit_s is None:
             self.refuse_own(owner)
-        if limit_s == 0 or not (self.priority or self.standby_max is not None):
+        if limit_s == 0:
             return (yield from super().obtain(owner, limit_s))
         clock = self._desk.session().clock
         until = None if limit_s is None else clock.now() + limit_s
         if self.priority:
             return (yield from self._in_reserve(owner, until))
-        self._full = yield from self._standbys_enough(until)
-        if self._full is not None:
+        if self._seats is None:
+            return (yield from self._stand_by(owner, until, None))
+        term = yield from super().obtain(owner, 0.0)
+        if term is not None or (until is not None and clock.now() >= until):
+            return term
+        seat = yield from self._seats.take(owner, until)
+        if seat is None:
+            if until is None or clock.now() < until:
+                many = f"{self.standby_max} candidates stand" if self.standby_max != 1 else "1 candidate stands"
+                self._refusal = f"{many} by already, where standby_max is {self.standby_max}"
             return None
-        return (yield from super().obtain(owner, None if until is None else max(0.0, until - clock.now())))
+        try:
+            term = yield from self._stand_by(owner, until, seat)
+            if term is None:  # whoever is told that it stands by no more finds the seat free
+                yield from seat.left()
+            return term
+        finally:
+            seat.leave()
+
+    def _stand_by(self, owner: object, until: float | None, seat: Seat | None) -> Steps[L | None]:
+        """Wait in line, and look up now and then: for a term that is offered to this candidate, and after its seat."""
+        clock = self._desk.session().clock
+        waiting = super().obtain(owner, None if until is None else max(0.0, until - clock.now()))
+        if seat is None and self._value is None:
+            return (yield from waiting)
+        looked: set[int] = set()  # the token of whom it looked at last
+        try:
+            session, ask, timeout = next(waiting)
+            while True:
+                end = None if timeout is None else clock.now() + timeout
+                settled = False
+                while not settled and (end is None or clock.now() < end):
+                    settled = yield session, ask, LOOK_UP_S if end is None else min(LOOK_UP_S, end - clock.now())
+                    if settled:
+                        break
+                    if seat is not None and not (yield from seat.kept()):
+                        self._refusal = (
+                            f"this standby was replaced by a newer one, {people_call(seat.taken_by() or '?')}"
+                        )
+                        return None
+                    term = yield from self._called(owner, session, looked, until)
+                    if term is not None:
+                        return term
+                session, ask, timeout = waiting.send(settled or ask.settled)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            waiting.close()  # which leaves the line, wherever this ends
+
+    def _called(self, owner: object, session: Session, looked: set[int], until: float | None) -> Steps[L | None]:
+        """A term that is offered to this candidate. It looks once at each lease that it hears of while it waits."""
+        with session.mutex:
+            seen = session.waiting.seen(self._key)
+        if self._value is None or seen is None or seen.holder is None or seen.fencing_token in looked:
+            return None
+        try:
+            record = yield from self._look(until)
+        except StoreUnavailable:  # it will look again
+            return None
+        looked.clear()
+        if record is None:
+            return None
+        looked.add(record.fencing_token)
+        return (yield from self._take_up(owner, session, record, until))
+
+    def _take_up(self, owner: object, session: Session, record: LeaseRecord, until: float | None) -> Steps[L | None]:
+        """The term, if this is an offer to this candidate and nobody was faster."""
+        claim = offered(record.info, self._value) if self._value is not None else None
+        if claim is None:
+            return None
+        limit_s = None if until is None else max(0.0, until - session.clock.now()) + session.request_timeout_s
+        try:
+            return (yield from taking_over(session, self._key, claim, 1, self.terms, owner, self._make_lease, limit_s))
+        except LeaseLost:  # this process slept from then until its end: it campaigns on
+            return None
+
+    def resign(self, owner: object, to: Any, timeout: Seconds) -> Steps[bool]:
+        """Give up what this owner leads through this object, for the candidate with this value if there is one."""
+        if to is None:
+            return (yield from self.release(owner))
+        offer = check_offer(self._desk.session(), to, timeout)
+        grip = self._find(owner)
+        lease = None if grip is None else self._let_go(grip)
+        if lease is None:
+            raise NotHeld(f"{self.name!r} is led through this object in no term")
+        return (yield from offering(lease, to, *offer))
 
     def refuse_own(self, owner: object) -> None:
         try:
@@ -141,17 +237,6 @@ class ElectionCore(LockCore[L]):
             timeout = left_s if timeout is None else min(timeout, left_s)
         return (yield from begun((session, ask, timeout), steps))
 
-    def _standbys_enough(self, until: float | None) -> Steps[tuple[LeaseRecord, int] | None]:
-        """Who leads and how many stand by, if those are enough. With nobody leading the line is about to move."""
-        record = yield from self._look(until)
-        if record is None or self.standby_max is None:
-            return None
-        session = self._desk.session()
-        with session.mutex:  # of the candidates of one client, only the first stands in the store's line
-            ours = sum(ask.request.name == self._key for ask in session.waiting.everybody())
-        standbys = record.waiting + max(0, ours - 1)
-        return (record, standbys) if standbys >= self.standby_max else None
-
     def _in_reserve(self, owner: object, until: float | None) -> Steps[L | None]:
         """Ask when nobody has led for long enough that nobody of a higher priority can be there."""
         session = self._desk.session()
@@ -162,6 +247,9 @@ class ElectionCore(LockCore[L]):
             record = yield from self._look(until)
             now = clock.now()
             if record is not None:
+                term = yield from self._take_up(owner, session, record, until)
+                if term is not None:
+                    return term
                 turn_at = None
                 seen = Held(
                     record.holder, record.fencing_token, record.acquired_at.timestamp(), max(0.0, record.expires_in)
@@ -185,22 +273,23 @@ class ElectionCore(LockCore[L]):
                 raise StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False)
 
     def timed_out(self) -> LockTimeout:
-        if self._full is None:
+        if self._refusal is None:
             return super().timed_out()
-        record, standbys = self._full
-        many = f"{standbys} candidates stand" if standbys != 1 else "1 candidate stands"
+        held, waited = self.refused
+        if held is None or held.holder is None:
+            return LockTimeout(f"{self.name!r}: {self._refusal}", name=self.name, waited=waited)
         return LockTimeout(
-            f"{self.name!r} is led by {people_call(record.holder)} (term {record.fencing_token}), and {many} by "
-            f"already, where standby_max is {self.standby_max}",
+            f"{self.name!r} is led by {people_call(held.holder)} (term {held.fencing_token}), and {self._refusal}",
             name=self.name,
-            holder=record.holder,
-            since=record.acquired_at.timestamp(),
-            free_in=max(0.0, record.expires_in),
+            holder=held.holder,
+            since=held.acquired_at,
+            free_in=held.free_in,
+            waited=waited,
         )
 
     def leader(self) -> Steps[Leader | None]:
         record = yield from self._desk.holder(self.name)
-        if record is None:
+        if record is None or OFFER in (record.info or {}):  # nobody leads while a term is offered
             return None
         return Leader(record.fencing_token, (record.info or {}).get(VALUE), record.holder, record.acquired_at)
 
@@ -216,6 +305,7 @@ def election_core(
     ttl: Seconds | None,
     priority: Any,
     standby_max: Any,
+    standby_full: str,
     info: dict[str, Any] | None,
 ) -> ElectionCore[L]:
     """Check what a caller gave; raises InvalidName, InvalidOption and Unsupported before any I/O."""
@@ -228,19 +318,20 @@ def election_core(
             raise InvalidOption(f"standby_max is a whole number from 0, or None for no limit, not {standby_max!r}")
         if priority:
             raise InvalidOption("standby_max is for candidates in line: one with a priority below 0 stands in none")
-        line = desk.address.capabilities.waiting_line
-        if line != "FIFO":
-            raise Unsupported(f"standby_max needs a waiting line, and that of {desk.address.shown} is: {line}")
-    if isinstance(info, dict) and VALUE in info:
-        raise InvalidOption(f"{VALUE!r} in the info of an election is its own: give it as value=")
+    if standby_full not in ("refuse", "replace"):
+        raise InvalidOption(f"standby_full is 'refuse' or 'replace', not {standby_full!r}")
+    if standby_full == "replace" and not standby_max:
+        raise InvalidOption("standby_full='replace' goes with a standby_max of at least 1")
+    if isinstance(info, dict) and (VALUE in info or OFFER in info):
+        raise InvalidOption(f"{VALUE!r} and {OFFER!r} in the info of an election are its own: give a value as value=")
     if info is None and desk.info is not None:
         import json
 
-        info = {key: each for key, each in json.loads(desk.info).items() if key != VALUE}
+        info = {key: each for key, each in json.loads(desk.info).items() if key not in (VALUE, OFFER)}
     if value is not None and (info is None or isinstance(info, dict)):
         info = {**(info or {}), VALUE: value}
     terms = desk.terms(ttl, True, None, False, 0, None, None, "raise", info)
-    return ElectionCore(desk, name, terms, make_term, priority, standby_max)
+    return ElectionCore(desk, name, terms, make_term, value, priority, standby_max, standby_full == "replace")
 
 
 class Over(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.lease import Lease
@@ -120,6 +121,7 @@ class Client:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
+        standby_full: str = "refuse",
         info: dict[str, Any] | None = None,
     ) -> Election:
         """Describe an election, in which this client is a candidate or looks on; nothing is sent.
@@ -127,16 +129,17 @@ class Client:
         value: what observers see of the leader, an address for example; anything that JSON can express. It is kept in
         the lease's info and shares its 4 KiB. ttl: seconds after which a leader that died is replaced. priority: 0
         stands in line with the others; -1 to -9 is a reserve, which leads only when no candidate of a higher priority
-        has come forward, 1.5 s later for each step. standby_max: with this many standbys in line already, do not join
-        them; about, since some that come at the same moment may pass. info: more for whoever looks at the lease.
+        has come forward, 1.5 s later for each step. standby_max: with this many standbys that
+        said one, too, do not join them. standby_full: or rather, with "replace", join them in the place of the one that
+        has stood by the longest, whose campaign ends. info: more for whoever looks at the lease.
 
-        Raises InvalidName, InvalidOption, and Unsupported for standby_max on a store without a waiting line.
+        Raises InvalidName and InvalidOption.
         """
         # Loaded by those who use it: `dibs run` stands in crontabs.
         from dibs.campaign import election_core
         from dibs.election import Election, Term
 
-        return Election(election_core(self._desk, name, Term, value, ttl, priority, standby_max, info))
+        return Election(election_core(self._desk, name, Term, value, ttl, priority, standby_max, standby_full, info))
 
     def semaphore(
         self,
@@ -251,6 +254,34 @@ class Client:
         options = once_options(self._desk, keep, keep_result, ttl, timeout, max_hold, on_lost, on_busy, info)
         check_name(name)
         return once_per(lambda key: Once(OnceCore(self._desk, name, key, options, Lease, OnceRun)), key)
+
+    def adopt(
+        self,
+        state: dict[str, Any],
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        on_lost: Callable[[], object] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Take over a lease that another process exported, from the state that ``lease.export()`` returned there.
+
+        The lease, or the permit with its slot, is this process's then, under a claim id of its own and a greater
+        fencing token; at no moment in between was it free. It is a new grant: the parameters, those of ``lock``, count
+        from now, and of the old lease only the info stays, unless another is given.
+
+        Raises LeaseLost when there is nothing to adopt any more: it expired, was adopted before, or was broken.
+        InvalidOption, before anything is sent, for what is no such state, or one from another store or namespace.
+        StoreUnavailable when the store gives no answer: what was exported ends by its ttl, unless it is adopted yet.
+        """
+        from dibs.handover import adopting, read_state
+
+        given = read_state(self._desk, state)
+        info = given.info if info is None else info
+        terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
+        return run(adopting(self._desk, given, terms, get_ident(), Lease))
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

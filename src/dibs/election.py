@@ -14,6 +14,7 @@ from dibs.lease import Lease
 from dibs.lock import check_decorated
 from dibs.names import check_timeout
 from dibs.steps import run
+from dibs.succession import OFFER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,17 @@ class Term(TermFacts, Lease):
 
     __slots__ = ()
 
-    def resign(self) -> bool:
-        """Stop leading, and let the next candidate win at once. The same as ``release()``."""
-        return self.release()
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> bool:
+        """Stop leading, and let the next candidate win at once; with ``to``, the one with that value, out of its turn.
+
+        Without ``to`` it is the same as ``release()``. With it, the term is over for this process at once, too, and
+        offered to the candidate with this value for up to ``timeout`` seconds, in which nobody leads. True when that
+        one leads; False when none with this value took it up: then whoever is next in line wins, as without ``to``.
+
+        Raises InvalidOption for a ``to`` that is no JSON, LeaseLost when the term had been lost, StoreUnavailable when
+        the answer is unknown: it has resigned all the same.
+        """
+        return run(self._resigning(to, timeout))
 
     def __enter__(self) -> Term:
         return self
@@ -140,13 +149,14 @@ class Election:
             if not forever:
                 return
 
-    def resign(self) -> bool:
-        """Stop leading, if it was through this object, and let the next candidate win at once.
+    def resign(self, *, to: Any = None, timeout: Seconds = OFFER_S) -> bool:
+        """Stop leading, if it was through this object, and let the next candidate win at once; or the one with value
+        ``to``, as ``Term.resign``.
 
         Raises NotHeld when it leads through this object in no term, LeaseLost when the term had been lost. Returns
         False when the store did not confirm; the term then ends by its ttl.
         """
-        return run(self._core.release(get_ident()))
+        return run(self._core.resign(get_ident(), to, timeout))
 
     def leader(self) -> Leader | None:
         """Who leads now, or None."""

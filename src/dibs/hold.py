@@ -36,6 +36,8 @@ class Hold:
     #: Its loss is one of a lease that somebody has in hand, who is told; and it has been told to everybody.
     loud = False
     told = False
+    #: It was given away by this ask: the process holds it no more, and the store keeps it for whoever adopts it.
+    exported: Ask | None = None
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.
     given = False
     #: The store may by now know it by another slot than it was told.

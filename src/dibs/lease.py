@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
 
+# Of the format of an exported lease.
+STATE_VERSION = 1
+
 
 class LeaseFacts:
     """One grant of one name. It is the process's that got it: a forked child, a copy and a pickle hold nothing."""
@@ -138,7 +141,8 @@ class LeaseFacts:
                 f"the lease on {self._name!r} (token {token}) was lost: {self._hold.reason}. "
                 "Others may have entered since; stop, and let the resource compare fencing tokens."
             )
-        return f"the lease on {self._name!r} (token {token}) was released"
+        ended = "exported: it is for whoever adopts it" if self._hold.exported else "released"
+        return f"the lease on {self._name!r} (token {token}) was {ended}"
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
         session, hold = self._session, self._hold
@@ -162,7 +166,7 @@ class LeaseFacts:
         try:
             ask = self._let_go(keep, info)
             if ask is None:
-                return True
+                return self._hold.exported is None
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
         except BaseException:  # what was queued is sent, whoever was interrupted
@@ -185,6 +189,34 @@ class LeaseFacts:
             raise LeaseLost(self._why())
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.
         return ask.error is None and not gone
+
+    def _exporting(self) -> Steps[dict[str, Any]]:
+        """End it here, and tell what an adopter needs to know (``dibs.handover`` reads it)."""
+        session, hold = self._session, self._hold
+        self.check()
+        ask = session.pause()
+        try:
+            if not session.export(hold, ask):
+                raise LeaseLost(self._why())
+            # Until no renewal is under way any more. No time-out here: that one has its own.
+            yield session, ask, None
+        except BaseException:
+            session.take_back(hold, ask)
+            raise
+        granted, terms, info = hold.granted, hold.terms, self.info
+        state: dict[str, Any] = {
+            "dibs": STATE_VERSION,
+            "store": session.address.capabilities.store,
+            "at": session.address.shown,
+            "namespace": hold.key.partition(":")[0],
+            "name": self._name,
+            "claim_id": hold.claim_id,
+            "fencing_token": granted.fencing_token,
+            "slot": granted.slot,
+        }
+        if terms.permits:
+            state |= {"permits": terms.permits, "take": terms.take}
+        return state if info is None else {**state, "info": info}
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
@@ -337,6 +369,11 @@ class LostLease:
         self.check()
         return False
 
+    def export(self) -> dict[str, Any]:
+        """Always raises LeaseLost."""
+        self.check()
+        return {}
+
 
 class Lease(LeaseFacts):
     """A lease held by this process, for threads."""
@@ -360,9 +397,21 @@ class Lease(LeaseFacts):
         """Give it back. May be called twice.
 
         Returns False when the store did not confirm: the lease is over for this process all the same, and ends in the
-        store by its ttl. Raises LeaseLost when it had been lost.
+        store by its ttl. False, too, when it was exported, and then nothing is done: it is its adopter's. Raises
+        LeaseLost when it had been lost.
         """
         return run(self._releasing())
+
+    def export(self) -> dict[str, Any]:
+        """Give it away to another process, and return what that needs for ``client.adopt``: a dict, fit for JSON.
+
+        It is over for this process at once, and renewed no more; in the store it stays in force until it would have
+        expired, so nobody else gets in while it is handed over. Whoever adopts it gets a new claim id and a greater
+        fencing token. Nobody does: it ends by its ttl. The state proves ownership: treat it as a secret.
+
+        Raises LeaseLost when the lease is over.
+        """
+        return run(self._exporting())
 
     def __enter__(self) -> Lease:
         return self

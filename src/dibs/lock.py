@@ -85,14 +85,14 @@ class LockCore(Gripped[L]):
                 return None
             lease = self._make_lease(session, hold, self.name)
             # Looked at when the lease is made: whoever finds it over from now on tells its holder.
-            if (hold.state == HELD and session.clock.now() < hold.trusted_until) or not session.take_back(hold):
+            if (hold.state == HELD and session.clock.now() < hold.trusted_until) or not session.unmake(hold):
                 return lease
             # This process slept from the grant until its end. Whoever may wait longer asks again.
             session.withdraw(ask)
             left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
             if left_s is not None and left_s <= 0:
                 return None
-            return (yield from self.obtain(owner, left_s))
+            return (yield from LockCore.obtain(self, owner, left_s))
         except BaseException:
             session.withdraw(ask)
             raise

@@ -274,7 +274,7 @@ class Notes:
             held,
         )
         info = note.info(self._names)
-        return Acquire(waiter.key, session.new_claim_id(), self._ttl, session.holder, info)
+        return Acquire(waiter.key, session.new_claim(), self._ttl, session.holder, info)
 
     def _kept(self, waiter: _Waiter, outcome: object) -> bool:
         """Note the answer to a beat; False when another number must be tried."""

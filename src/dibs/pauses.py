@@ -39,6 +39,7 @@ class Pauses:
     def __init__(self, namespace: str, *, permits: bool) -> None:
         #: Where they are kept: the slots of one name, or (where names have no permits) names that begin so.
         self.key = f"{namespace}~paused"
+        self._users = f"{namespace}:"
         self.before = self.key + ("\x01" if permits else "\U0010ffff")
         self.permits = permits
         #: When the list is too old to send a first request by it (to refuse one by it, if there are pauses).
@@ -91,7 +92,9 @@ class Pauses:
 
     def refusal(self, key: str) -> Held | None:
         """The answer to a first request for a name (with its namespace), if that is paused."""
-        name = key.partition(":")[2]
+        if not key.startswith(self._users):  # dibs's own, of which operators know nothing
+            return None
+        name = key[len(self._users) :]
         held = self._names.get(name)
         if held is None:
             held = next((held for prefix, held in self._prefixes if name.startswith(prefix)), None)

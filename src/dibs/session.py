@@ -20,7 +20,7 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed, Transfer
 from dibs.trust import local_deadline
 from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dibs.notes import Notes
     from dibs.pauses import Pauses
     from dibs.steps import Steps
-    from dibs.store import Held, StoreAddress
+    from dibs.store import Held, Request, StoreAddress
     from dibs.terms import Terms
 
 REQUEST_TIMEOUT_S = 5.0
@@ -68,6 +68,30 @@ class Reduction(Ask):
         session, request = self._session, self.request
         undo = Release(request.name, request.claim_id, ANY_SLOT)
         session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
+
+
+class TakeOver(AcquireAsk):
+    """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
+
+    def __init__(
+        self, request: Transfer, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
+    ) -> None:
+        Ask.__init__(self, request, give_up_at)
+        self._session = session
+        self.started_at = started_at
+        self.terms = terms
+        self.owner = owner
+        self.blocking = False
+
+    def may_be_known(self) -> bool:
+        return self.t0 is not None and type(self.outcome) is not Gone
+
+    def received(self, outcome: object) -> None:
+        self.heard = True
+        if type(outcome) is Gone:
+            self.settle(outcome)
+        elif not self.dropped:
+            self._session.granted(self, outcome)  # type: ignore[arg-type]
 
 
 class Session:
@@ -128,14 +152,22 @@ class Session:
         """Make the ask for a name; nothing happens before ``submit``."""
         now = self.clock.now()
         request = Acquire(
-            key, self.new_claim_id(), terms.ttl, self.holder, terms.info, self.client_id if blocking else None
+            key, self.new_claim(), terms.ttl, self.holder, terms.info, self.client_id if blocking else None
         )
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
 
-    def new_claim_id(self) -> str:
-        return f"{self.client_id}-{next(self._claims)}"  # counted in one step, whichever thread asks
+    def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
+        """Make the ask for what another claim holds; nothing happens before ``submit``."""
+        now = self.clock.now()
+        claim = self.new_claim()
+        request = Transfer(key, claim, terms.ttl, self.holder, from_claim, terms.info, slot, terms.permits)
+        return TakeOver(request, now + self.patience_s, now, terms, owner, self)
+
+    def new_claim(self) -> str:
+        """A claim that nobody has had."""
+        return f"{self.client_id}-{next(self._claims)}"
 
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
@@ -191,7 +223,7 @@ class Session:
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
         self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
         if ask.blocking and not self.closed:
-            ask.request = request._replace(claim_id=self.new_claim_id(), ticket=None)
+            ask.request = request._replace(claim_id=self.new_claim(), ticket=None)
             ask.t0 = None
             ask.give_up_at = now + self.patience_s
             self.lane.put(ask)
@@ -200,7 +232,7 @@ class Session:
         else:
             ask.failed(StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
 
-    def take_back(self, hold: Hold) -> bool:
+    def unmake(self, hold: Hold) -> bool:
         """Unmake the Lease that was just made of a hold; False when its loss is being told already."""
         with self.mutex:
             if not hold.loud:
@@ -259,6 +291,9 @@ class Session:
     def _undo(self, ask: AcquireAsk) -> Ask:
         """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
         request = ask.request
+        if type(request) is Transfer:
+            release = Release(request.name, request.claim_id, request.slot)
+            return Ask(release, self.clock.now() + self.patience_s)
         ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
         slot = ANY_SLOT if request.permits else 1
         return Ask(Release(request.name, request.claim_id, slot, ticket), self.clock.now() + self.patience_s)
@@ -304,6 +339,34 @@ class Session:
             listener()
         return ask
 
+    def export(self, hold: Hold, ask: Ask) -> bool:
+        """End a hold here and leave its lease in force in the store, for whoever adopts it; False when it had ended.
+
+        The trust is over at once. The ask, which has no request, is settled when no renewal is under way any more.
+        """
+        with self.mutex:
+            if hold.state != HELD or self.clock.now() >= hold.trusted_until:
+                return False
+            hold.exported = ask
+            hold.state = RELEASED
+            listeners, hold.listeners = hold.listeners, None
+            self._not_held(hold)
+            if self.renewer.forget(hold):
+                hold.after_renewal = ask
+            else:
+                ask.settle(None)
+        for listener in listeners or ():
+            listener()
+        return True
+
+    def take_back(self, hold: Hold, ask: Ask) -> None:
+        """Release what was exported by this ask, if it was: its state will never be known to anybody."""
+        with self.mutex:
+            if hold.exported is ask:
+                release = Release(hold.key, hold.claim_id, hold.granted.slot)
+                self.lane.put(Ask(release, self.clock.now() + self.patience_s))
+        self.lane.start()
+
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         self._not_held(hold)
@@ -343,7 +406,9 @@ class Session:
     def _renewal_over(self, hold: Hold) -> None:
         with self.mutex:
             ask, hold.after_renewal = hold.after_renewal, None
-            if ask is not None:
+            if ask is not None and ask.request is None:
+                ask.settle(None)  # it was exported: there is nothing to send
+            elif ask is not None:
                 self.lane.put(ask)
                 self.waiting.nudge(hold.key)
         self.lane.start()
@@ -502,6 +567,13 @@ class Session:
         if ask.settled:
             return True
         return ask.wait(self.clock, None if until is None else until - self.clock.now())
+
+    def ask(self, request: Request) -> Ask:
+        """Queue a request that makes no hold of this session."""
+        ask = Ask(request, self.clock.now() + self.patience_s)
+        with self.mutex:
+            self.lane.put(ask)
+        return ask
 
     def act(self, function: Callable[..., Any]) -> Ask:
         """Queue a function of the store and a deadline, to be run between two batches."""

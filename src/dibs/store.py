@@ -24,6 +24,10 @@ has asked within the last ``LINE_GRACE_S``, and a grant leaves those ahead in li
 a name has is kept by the store: whoever asks for another number is told ``Mismatch``, unless it says ``resize``; fewer
 evict nobody.
 
+A lease changes hands without being free in between by a ``Transfer``: one conditional write puts another claim, under
+the next token, in the place of the one that holds. So a process can give what it holds to a named successor, and
+neither a newcomer nor the line gets in between.
+
 One store object is used by one thread at a time; a session opens one per lane.
 """
 
@@ -103,7 +107,29 @@ class Release(NamedTuple):
     info: str | None = None
 
 
-Request = Union[Acquire, Renew, Release]  # noqa: UP007 - evaluated at run time on Python 3.10
+class Transfer(NamedTuple):
+    """Make ``claim_id`` the holder of what ``from_claim`` holds, for ``ttl`` seconds, under a new, greater token.
+
+    Granted when ``from_claim`` holds it, and then that claim is over: its renewals and releases are Gone. Gone when it
+    does not hold it (any more), and then nothing is changed. Repeated for a claim that holds, it is granted again with
+    the same token and lasts ``ttl`` seconds from the repetition at least.
+
+    It takes no free name and passes nobody in line: those who wait go on waiting for the same lease. Whoever sends it
+    answers for it that nobody trusts ``from_claim`` any more. ``slot`` is that claim's, and stays, as does how many
+    permits it takes; ``permits`` is as in its acquire, of which only counts whether it is 0, for a lock.
+    """
+
+    name: str
+    claim_id: str
+    ttl: float
+    holder: str
+    from_claim: str
+    info: str | None = None
+    slot: int = 1
+    permits: int = 0
+
+
+Request = Union[Acquire, Renew, Release, Transfer]  # noqa: UP007 - evaluated at run time on Python 3.10
 
 
 class Granted(NamedTuple):

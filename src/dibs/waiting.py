@@ -210,6 +210,11 @@ class Waiting:
         else:
             self._overdue.setdefault(ask.request.name, []).append(ask)
 
+    def seen(self, key: str) -> Held | None:
+        """What the first in line for a name was told last."""
+        line = self._lines.get(key)
+        return line[0].seen if line else None
+
     def everybody(self) -> list[AcquireAsk]:
         """All who wait (the session refuses them when it closes)."""
         return [ask for line in self._lines.values() for ask in line]

@@ -225,6 +225,30 @@ BUGS = (
         ),
     ),
     Bug(
+        "an exporter that goes on trusting its lease",
+        _TWO_HOLDERS,
+        40,
+        (Edit(Session, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
+    ),
+    Bug(
+        "a transfer under the old token",
+        ("P2",),
+        40,
+        (Edit(_MEMORY, "_transfer", "last.fencing_token + 1", "last.fencing_token"),),
+    ),
+    Bug(
+        "a transfer from whoever holds it",
+        ("P8", *_TWO_HOLDERS),
+        60,
+        (Edit(_MEMORY, "_transfer", "permit.claim_id not in (request.claim_id, request.from_claim)", "False"),),
+    ),
+    Bug(
+        "an export that does not wait for the renewal under way",
+        ("P10",),
+        60,
+        (Edit(Session, "export", "hold.after_renewal = ask", "ask.settle(None)"),),
+    ),
+    Bug(
         "a new claim id for a retry",
         ("P9", *_TWO_HOLDERS),
         60,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.hold import HELD, LOST, Hold
-from dibs.store import Acquire, Granted, Held, Release, Released, Renewed
+from dibs.store import Acquire, Granted, Held, Release, Released, Renewed, Transfer
 from dibs.waiting import AcquireAsk
 
 if TYPE_CHECKING:
@@ -171,6 +171,12 @@ class Checker:
             elif type(outcome) is Held and request.wake is not None:
                 self._lines_up(request, claim, outcome)
             return
+        if isinstance(request, Transfer):
+            if type(outcome) is Granted:
+                if holder not in (request.claim_id, request.from_claim):
+                    self.world.broken(f"P8 {request.claim_id} takes over from {request.from_claim} what {holder} holds")
+                self._granted(call, request, claim, holder, outcome)
+            return
         current = self.holders.setdefault(request.name, {})
         if type(outcome) in (Renewed, Released) and request.claim_id not in current:
             whose = ", ".join(current) or "nobody"
@@ -187,7 +193,9 @@ class Checker:
             if tenure is not None and tenure.released_at is not None and not call.over:
                 self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
 
-    def _granted(self, call: Call, request: Acquire, claim: Claim, holder: str | None, outcome: Granted) -> None:
+    def _granted(
+        self, call: Call, request: Acquire | Transfer, claim: Claim, holder: str | None, outcome: Granted
+    ) -> None:
         name, claim_id = request.name, request.claim_id
         token = outcome.fencing_token
         claim.late = claim.late or call.over
@@ -195,7 +203,7 @@ class Checker:
         if claim_id in holders and holder == claim_id:
             if token != claim.token:
                 self.world.broken(f"P2 {claim_id} had token {claim.token} and is told {token}")
-            holders[claim_id] = min(holders[claim_id], request.take)
+            holders[claim_id] = min(holders[claim_id], _taken(request))
             return
         self.grants += 1
         last = self.last_tokens.get(name, 0)
@@ -209,13 +217,14 @@ class Checker:
             claim.followed_up = False
         trusting = [t for t in self.live if t.key == name and t.claim_id != claim_id]
         self._let_in(request, outcome, [t for t in trusting if self._counts(t) and self._held(t)])
-        self._passes(request, claim)
+        if isinstance(request, Acquire):  # a transfer passes nobody in line
+            self._passes(request, claim)
 
-    def _let_in(self, request: Acquire, outcome: Granted, trusting: Sequence[Tenure]) -> None:
+    def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
         """P5: a claim is granted the name while these others trust their leases."""
         for tenure in trusting:
             self.world.broken(f"P5 the store grants {request.claim_id} while {tenure.claim_id} trusts its lease")
-        self.holders[request.name] = {request.claim_id: request.take}
+        self.holders[request.name] = {request.claim_id: _taken(request)}
 
     def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
         """A claim that waits was told Held."""
@@ -271,10 +280,10 @@ class Checker:
         if call.error is not None or not call.requests:
             return
         for request, outcome in zip(call.requests, call.answer, strict=True):
-            if type(request) is Acquire:
+            if isinstance(request, (Acquire, Transfer)):
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
-                claim.refused = type(outcome) is Held and request.wake is None
+                claim.refused = isinstance(request, Acquire) and type(outcome) is Held and request.wake is None
 
     def _claim(self, claim_id: str, process: Process) -> Claim:
         claim = self.claims.get(claim_id)
@@ -364,6 +373,11 @@ class Checker:
         sure = confirmed and not tenure.min_hold and not self.claims[tenure.claim_id].late
         if sure and (tenure.key, tenure.claim_id) in self._left_in_store():
             self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")
+
+    def export_returned(self, tenure: Tenure) -> None:
+        """export() is back: from now on no renewal of that lease reaches the store."""
+        if not tenure.session.closed:
+            tenure.released_at = self.world.now
 
     def _network(self) -> Network:
         assert self.network is not None
@@ -467,3 +481,8 @@ class Checker:
                 late_s = tenure.told[0] - max(tenure.over_at, tenure.given_at)
                 if late_s > self.slack_s and tenure.process.troubled_at < tenure.given_at:
                     self.world.broken(f"P4 the loss of {tenure.claim_id} was told {late_s:.3f} s late")
+
+
+def _taken(request: Acquire | Transfer) -> int:
+    """How many permits it takes. (Worlds with transfers have locks alone.)"""
+    return request.take if isinstance(request, Acquire) else 1

@@ -10,7 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
-from dibs.store import Acquire, Capabilities, Granted, Release, Released, Renew, Store, StoreAddress, StoreBusy
+from dibs.store import (
+    Acquire,
+    Capabilities,
+    Granted,
+    Release,
+    Released,
+    Renew,
+    Store,
+    StoreAddress,
+    StoreBusy,
+    Transfer,
+)
 from dibs.stores.memory import CAPABILITIES, MemoryStore, Shelf
 
 if TYPE_CHECKING:
@@ -45,6 +56,8 @@ class Network:
         self.checker = checker
         self.shelf = Shelf(now=lambda: world.now)
         self.memory = MemoryStore(self.shelf)
+        #: States of leases that were exported, on their way past the store from one program to another.
+        self.exported: list[dict[str, Any]] = []
         #: Seconds a message takes, at most, on a good day.
         self.latency_max_s = 0.005
         #: The part of calls that meet a fault, and until when.
@@ -334,6 +347,8 @@ def shown(request: Request) -> str:
         return f"Acquire({request.claim_id}, {request.ttl:.2f} s{ticket})"
     if isinstance(request, Renew):
         return f"Renew({request.claim_id}, {request.ttl:.2f} s)"
+    if isinstance(request, Transfer):
+        return f"Transfer({request.from_claim} to {request.claim_id}, {request.ttl:.2f} s)"
     assert isinstance(request, Release)
     return f"Release({request.claim_id})"
 

@@ -13,7 +13,7 @@ from dibs.lease import Lease
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import run
-from dibs.store import LAST_TICKET, LINE_GRACE_S, PERMITS_MAX, Release
+from dibs.store import LAST_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Release
 from tests.simulation.checker import Checker
 from tests.simulation.programs import NAMES, Program
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.lock import LockCore
-    from dibs.store import Acquire, Granted, Held, Outcome, Request
+    from dibs.store import Granted, Held, Outcome, Request, Transfer
     from dibs.terms import Terms
     from tests.simulation.checker import Claim, Tenure
     from tests.simulation.network import Call
@@ -53,7 +53,7 @@ class PermitProgram(Program):
                 self._sides = None  # what is kept keeps its leases
         return lease
 
-    def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure) -> None:
+    def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure, adopted: bool) -> None:
         sides, self._sides = self._sides, None
         if sides is not None and core is sides.writers and self.world.random() < 0.6:
             self.process.clock.sleep(self.habits.work_max_s * self.world.random() ** 2)
@@ -63,7 +63,7 @@ class PermitProgram(Program):
             tenure.take = 1
             run(sides.downgrade(self.name))
             core = sides.readers
-        super()._use(core, lease, tenure)
+        super()._use(core, lease, tenure, adopted)
 
 
 class PermitChecker(Checker):
@@ -83,7 +83,8 @@ class PermitChecker(Checker):
             self.waiters.get(request.name, {}).pop(request.claim_id, None)
         super().applied(call, request, holder, outcome)
 
-    def _let_in(self, request: Acquire, outcome: Granted, trusting: Sequence[Tenure]) -> None:
+    def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
+        assert isinstance(request, Acquire)  # nothing is transferred in these worlds
         claim_id = request.claim_id
         taken = sum(tenure.take for tenure in trusting)
         if taken + request.take > min([request.permits, *(tenure.hold.terms.permits for tenure in trusting)]):

@@ -1,7 +1,8 @@
 """What the simulated processes do.
 
-A program takes a lock as a user would, through the shipped ``LockCore``, works for a while, looks at its lease, and
-gives it back, drops it, or sits on it until it is over. How many there are, and what befalls them, is the scenario's.
+A program takes a lock as a user would, through the shipped ``LockCore``, or adopts what another exported, works for a
+while, looks at its lease, and gives it back, drops it, exports it, or sits on it until it is over. How many there are,
+and what befalls them, is the scenario's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.desk import Desk
 from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.handover import adopting, read_state
 from dibs.hold import HELD
 from dibs.lease import Lease
 from dibs.lock import LockCore
@@ -22,6 +24,7 @@ from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:
     from dibs.hold import Hold
+    from dibs.session import TakeOver
     from dibs.terms import Terms
     from dibs.waiting import AcquireAsk
     from tests.simulation.network import Network
@@ -41,6 +44,11 @@ class SimSession(Session):
 
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         ask = super().wish(key, terms, owner, blocking)
+        self.checker.wished(owner, ask)
+        return ask
+
+    def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
+        ask = super().wish_for(key, from_claim, slot, terms, owner)
         self.checker.wished(owner, ask)
         return ask
 
@@ -69,6 +77,7 @@ class Habits(NamedTuple):
     own_renewal: float = 0.15
     drop: float = 0.1
     sit: float = 0.1
+    hand_over: float = 0.0
     interrupt: float = 0.0
     anywhere: float = 0.0
 
@@ -80,6 +89,8 @@ class Host:
         self.world = world
         self.process = process
         self.checker = network.checker
+        #: The states of leases on their way from one program to another.
+        self.exported = network.exported
         address = network.address(process)
         request_timeout_s, patience_s = timeouts
         self.session = SimSession(
@@ -169,13 +180,14 @@ class Program:
         )
         core = self._core(NAMES[int(rand() * habits.names)], terms)
         self._maybe_interrupt()
-        lease = self._acquire(core, timeout)
+        adopts = bool(self.host.exported) and rand() < 0.8
+        lease = self._adopt(terms) if adopts else self._acquire(core, timeout)
         if lease is None:
             return
         tenure = self.checker.acquired(self.name, self.host.session, lease._hold, min_hold, told)
         try:
             world.note(self.process.name, "holds %s until %.3f of its clock", lease.claim_id, lease.trusted_until)
-            self._use(core, lease, tenure)
+            self._use(core, lease, tenure, adopts)
         except StoreUnavailable as error:
             world.note(self.process.name, "does not know: %s", str(error))
         except (InvalidOption, LeaseLost, NotHeld) as error:
@@ -205,7 +217,22 @@ class Program:
                 world.note(self.process.name, "goes without")
         return lease
 
-    def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure) -> None:
+    def _adopt(self, terms: Terms) -> Lease | None:
+        world, session, desk = self.world, self.host.session, self.host.desk
+        state = self.host.exported.pop(int(world.random() * len(self.host.exported)))
+        world.note(self.process.name, "adopts %s", state["claim_id"])
+        self.checker.attempt(self.name, self.process, None)
+        lease = None
+        try:
+            lease = run(adopting(desk, read_state(desk, state), terms, self.name, Lease))
+        except (StoreUnavailable, LeaseLost) as error:
+            world.note(self.process.name, "cannot adopt it: %s", str(error))
+        finally:
+            if lease is None:
+                self.checker.not_acquired(self.name, session)
+        return lease
+
+    def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure, adopted: bool) -> None:
         world, clock, habits = self.world, self.process.clock, self.habits
         rand = world.random
         for _ in range(int(3 * rand()) + 1):
@@ -214,6 +241,14 @@ class Program:
                 self._meet_renewal(lease)
                 lease.renew(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
             lease.check()
+        if habits.hand_over and rand() < habits.hand_over:
+            self._meet_renewal(lease)
+            self.checker.releasing(tenure)
+            state = lease.export()
+            self.checker.export_returned(tenure)
+            world.note(self.process.name, "has exported %s", lease.claim_id)
+            self.host.exported.append(state)
+            return
         chance = rand()
         if chance < habits.drop:
             world.note(self.process.name, "drops %s", lease.claim_id)
@@ -223,7 +258,7 @@ class Program:
         else:
             self._meet_renewal(lease)
         self.checker.releasing(tenure)
-        confirmed = lease.release() if rand() < 0.5 else run(core.release(self.name))
+        confirmed = lease.release() if adopted or rand() < 0.5 else run(core.release(self.name))
         self.checker.release_returned(tenure, confirmed)
         world.note(self.process.name, "has released %s: %s", lease.claim_id, confirmed)
 

@@ -34,6 +34,7 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoredLease,
+    Transfer,
 )
 from dibs_shared_directory.baton import (
     FREE,
@@ -108,6 +109,8 @@ class SharedDirectoryStore:
                     raise StoreUnavailable(f"{self._root!r} was too slow: the request ran out of time")
                 if isinstance(request, Acquire):
                     outcomes.append(self._acquire(request, now_ns))
+                elif isinstance(request, Transfer):
+                    outcomes.append(self._transfer(request, now_ns))
                 else:
                     outcomes.append(self._extend_or_end(request, now_ns))
             # A grant is on the disk before it is told, and so is what a release keeps; all else need not be.
@@ -138,6 +141,24 @@ class SharedDirectoryStore:
             return mine, Granted(mine.token, now_ns / 1e9)
 
         before, after, outcome = self._change(request.name, decide, make=True)
+        if after.token > before.baton.token:
+            tidy(folder, before, after)
+        return outcome
+
+    def _transfer(self, request: Transfer, now_ns: int) -> Outcome:
+        folder, claim, until_ns = self._folder(request.name), _digest(request.claim_id), now_ns + _ns(request.ttl)
+
+        def decide(baton: Baton) -> tuple[Baton, Outcome]:
+            if not baton.in_force(now_ns) or baton.claim not in (claim, _digest(request.from_claim)):
+                return baton, GONE
+            if baton.claim == claim:
+                after = baton._replace(until_ns=max(baton.until_ns, until_ns))
+                return after, Granted(baton.token, baton.granted_ns / 1e9)
+            mine = Baton(baton.token + 1, now_ns, until_ns, claim)
+            write(os.path.join(folder, mine.details), json.dumps({"holder": request.holder, "info": request.info}))
+            return mine, Granted(mine.token, now_ns / 1e9)
+
+        before, after, outcome = self._change(request.name, decide)
         if after.token > before.baton.token:
             tidy(folder, before, after)
         return outcome

@@ -26,6 +26,8 @@ examples:
       tell everybody where the leader is: `dibs show scheduler`, or election.observe() in Python
   dibs elect scheduler --standby-max 1 -- scheduler
       one leader and one standby are enough: exit 75 where both are there already
+  dibs elect scheduler --standby-max 1 --standby-full replace -- scheduler
+      the newest is the standby: after a deploy it is the new version that takes over
   dibs elect scheduler --priority -1 -- scheduler
       on the machines of the other site: lead only when no machine of this site stands by
   dibs elect scheduler --ttl 10s -- scheduler
@@ -39,8 +41,8 @@ machine can win; also when dibs itself is killed with -9 or paused. When the com
 resigned and the next standby starts its own. Either way dibs ends: let the service manager start it again as a standby.
 
 exit codes:
-  the command's own, 128+n when signal n ended it; 75 standbys enough, 76 leadership lost, 69 store unreachable, 78 not
-  set up or misconfigured, 64 wrong usage, 126 not executable, 127 not found
+  the command's own, 128+n when signal n ended it; 75 standbys enough or replaced as one, 76 leadership lost, 69 store
+  unreachable, 78 not set up or misconfigured, 64 wrong usage, 126 not executable, 127 not found
 """
 
 
@@ -71,7 +73,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--standby-max",
         type=int,
         metavar="N",
-        help="exit 75 at once when about N candidates stand by already (default: no limit)",
+        help="exit 75 at once when N candidates with this option stand by already (default: no limit)",
+    )
+    parser.add_argument(
+        "--standby-full",
+        choices=("refuse", "replace"),
+        default="refuse",
+        help="then rather stand by in the place of the one that has done so the longest, which exits 75 "
+        "(default: refuse)",
     )
     add_common(parser)
 
@@ -90,6 +99,7 @@ def elect(args: argparse.Namespace) -> int:
             ttl=args.ttl,
             priority=args.priority,
             standby_max=args.standby_max,
+            standby_full=args.standby_full,
             info=info,
         ).lead()
 

@@ -53,6 +53,7 @@ from dibs.store import (
     StoreAddress,
     StoreBusy,
     StoredLease,
+    Transfer,
 )
 from dibs.stores import etcd_check, etcd_watch
 from dibs.stores import etcd_keys as keys
@@ -95,6 +96,8 @@ PREFIX = "dibs/"
 SEEN_FREE_S = 0.95
 # Free names kept for others that a store remembers.
 FREE_MAX = 10_000
+# How often a transfer looks again because the lease changed between the look and the write.
+TRANSFER_TRIES = 8
 
 
 class _View(NamedTuple):
@@ -145,7 +148,12 @@ class EtcdStore:
             return []
         outcomes: list[Any] = [GONE] * len(requests)
         for rows in _rounds(requests):
-            for kind, act in ((Release, self._release), (Renew, self._renew), (Acquire, self._acquire)):
+            for kind, act in (
+                (Release, self._release),
+                (Renew, self._renew),
+                (Transfer, self._transfer),
+                (Acquire, self._acquire),
+            ):
                 mine = [row for row in rows if type(row.request) is kind]
                 if mine:
                     act(mine, outcomes, deadline)
@@ -272,6 +280,60 @@ class EtcdStore:
                     raise StoreUnavailable("etcd: a renewal was overtaken, by another one or by a change of leader")
                 outcomes[row.place] = Renewed(now + max(row.request.ttl, times.get(key.lease, NO_TIME).left))
 
+    # -- transferring ---------------------------------------------------------------------------------------------
+
+    def _transfer(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        """Put a key on an etcd lease of ours in the place of the holder's: the revision of that is the token."""
+        rows = [row for row in rows if row.request.from_claim]
+        for _ in range(TRANSFER_TRIES):
+            looks = [
+                look for row in rows for look in (keys.get(self._claim_of(row)), keys.get_whole(self._source_of(row)))
+            ]
+            answers = iter(self._flights.operations(looks, deadline)[0])
+            again: dict[int, keys.Kept] = {}
+            sources: dict[int, keys.Kept] = {}
+            for row in rows:
+                for found in (again, sources):
+                    for key in keys.kept(next(answers)):
+                        found[row.place] = key
+            repeated = [row for row in rows if row.place in again]
+            if repeated:
+                self._confirm(repeated, again, outcomes, deadline)
+            rows = [row for row in rows if row.place in sources and row.place not in again]
+            if rows:
+                rows = self._move(rows, sources, outcomes, deadline)
+            if not rows:
+                return
+        raise StoreUnavailable("etcd: others wrote to the same lease all the time")
+
+    def _move(
+        self, rows: list[Row], sources: dict[int, keys.Kept], outcomes: list[Any], deadline: Deadline
+    ) -> list[Row]:
+        """Put the new claims in the place of those that were seen; the rows whose lease had changed."""
+        since = wall_now()
+
+        def text(row: Row, lease: str) -> str:
+            seen = sources[row.place]
+            value = keys.value_of(row.request, since, seen.shown().take)
+            mine = keys.put(self._claim_of(row), value, lease)
+            return keys.txn([keys.unchanged(seen)], [keys.delete(seen.key), mine])
+
+        ttls = [whole(row.request.ttl) for row in rows]
+        leases, sent = self._leases.attach(rows, text, ttls, deadline)
+        changed, granted = [], []
+        for row, ttl, (succeeded, _, revision) in zip(rows, ttls, sent.results, strict=True):
+            if succeeded:
+                outcomes[row.place] = Granted(revision, since, row.request.slot)
+                self._leases.ended(row.request.from_claim, released=False)
+                granted.append((ttl, row.request.claim_id))
+            else:
+                changed.append(row)
+        self._leases.granted(leases, granted)
+        return changed
+
+    def _source_of(self, row: Row) -> str:
+        return self._layout.claim(row.request.name, row.request.from_claim, row.request.slot)
+
     # -- acquiring ------------------------------------------------------------------------------------------------
 
     def _acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
@@ -338,7 +400,7 @@ class EtcdStore:
             request = row.request
             permit, line, own = self._layout.permit(request.name), self._layout.line(request.name), []
             ticket = request.ticket if hopeful else views[row.place].ticket
-            granting = [keys.put(self._claim_of(row), keys.value_of(request, since), lease)]
+            granting = [keys.put(self._claim_of(row), keys.value_of(request, since, request.take), lease)]
             if ticket is not None:  # it takes the line before it along, of which hope says that there is none
                 place = self._layout.place(request.name, ticket, request.claim_id)
                 line, own = keys.Span(line.first, place), [keys.get(place)]
@@ -439,9 +501,10 @@ class EtcdStore:
 
     def _answer(self, rows: list[Row], views: dict[int, _View], outcomes: list[Any], deadline: Deadline) -> None:
         """Say to those who were not granted a name who has it, or that it is theirs already."""
-        mine = [row for row in rows if (key := views[row.place].holder) is not None and key.key == self._claim_of(row)]
+        held = {row.place: key for row in rows if (key := views[row.place].holder) is not None}
+        mine = [row for row in rows if row.place in held and held[row.place].key == self._claim_of(row)]
         if mine:
-            self._confirm(mine, views, outcomes, deadline)
+            self._confirm(mine, held, outcomes, deadline)
         for row in rows:
             holder = views[row.place].holder
             if holder is not None and self._has_permits(row, views):
@@ -471,17 +534,17 @@ class EtcdStore:
                 shown.holder, shown.fencing_token, shown.since, times[view.holder.lease].free_in, view.ticket, ahead
             )
 
-    def _confirm(self, rows: list[Row], views: dict[int, _View], outcomes: list[Any], deadline: Deadline) -> None:
+    def _confirm(self, rows: list[Row], mine: dict[int, keys.Kept], outcomes: list[Any], deadline: Deadline) -> None:
         """Grant again to those who hold already: their leases last a ttl from now, as after a renewal."""
-        renewals = [Row(row.place, Renew(row.request.name, row.request.claim_id, row.request.ttl)) for row in rows]
+        slots = {row.place: mine[row.place].permit()[0] for row in rows}
+        asked = [(row.place, row.request) for row in rows]
+        renewals = [Row(place, Renew(r.name, r.claim_id, r.ttl, slots[place])) for place, r in asked]
         self._renew(renewals, outcomes, deadline)
         for row in rows:
-            holder = views[row.place].holder
-            assert holder is not None
             if type(outcomes[row.place]) is not Renewed:
                 raise StoreUnavailable("etcd: a lease ended while its grant was repeated")
-            shown = holder.shown()
-            outcomes[row.place] = Granted(shown.fencing_token, shown.since)
+            shown = mine[row.place].shown()
+            outcomes[row.place] = Granted(shown.fencing_token, shown.since, slots[row.place])
 
     def _claim_of(self, row: Row) -> str:
         slot = 1 if type(row.request) is Acquire else row.request.slot

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Transfer
 
 
 # What stands in a value before its info. In a string the quotes would have backslashes.
@@ -232,11 +232,11 @@ def txn(compare: Iterable[str], success: Iterable[str], failure: Iterable[str] =
     return f'{{"compare":[{",".join(compare)}],"success":[{",".join(success)}],"failure":[{",".join(failure)}]}}'
 
 
-def value_of(request: Acquire, since: float) -> str:
-    """What is written for people. The info comes last, letter for letter."""
+def value_of(request: Acquire | Transfer, since: float, take: int) -> str:
+    """What is written for people, and of how many permits it takes. The info comes last, letter for letter."""
     holder = json.dumps(request.holder, ensure_ascii=False)
-    take = f',"take":{request.take}' if request.permits else ""
-    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{take}{INFO}{request.info or "null"}}}'
+    taking = f',"take":{take}' if request.permits else ""
+    return f'{{"holder":{holder},"since":{since!r},"ttl":{request.ttl:g}{taking}{INFO}{request.info or "null"}}}'
 
 
 def place_of(request: Acquire) -> str:

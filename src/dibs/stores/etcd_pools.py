@@ -174,7 +174,7 @@ class Pools:
     def _granting(self, asked: _Asked, lease: str, since: float) -> str:
         """The transaction that grants, or shows what there is."""
         request, view, otherwise = asked.request, asked.view, self.views.asked(asked.request.name)
-        name, value, own = request.name, keys.value_of(request, since), view.own(request)
+        name, value, own = request.name, keys.value_of(request, since, request.take), view.own(request)
         silent = (
             keys.delete(key.key)
             for key, silence in zip(view.line, view.silences, strict=True)
@@ -233,7 +233,7 @@ class Pools:
                 continue
             claim = self._layout.claim(request.name, request.claim_id, grant.slot)
             key = next(key for key in asked.view.holders if key.key == claim)
-            put = keys.put(claim, keys.value_of(request, grant.again.acquired_at), key.lease)
+            put = keys.put(claim, keys.value_of(request, grant.again.acquired_at, request.take), key.lease)
             # As it was read: were it reduced further meanwhile, this would be more again.
             texts.append(keys.txn([keys.same(key)], [put], self.views.asked(request.name)))
             fewer.append(asked)

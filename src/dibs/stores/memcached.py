@@ -54,6 +54,7 @@ from dibs.store import (
     StoreAddress,
     StoreBusy,
     StoredLease,
+    Transfer,
 )
 from dibs.stores import memcached_check
 from dibs.stores.memcached_spread import RISK, SpreadStore
@@ -281,6 +282,8 @@ class MemcachedStore:
             return self._acquire(request)
         if isinstance(request, Renew):
             return self._renew(request)
+        if isinstance(request, Transfer):
+            return self._transfer(request)
         return self._keep(request) if _keeps(request) else self._release(request)
 
     def _acquire(self, request: Acquire) -> _Steps:
@@ -322,6 +325,26 @@ class MemcachedStore:
             (answer,) = yield _change(key, lease, claim_id, ticks), 1
             if _done(answer):
                 return Renewed(self._now + request.ttl)
+
+    def _transfer(self, request: Transfer) -> _Steps:
+        name, claim_id = request.name, request.claim_id
+        key, ticks = _key(name), _ticks(request.ttl)
+        while True:
+            (found,) = yield b"mg %b v c t\r\n" % key, 1
+            lease = _lease(found, name)
+            if lease is None or lease.claim_id not in (claim_id, request.from_claim or claim_id):
+                return GONE
+            if lease.claim_id != claim_id:
+                value = _value(
+                    claim_id, f"+{self._token_base}", round(self._now, 3), request.holder, name, request.info
+                )
+                yield b"cas %b 0 %d %d %d\r\n%b\r\n" % (key, ticks, len(value), lease.cas, value), 1
+                continue  # the next look shows whether that was stored, and the CAS number that makes the token
+            if lease.ticks < ticks:
+                (answer,) = yield _change(key, lease, claim_id, ticks), 1
+                if not _done(answer):
+                    continue
+            return Granted(lease.token, lease.acquired_at)
 
     def _release(self, request: Release) -> _Steps:
         name, claim_id = request.name, request.claim_id

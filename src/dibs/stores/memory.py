@@ -31,6 +31,7 @@ from dibs.store import (
     Request,
     StoreAddress,
     StoredLease,
+    Transfer,
     Watch,
 )
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
@@ -247,6 +248,8 @@ class MemoryStore:
 def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
     if isinstance(request, Acquire):
         return _acquire_pool(shelf, request, now) if request.permits else _acquire(shelf, request, now)
+    if isinstance(request, Transfer):
+        return _transfer(shelf, request, now)
     permit = shelf.permits.get(request.name) if request.slot in (1, ANY_SLOT) else None
     pool = shelf.pools.get(request.name)
     if pool is not None:
@@ -268,6 +271,27 @@ def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
     if request.info is not None:
         permit.info = request.info
     return RELEASED
+
+
+def _transfer(shelf: Shelf, request: Transfer, now: float) -> Outcome:
+    pool = shelf.pools.get(request.name) if request.permits else None
+    if pool is not None:
+        _, permit = pool.holdings.get(request.slot, (None, None))
+    else:
+        permit = None if request.permits or request.slot != 1 else shelf.permits.get(request.name)
+    if permit is None or permit.expires_at <= now or not request.from_claim:
+        return GONE
+    if permit.claim_id not in (request.claim_id, request.from_claim):
+        return GONE
+    until = now + request.ttl
+    if permit.claim_id == request.claim_id:
+        until = max(until, permit.expires_at)
+    else:
+        last = permit if pool is None else pool
+        permit.fencing_token = last.fencing_token = last.fencing_token + 1
+        permit.claim_id, permit.acquired_at = request.claim_id, now
+    permit.holder, permit.info, permit.expires_at = request.holder, request.info, until
+    return Granted(permit.fencing_token, permit.acquired_at + shelf.wall_offset, request.slot)
 
 
 def _acquire_pool(shelf: Shelf, request: Acquire, now: float) -> Outcome:

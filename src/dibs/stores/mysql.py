@@ -346,6 +346,33 @@ class MySQLStore:
                 _, index, request = part[place]
                 outcomes[index] = Renewed(now + request.ttl)
 
+    def transfer_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        for row in rows:
+            _, index, request = row
+            now_us = self._server_now(deadline)
+            if not request.from_claim or (not request.permits and request.slot != 1):
+                continue
+            if request.permits:
+                move = partial(self._pools.transfer, request, now_us)
+                moved = self._with_tables(partial(self._transaction, move, deadline), deadline)
+                self._wrote = self._wrote or moved is not None
+            else:
+                moved = self._transfer(row, now_us, deadline)
+            if moved is not None:
+                outcomes[index] = moved
+
+    def _transfer(self, row: Row, now_us: int, deadline: Deadline) -> Granted | None:
+        request = row[2]
+        lasting, name, claim = us(request.ttl), hexed(request.name), hexed(request.claim_id)
+        values = now_us, lasting, hexed(request.holder), literal(request.info), claim, name, hexed(request.from_claim)
+        answer = self._ask(self._text(sql.TRANSFER) % values, deadline)
+        if answer.affected:
+            self._wrote = True
+            return Granted(answer.insert_id, now_us / 1e6)
+        if not self._write(self._text(sql.TRANSFERRED), (lasting, name, claim), deadline):
+            return None
+        return self._read_ours([row], deadline).get(0)
+
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         if any(row[2].slot == ANY_SLOT for row in rows):
             rows = self._with_slots(rows, deadline)

@@ -20,7 +20,7 @@ from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Transfer
     from dibs.stores.mysql_drivers import Answer
     from dibs.stores.rounds import Row
 
@@ -62,6 +62,14 @@ TAKE_AGAIN = f"""\
 UPDATE {{lease}} FORCE INDEX (PRIMARY) SET holder = %s, info = %s, take = %s,
 expires_at = GREATEST(expires_at, {NOW} + INTERVAL %s MICROSECOND)
 WHERE name IN (%s) AND (name, slot, claim_id) IN (%s) AND take IS NOT NULL"""
+# A slot in force changes hands; and the repetition of that by the claim that holds already.
+MOVE = f"""\
+UPDATE {{lease}} FORCE INDEX (PRIMARY) SET holder = %s, info = %s, fencing_token = %d,
+acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), expires_at = {NOW} + INTERVAL %d MICROSECOND, claim_id = x'%s'
+WHERE name = %s AND slot = %d AND take IS NOT NULL AND claim_id = x'%s' AND expires_at > {NOW}"""
+MOVED = f"""\
+UPDATE {{lease}} FORCE INDEX (PRIMARY) SET expires_at = GREATEST(expires_at, {NOW} + INTERVAL %d MICROSECOND)
+WHERE name = %s AND slot = %d AND take IS NOT NULL AND claim_id = x'%s' AND expires_at > {NOW}"""
 NOTE = """\
 UPDATE {pool} FORCE INDEX (PRIMARY) SET permits = %s, fencing_token = GREATEST(fencing_token, %s) WHERE name IN (%s)"""
 
@@ -129,6 +137,7 @@ class Pools:
         self._read = text(READ)
         self._end = text(END)
         self._take, self._take_new, self._take_again = text(TAKE), text(TAKE_NEW), text(TAKE_AGAIN)
+        self._move, self._moved = text(MOVE), text(MOVED)
         self._note = text(NOTE)
         self._leave = text(LEAVE, "name", "claim_id")
         self._enter = text(ENTER, "name", "claim_id", "wake", "take")
@@ -280,6 +289,26 @@ class Pools:
             rows: Sequence[tuple[Any, ...]] = execute(self._places % claims).rows
             tickets += [(entering[name.decode()], int(ticket)) for name, ticket in rows]
         return tickets
+
+    # -- transfer -------------------------------------------------------------------------------------------------
+
+    def transfer(self, request: Transfer, now_us: int, execute: Execute) -> Granted | None:
+        """Put one claim in the place of another, under the pool's next token; None when there is no such lease."""
+        heads = self._locked([request.name], execute)
+        if request.name not in heads:
+            return None
+        name, claim, lasting = _name(request.name), hexed(request.claim_id), us(request.ttl)
+        one = self._see([request.name], execute)[request.name]
+        permits, token = heads[request.name]
+        token = max(token, one.token) + 1
+        written = literal(request.holder), literal(request.info), token, now_us, lasting, claim
+        if execute(self._move % (*written, name, request.slot, hexed(request.from_claim))).affected:
+            execute(self._note % (permits, token, name))
+            return Granted(token, now_us / 1e6, request.slot)
+        if not execute(self._moved % (lasting, name, request.slot, claim)).affected:
+            return None
+        mine = next((holding for holding in one.holdings if holding.slot == request.slot), None)
+        return None if mine is None else Granted(mine.fencing_token, mine.acquired_at, mine.slot)
 
     # -- purge ----------------------------------------------------------------------------------------------------
 

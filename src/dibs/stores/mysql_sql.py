@@ -172,6 +172,17 @@ WHERE l.take IS NULL AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.clai
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND w.ticket < {_TICKET}
 AND w.claim_id <> UNHEX(a.claim_id) AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 
+# A lease in force changes hands; the token comes back in the OK packet. The second is for the repetition by the claim
+# that holds already: however late, it never shortens what a renewal gave.
+TRANSFER = f"""\
+UPDATE {{lease}} AS l SET l.fencing_token = LAST_INSERT_ID(l.fencing_token + 1),
+l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND,
+l.holder = _utf8mb4 x'%s', l.info = %s, l.claim_id = x'%s'
+WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL AND l.claim_id = x'%s' AND l.expires_at > {NOW}"""
+TRANSFERRED = f"""\
+UPDATE {{lease}} AS l SET l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL %d MICROSECOND)
+WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL AND l.claim_id = x'%s' AND l.expires_at > {NOW}"""
+
 # Which of the claims hold their names now. One row comes back for all: a row each would take as long to read as to
 # grant.
 OURS = f"""\

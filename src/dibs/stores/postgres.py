@@ -138,6 +138,7 @@ class PostgresStore:
             for verb in (
                 "ENTER",
                 "RENEW",
+                "TRANSFER",
                 "LIST",
                 "BREAK",
                 "BREAK_NOW",
@@ -309,6 +310,18 @@ class PostgresStore:
         for place in _elements(get(0, 0)):
             _, index, request = rows[place - 1]
             outcomes[index] = Renewed(now + request.ttl)
+
+    def transfer_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        for _, index, request in rows:
+            name, claim_id, ttl, holder, from_claim, info, slot, permits = request
+            columns = (
+                *(name.encode(), claim_id.encode(), b"%r" % ttl, holder.encode(), from_claim.encode()),
+                *(_plain(info), b"%d" % slot),
+            )
+            result = self._run(self._sql["POOL_TRANSFER" if permits else "TRANSFER"], columns, deadline)
+            if result.ntuples:
+                get = result.get_value
+                outcomes[index] = Granted(_int(get(0, 0)), _instant(get(0, 1)), slot)
 
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         kept = [row for row in rows if row[2].keep > 0]

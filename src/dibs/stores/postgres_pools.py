@@ -102,6 +102,27 @@ POOL_END = """\
 UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL
 WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= clock_timestamp()
 """
+# A permit that changes hands, under the next token of the pool, whose row is locked before that of the slot.
+POOL_TRANSFER = """\
+WITH head AS MATERIALIZED (
+    SELECT fencing_token FROM {pool} WHERE name = $1 FOR UPDATE
+), moved AS (
+    UPDATE {lease} AS l
+    SET claim_id = $2, holder = $4, info = $6,
+        fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE h.fencing_token + 1 END,
+        acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
+        expires_at = greatest(
+            CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
+    FROM head AS h
+    WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NOT NULL AND $5 <> ''
+      AND l.claim_id IN ($2, $5) AND l.expires_at > clock_timestamp()
+    RETURNING l.fencing_token, l.acquired_at
+), raised AS (
+    UPDATE {pool} AS p SET fencing_token = greatest(p.fencing_token, m.fencing_token)
+    FROM moved AS m WHERE p.name = $1
+)
+SELECT fencing_token, acquired_at FROM moved
+"""
 # Who is granted leaves the line, and so do those who ask no more; where permits are left, the next is told. A row
 # that is not as it was read (a lock made it at this very moment, say) is left alone, its name missing in the answer.
 POOL_GRANT = f"""\
@@ -183,6 +204,7 @@ VERBS = (
     "BEGIN",
     "LIMITS",
     "POOL_QUEUE",
+    "POOL_TRANSFER",
     "POOL_MAKE",
     "POOL_LOCK",
     "POOL_READ",

@@ -198,6 +198,19 @@ WITH renewed AS (
 SELECT array_agg(i), clock_timestamp() FROM renewed
 """
 
+# A lease in force, of the one claim or, when this is repeated, of the other already. Nobody need be woken.
+TRANSFER = """\
+UPDATE {lease} AS l
+SET claim_id = $2, holder = $4, info = $6,
+    fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE l.fencing_token + 1 END,
+    acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
+    expires_at = greatest(
+        CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
+WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NULL AND $5 <> ''
+  AND l.claim_id IN ($2, $5) AND l.expires_at > clock_timestamp()
+RETURNING l.fencing_token, l.acquired_at
+"""
+
 _DEPARTED = f"""\
 departed AS (
     DELETE FROM {{line}} AS w USING asked AS a

@@ -52,6 +52,7 @@ from dibs.store import (
     Renewed,
     StoreAddress,
     StoredLease,
+    Transfer,
 )
 from dibs.stores import redis_check
 from dibs.stores.redis_links import SLOTS, ClusterLink, Link, Request, slot_of
@@ -105,6 +106,7 @@ RIGHTS = (
 PARTS = {
     "acquire": ("grants",),
     "acquire_permits": ("grants", "pools"),
+    "transfer": ("grants",),
     "release": ("pools",),
     "break": ("pools",),
     "purge": ("pools",),
@@ -215,6 +217,12 @@ class RedisStore:
                 if permits:
                     words += (str(permits), str(take), "1" if resize else "")
             keys.append(self._counter(slot))
+        elif verb == "transfer":
+            words += (GRACE, str(LINE_KEEP_MS))
+            for name, claim_id, seconds, holder, from_claim, info, permit, permits in requests:
+                keys.append(self._keys(name)[0])
+                words += (claim_id, repr(seconds), holder, from_claim, info or "", str(permit), "1" if permits else "")
+            keys.append(self._counter(slot))
         elif verb == "renew":
             for name, claim_id, seconds, permit in requests:
                 if seconds != ttl:
@@ -234,7 +242,7 @@ class RedisStore:
         """What became of a request that failed by itself: an error for an acquire, and no lease for the others."""
         error = refusal(text[2:])
         if error.code == "OOM":
-            if type(request) is Acquire:
+            if type(request) in (Acquire, Transfer):
                 return StoreUnavailable(
                     f"Redis is out of memory and takes no new lease: {error.text}", maybe_applied=False
                 )
@@ -492,7 +500,7 @@ def _beginning(first: str, before: str) -> str:
 def _verb(request: StoreRequest) -> str:
     if type(request) is Acquire:
         return "acquire_permits" if request.permits else "acquire"
-    return "release" if type(request) is Release else "renew"
+    return {Release: "release", Transfer: "transfer"}.get(type(request), "renew")
 
 
 def _read_acquire(text: bytes) -> Granted | Held | Mismatch:
@@ -506,6 +514,10 @@ def _read_acquire(text: bytes) -> Granted | Held | Mismatch:
     return Held(holder.decode() or None, int(token), float(since), float(free_in), place, ahead == b"1")
 
 
+def _read_transfer(text: bytes) -> Outcome:
+    return _read_acquire(text) if text else GONE
+
+
 def _read_renew(text: bytes) -> Outcome:
     return Renewed(float(text)) if text else GONE
 
@@ -517,6 +529,7 @@ def _read_release(text: bytes) -> Outcome:
 _READERS: dict[str, Callable[[bytes], Outcome]] = {
     "acquire": _read_acquire,
     "acquire_permits": _read_acquire,
+    "transfer": _read_transfer,
     "renew": _read_renew,
     "release": _read_release,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dibs.store import GONE, LINE_GRACE_S, Acquire, Held, Outcome, Release, Renew, Request
+from dibs.store import GONE, LINE_GRACE_S, Acquire, Held, Outcome, Release, Renew, Request, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ class Verbs(Protocol):
 
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
+    def transfer_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
         """Grant what can be granted, to newcomers or by the rules of the line; return the rest."""
         ...
@@ -62,6 +63,10 @@ def _release(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadl
 
 def _renew(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
     verbs.renew_rows(rows, outcomes, deadline)
+
+
+def _transfer(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    verbs.transfer_rows(rows, outcomes, deadline)
 
 
 def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
@@ -120,7 +125,7 @@ def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> 
 def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
     """The vector in rounds that keep the order of requests for one name; nearly always a single one.
 
-    A round sends releases, then renewals, then acquires, and at most one acquire a name.
+    A round sends releases, then renewals, transfers, and acquires, and of the last two at most one a name.
     """
     rows: list[Row] = [(request[0], index, request) for index, request in enumerate(requests)]
     if len({row[0] for row in rows}) == len(rows):
@@ -132,7 +137,7 @@ def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
         name, _, request = row
         rank = _RANKS[type(request)]
         number, rank_before = last.get(name, (0, -1))
-        if rank < rank_before or (rank == rank_before and (rank == 2 or (number, name, request[1]) in sent)):
+        if rank < rank_before or (rank == rank_before and (rank >= 2 or (number, name, request[1]) in sent)):
             number += 1
         last[name] = number, rank
         sent.add((number, name, request[1]))
@@ -143,5 +148,5 @@ def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
 
 
 # In the order in which a round sends them.
-_VERBS = {Release: _release, Renew: _renew, Acquire: _acquire}
+_VERBS = {Release: _release, Renew: _renew, Transfer: _transfer, Acquire: _acquire}
 _RANKS: dict[type, int] = {kind: rank for rank, kind in enumerate(_VERBS)}

@@ -46,6 +46,7 @@ from dibs.store import (
     StoreBusy,
     StoredGrant,
     StoredLease,
+    Transfer,
     Watch,
 )
 from dibs.stores.identifiers import quoted_table
@@ -205,7 +206,7 @@ class SQLiteStore:
                 now = boot_now()
                 for request in requests:
                     outcome = self._at_once(db, request, now)
-                    outcomes.append(self._acquire(db, request, now) if outcome is None else outcome)  # type: ignore[arg-type]
+                    outcomes.append(self._looked_into(db, request, now) if outcome is None else outcome)
                 db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._translated(error) from error
@@ -215,7 +216,7 @@ class SQLiteStore:
         return outcomes
 
     def _at_once(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome | None:
-        """The outcome, when one statement decides it; None when an acquire must be looked into."""
+        """The outcome, when one statement decides it; None when the request must be looked into."""
         if type(request) is Acquire:
             name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
             if ticket is not None or permits:
@@ -238,11 +239,36 @@ class SQLiteStore:
                 else db.execute(self._sql["release_later"], (now + request.keep, request.info, *whose))
             )
             return RELEASED if done.rowcount else GONE
+        if type(request) is Transfer:
+            return None
         done = db.execute(
             self._sql["renew"],
             (now + request.ttl, request.name, request.slot, request.claim_id, self._boot, now),  # type: ignore[union-attr]
         )
         return Renewed(wall_now() + request.ttl) if done.rowcount else GONE  # type: ignore[union-attr]
+
+    def _looked_into(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome:
+        """The outcome of what one statement does not decide, in the open transaction."""
+        return self._transfer(db, request, now) if type(request) is Transfer else self._acquire(db, request, now)  # type: ignore[arg-type]
+
+    def _transfer(self, db: sqlite3.Connection, request: Transfer, now: float) -> Outcome:
+        name, claim_id, ttl, holder, from_claim, info, slot, permits = request
+        floor = self._floor
+        if permits:  # its token is above that of every slot
+            pool = db.execute(self._sql["read_pool"], (name,)).fetchone()
+            if pool is None:
+                return GONE
+            floor = max(floor, pool[1])
+        if not from_claim:
+            return GONE
+        values = (name, slot, claim_id, from_claim, holder, info, self._boot, now, now + ttl, wall_now(), floor)
+        moved = db.execute(self._sql["transfer"], (*values, not permits)).fetchall()
+        if not moved:
+            return GONE
+        if permits:
+            db.execute(self._sql["write_pool"], (name, pool[0], max(pool[1], moved[0][0])))
+        ((token, granted_wall),) = moved
+        return Granted(token, granted_wall, slot)
 
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
         """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
@@ -797,6 +823,17 @@ _STATEMENTS = {
         " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?6)"
         " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?1))"
         " RETURNING fencing_token, granted_wall"
+    ),
+    # A lease in force, of the one claim or, when this is repeated, of the other already.
+    "transfer": (
+        # 1 name, 2 slot, 3 claim, 4 from, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 Unix time, 11 floor, 12 lock
+        "UPDATE {lease} SET claim_id = ?3, holder = ?5, info = ?6,"
+        " expires_boot = CASE WHEN claim_id = ?3 THEN max(expires_boot, ?9) ELSE ?9 END,"
+        " granted_boot = CASE WHEN claim_id = ?3 THEN granted_boot ELSE ?8 END,"
+        " granted_wall = CASE WHEN claim_id = ?3 THEN granted_wall ELSE ?10 END,"
+        " fencing_token = CASE WHEN claim_id = ?3 THEN fencing_token ELSE max(fencing_token, ?11) + 1 END"
+        " WHERE name = ?1 AND slot = ?2 AND claim_id IN (?3, ?4) AND boot = ?7 AND expires_boot > ?8"
+        " AND (take IS NULL) = ?12 RETURNING fencing_token, granted_wall"
     ),
     "grant": (
         "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"

@@ -60,6 +60,7 @@ from dibs.store import (
     StoreAddress,
     StoreBusy,
     StoredLease,
+    Transfer,
 )
 from dibs.stores import zookeeper_check
 from dibs.stores.zookeeper_ledger import entries, holder_of, ledger_of, told_of
@@ -144,6 +145,8 @@ class ZooKeeperStore:
             return self._acquire(request, deadline)
         if type(request) is Renew:
             return self._renew(request, deadline)
+        if type(request) is Transfer:
+            return self._transfer(request, deadline)
         assert type(request) is Release
         return self._release(request, deadline)
 
@@ -461,6 +464,68 @@ class ZooKeeperStore:
                 return GONE
             version = None
         raise StoreUnavailable("ZooKeeper: others wrote to the same lease all the time")
+
+    def _transfer(self, request: Transfer, deadline: Deadline) -> Flights:
+        """Put a node of our session in the place of the holder's, in a permit made anew: its zxid is the token."""
+        pool, ttl = self._pool, request.ttl
+        permit = self._nodes.permit(request.name)
+        source, path = holder_node(permit, request.from_claim), holder_node(permit, request.claim_id)
+        known, given = pool.grants.get(path), pool.grants.get(source)
+        if known is not None and known.told is not None:
+            return known.told if (yield from self._extend(known, ttl, deadline)) else GONE
+        if given is not None and (given.session.over or boot_now() >= given.until):
+            return GONE  # its time is over, and the warden about to end it
+        session = pool.session_for(ttl, deadline)
+        # Noted before it is sent, as for an acquire.
+        grant = Grant(permit, path, session, {"holder": request.holder, "info": request.info, "ttl": ttl})
+        pool.grants[path] = grant
+        try:
+            return (yield from self._try_transfer(grant, source, ttl, deadline))
+        finally:
+            if grant.told is None and grant.until == FOREVER:
+                grant.until = boot_now() + ttl
+
+    def _try_transfer(self, grant: Grant, source: str, ttl: float, deadline: Deadline) -> Flights:
+        pool, session, permit, path = self._pool, grant.session, grant.permit, grant.path
+        for _ in range(TRIES):
+            there, mine, held = yield [session.get(permit), session.get(path), session.get(source)]
+            if type(there) is tuple and type(mine) is tuple and not mine[0].startswith(BROKEN):
+                # Transferred before, and the answer was lost.
+                found = self._found(grant, ttl, there, mine)
+                if found is None:
+                    continue
+                pool.grants[path] = found
+                return found.told if (yield from self._extend(found, ttl, deadline)) else GONE
+            if type(there) is No or type(held) is No or held[0].startswith(BROKEN):
+                pool.forget(grant)
+                return GONE
+            if ledger_of(there[0]) is not None:
+                moved = yield from self._permits.transfer(grant, source, ttl, there, held[1])
+                if moved is None:
+                    pool.forget(grant)
+                    return GONE
+                if moved:
+                    self._given_away(source)
+                    return grant.told
+                continue
+            operations: list[Operation] = [
+                ("delete", source, held[1].version),
+                ("delete", permit),
+                ("create", permit, b"", self._acl),
+                ("create", path, repr(ttl).encode(), self._acl, True),
+                ("set_data", permit, packed(grant.words)),
+            ]
+            (done,) = yield [session.multi(operations)]
+            if type(done) is list:
+                self._granted(grant, done[-1])
+                self._given_away(source)
+                return grant.told
+        raise StoreUnavailable("ZooKeeper: others wrote to the same lease all the time")
+
+    def _given_away(self, source: str) -> None:
+        given = self._pool.grants.get(source)
+        if given is not None:
+            self._pool.forget(given)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

@@ -279,6 +279,34 @@ class Permits:
                 break
         return None
 
+    def transfer(self, grant: Grant, source: str, ttl: float, there: Any, held: Any) -> Flights:
+        """Give what the node at ``source`` holds to a grant; False when it changed, None when it holds nothing."""
+        session, permit = grant.session, grant.permit
+        ledger = ledger_of(there[0])
+        entry = None if ledger is None else ledger.held.pop(claim_of(source), None)
+        if ledger is None or entry is None:
+            return None
+        moved = entry._replace(number=ledger.grants)
+        after = ledger._replace(grants=ledger.grants + 1, held=ledger.held | {claim_of(grant.path): moved})
+        operations = [
+            *written(permit, after, there[1].version),
+            ("delete", source, held.version),
+            ("create", grant.path, grant.text(ttl), self._acl, True),
+        ]
+        (done,) = yield [session.multi(operations)]
+        if type(done) is No:
+            return False
+        if session.over:
+            raise StoreUnavailable("ZooKeeper: the session expired while permits were granted in it")
+        self._known.pop(permit, None)
+        stat, now = done[1], boot_now()
+        grant.of_ledger, grant.take, grant.version = True, moved.take, 0
+        grant.words = {**grant.words, "at": stat.mtime / 1000}
+        grant.told = Granted(stat.czxid + moved.number, stat.mtime / 1000, moved.slot)
+        grant.until = now + ttl
+        self._pool.server_ahead_s = stat.mtime / 1000 - now
+        return True
+
     def _refusal(self, session: Session, permit: str, decision: Held, view: View, signs: Sequence[Sign]) -> Flights:
         """Who has it, and for how long, as far as it can be told."""
         if decision.holder is None:

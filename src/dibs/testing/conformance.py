@@ -24,6 +24,7 @@ from dibs.testing import (
     pause_cases,
     pool_cases,
     store_cases,
+    transfer_cases,
 )
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
 from dibs.testing.faces import FACES, Place
@@ -46,6 +47,7 @@ _MODULES = (
     pause_cases,
     history_cases,
     claims_cases,
+    transfer_cases,
 )
 
 

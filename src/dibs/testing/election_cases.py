@@ -6,14 +6,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, Unsupported, WouldDeadlock
+from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 from dibs.testing.client_cases import had, raises, shown, task, until, waiting, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.store import Capabilities
     from dibs.testing.faces import Face
 
 case = CLIENT_CASES.case
@@ -21,8 +20,12 @@ case = CLIENT_CASES.case
 OVER = "over"
 
 
-def no_line(capabilities: Capabilities) -> bool:
-    return not fifo(capabilities)
+async def stand_by(face: Face, client: Any, name: str, count: int) -> None:
+    """Until as many stand in line; where there is none, until they have had the time to."""
+    if fifo(face.capabilities):
+        await waiting(face, client, name, count)
+    else:
+        await asyncio.sleep(0.5)
 
 
 async def elected(face: Face, election: Any, **how: Any) -> Any:
@@ -254,13 +257,13 @@ async def run_tells_a_loss(face: Face) -> None:
 # -- who may stand by -------------------------------------------------------------------------------------------------
 
 
-@case("P16", fifo)
+@case("P16")
 async def standbys_enough(face: Face) -> None:
-    """With ``standby_max`` standbys in line another candidate is refused at once, and told who leads."""
+    """With ``standby_max`` standbys another candidate is refused at once, and told who leads."""
     leader = await elected(face, face.client().election("bounded", ttl=20))
     standby = task(elected(face, face.client().election("bounded", standby_max=1)))
     looker = face.client()
-    await waiting(face, looker, "bounded", 1)
+    await stand_by(face, looker, "bounded", 1)
     late = face.client().election("bounded", standby_max=1)
     began = time.monotonic()
     equal(await face.do(late.campaign), None, "a campaign with enough standbys")
@@ -272,7 +275,7 @@ async def standbys_enough(face: Face) -> None:
     with raises(LockTimeout):
         await face.do(late.run, callback(face, lambda _: None))
     assert time.monotonic() - began < PATIENCE_S, "refusing took long"
-    equal((await shown(face, looker, "bounded")).waiting, 1, "standbys afterwards")
+    await stand_by(face, looker, "bounded", 1)
     equal(await face.do(face.client().election("bounded", standby_max=0).campaign), None, "where none may stand by")
     await face.do(leader.resign)
     won = await standby
@@ -281,18 +284,15 @@ async def standbys_enough(face: Face) -> None:
     await face.do(alone.resign)
 
 
-@case("P16", fifo)
+@case("P16")
 async def standbys_of_one_client_count(face: Face) -> None:
     """Standbys of one client count, too, though only the first of them stands in the store's line."""
     client = face.client()
     leader = await elected(face, face.client().election("crowd", ttl=20))
     election = client.election("crowd", standby_max=2)
     standbys = [task(elected(face, election)) for _ in range(2)]
-    await waiting(face, client, "crowd", 1)
-
-    async def refused() -> bool:
-        return await face.do(election.campaign, timeout=0.05) is None
-
+    await stand_by(face, client, "crowd", 1)
+    await asyncio.sleep(0.2)
     began = time.monotonic()
     equal(await face.do(election.campaign, timeout=PATIENCE_S), None, "a third standby")
     assert time.monotonic() - began < PATIENCE_S / 2, "the third was not refused at once"
@@ -301,11 +301,159 @@ async def standbys_of_one_client_count(face: Face) -> None:
         await face.do((await standby).resign)
 
 
-@case("P16", no_line)
-async def standby_max_needs_a_line(face: Face) -> None:
-    """Where there is no line, ``standby_max`` is refused before anything is sent."""
-    with raises(Unsupported):
-        face.idle_client().election("bounded", standby_max=1)
+@case("P16")
+async def the_longest_standby_is_replaced(face: Face) -> None:
+    """With ``standby_full="replace"`` the newest joins in the place of the oldest, whose campaign ends and says why."""
+    leader = await elected(face, face.client().election("fresh", ttl=20))
+    how = {"standby_max": 2, "standby_full": "replace", "ttl": 20}
+    looker, standbys = face.client(), []
+    for number in range(2):
+        standbys.append(task(face.do(face.client().election("fresh", value=number, **how).campaign)))
+        await stand_by(face, looker, "fresh", number + 1)
+    oldest = face.client().election("fresh", standby_max=2)
+    equal(await face.do(oldest.campaign), None, "one that does not replace")
+    standbys.append(task(face.do(face.client().election("fresh", value=2, **how).campaign)))
+    equal(await asyncio.wait_for(standbys[0], 2 * PATIENCE_S), None, "the campaign of the oldest")
+    await stand_by(face, looker, "fresh", 2)
+
+    async def lead() -> None:
+        async with face.holding(face.client().election("fresh", value=3, **how).lead()) as term:
+            await face.do(term.resign)
+
+    fourth = task(lead())
+    equal(await asyncio.wait_for(standbys[1], 2 * PATIENCE_S), None, "the campaign of the second")
+    fifth = task(face.do(face.client().election("fresh", value=4, **how).campaign))
+    equal(await asyncio.wait_for(standbys[2], 2 * PATIENCE_S), None, "the campaign of the third")
+    sixth = task(face.do(face.client().election("fresh", value=5, **how).campaign))
+    with raises(LockTimeout) as caught:
+        await asyncio.wait_for(fourth, 2 * PATIENCE_S)
+    assert "replaced" in str(caught.error), f"the error: {caught.error}"
+    equal([lease.name for lease in await face.do(looker.leases)], ["fresh"], "leases that are shown")
+    await face.do(leader.resign)
+    for standby in asyncio.as_completed([fifth, sixth]):
+        await face.do((await standby).resign)
+
+
+@case("P7, P16")
+async def a_standby_that_goes_makes_room(face: Face) -> None:
+    """The place of a standby whose time is over, or who was elected, is free for another."""
+    leader = await elected(face, face.client().election("room", ttl=20))
+    first, second = (face.client().election("room", standby_max=1, ttl=20) for _ in range(2))
+    equal(await face.do(first.campaign, timeout=0.5), None, "a campaign of half a second")
+    standby = task(elected(face, second))
+    await stand_by(face, face.client(), "room", 1)
+    equal(await face.do(first.campaign, timeout=PATIENCE_S), None, "the first, while the second stands by")
+    await face.do(leader.resign)
+    won = await standby
+
+    async def in_the_end() -> Any:
+        while True:  # refused until the seat of the one who was elected is free
+            term = await face.do(first.campaign)
+            if term is not None:
+                return term
+            await asyncio.sleep(0.05)
+
+    standby = task(in_the_end())
+    await stand_by(face, face.client(), "room", 1)
+    await face.do(won.resign)
+    await face.do((await standby).resign)
+
+
+# -- who is next ------------------------------------------------------------------------------------------------------
+
+
+@case("P1, P2, P16")
+async def a_leader_names_its_successor(face: Face) -> None:
+    """``resign(to=…)`` makes the candidate with that value the next leader; the others keep their places in line."""
+    leader = await elected(face, face.client().election("heir", value="old", ttl=20))
+    order: list[tuple[int, Any, bool]] = []
+    looker = face.client()
+
+    async def campaign(value: Any) -> None:
+        async with face.holding(face.client().election("heir", value=value, ttl=20).lead()) as term:
+            order.append((term.number, term.value, leader.held))
+            await asyncio.sleep(0.3)
+
+    standbys = []
+    for number, value in enumerate([{"port": 1}, {"port": 2}, {"port": 3}]):
+        standbys.append(task(campaign(value)))
+        await stand_by(face, looker, "heir", number + 1)
+    equal(await face.do(leader.resign, to={"port": 3}, timeout=PATIENCE_S), True, "whether the third took over")
+    equal((leader.held, leader.lost.is_set()), (False, False), "held and lost of the old term")
+    await asyncio.gather(*standbys)
+    values = [value["port"] for _, value, _ in order]
+    equal(values[0], 3, "who was elected first")
+    equal(
+        values if fifo(face.capabilities) else sorted(values),
+        [3, 1, 2] if fifo(face.capabilities) else [1, 2, 3],
+        "all",
+    )
+    rising([leader.number, *[number for number, _, _ in order]], "numbers of the terms")
+    equal([held for *_, held in order], [False] * 3, "whether the old leader was trusted while another led")
+    equal(await face.do(leader.resign), False, "resigning once more")
+
+
+@case("P13, P16")
+async def a_successor_that_is_not_there(face: Face) -> None:
+    """When nobody with that value takes over in time, the leader resigns as usual, and says so."""
+    ours, theirs = face.client(), face.client()
+    leader = await elected(face, ours.election("nobody", value=1, ttl=20))
+    standby = task(elected(face, theirs.election("nobody", value=2, ttl=20)))
+    await stand_by(face, theirs, "nobody", 1)
+    resigning = task(face.do(leader.resign, to=3, timeout=1.5))
+
+    async def offered() -> bool:
+        return await face.do(theirs.election("nobody").leader) is None
+
+    await until(offered, "nobody leads while the term is offered")
+    equal(leader.held, False, "the old leader's trust")
+    equal(await face.do(face.client().lock("nobody").acquire, timeout=0), None, "acquiring it meanwhile")
+    equal(await resigning, False, "whether somebody took over")
+    won = await standby
+    rising([leader.number, won.number], "numbers")
+    equal(await face.do(won.resign, to=3, timeout=0), False, "where nobody stands by")
+    again = await elected(face, ours.election("nobody"), timeout=5)
+    await face.do(again.resign)
+
+
+@case("P16")
+async def a_successor_may_come_late_or_in_reserve(face: Face) -> None:
+    """A candidate that begins to campaign while the term is offered to it takes over, and so does a reserve."""
+    election = face.client().election("late", value="one", ttl=20)
+    leader = await elected(face, election)
+    resigning = task(face.do(leader.resign, to="two", timeout=PATIENCE_S))
+    await asyncio.sleep(0.3)
+    two = await elected(face, face.client().election("late", value="two", ttl=20), timeout=PATIENCE_S)
+    equal(await resigning, True, "whether the late one took over")
+    reserve = face.client().election("late", value="three", priority=-1, ttl=20)
+    standby = task(elected(face, reserve, timeout=PATIENCE_S))
+    await asyncio.sleep(0.2)
+    equal(await face.do(two.resign, to="three", timeout=PATIENCE_S), True, "whether the reserve took over")
+    three = await standby
+    rising([leader.number, two.number, three.number], "numbers")
+    equal((three.value, three.held, two.held), ("three", True, False), "value and held")
+    await face.do(three.resign)
+
+
+@case("P8, P16")
+async def resigning_to_somebody_through_the_election(face: Face) -> None:
+    """``election.resign(to=…)`` does the same for the term that it leads; a lost term is nobody's to give."""
+    ours, theirs = face.client(), face.client()
+    election, rival = ours.election("through", value="a", ttl=20), theirs.election("through", value="b", ttl=20)
+    with raises(NotHeld):
+        await face.do(election.resign, to="b")
+    for wrong in ({"to": object()}, {"to": "x" * 4096}, {"to": 1, "timeout": -1}, {"to": 1, "timeout": "soon"}):
+        with raises(InvalidOption):
+            await face.do(election.resign, **wrong)
+    await elected(face, election)
+    standby = task(elected(face, rival))
+    await stand_by(face, theirs, "through", 1)
+    equal(await face.do(election.resign, to="b", timeout=PATIENCE_S), True, "whether it took over")
+    won = await standby
+    equal(await face.do(theirs.break_lease, "through", fencing_token=won.number, now=True), True, "breaking the term")
+    with raises(LeaseLost):
+        await face.do(won.resign, to="a", timeout=1)
+    equal((won.held, won.lost.is_set()), (False, True), "held and lost")
 
 
 @case("P16")
@@ -407,6 +555,10 @@ async def wrong_elections_are_refused(face: Face) -> None:
         {"standby_max": True},
         {"standby_max": 1.5},
         {"standby_max": 1, "priority": -1},
+        {"standby_max": 1, "standby_full": "both"},
+        {"standby_max": 0, "standby_full": "replace"},
+        {"standby_full": "replace"},
+        {"info": {"offer": 1}},
     ]
     for options in wrong:
         with raises(InvalidOption):

@@ -1,0 +1,124 @@
+"""Seats for the standbys of an election: at most so many candidates wait at a time, on every store.
+
+A seat is a lease of its own, one of ``standby_max``, under a name that no user's can be, as no namespace has a ``~``
+in it; so ``client.leases()`` does not show it. Whoever finds no free seat is refused, or takes that of the standby that
+has sat the longest. Seats last for seconds: a dead standby's is soon free, and one that was taken is soon missed.
+
+Seats decide who may wait, never who leads. For as long as it takes a standby to notice that its seat is taken, a second
+or so, there may be one more in line.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import StoreUnavailable
+from dibs.lease import LeaseFacts
+from dibs.lock import LockCore
+
+if TYPE_CHECKING:
+    from dibs.desk import Desk
+    from dibs.steps import Steps
+
+# A seat lasts this long without a renewal, and is renewed every third of it.
+SEAT_TTL_S = 4.0
+# How often a newcomer that replaces looks for the longest-standing again because another newcomer was faster.
+REPLACE_TRIES = 5
+# A longer name stands in the name of a seat as its hash, so that no store's limit is met.
+NAME_BYTES_MAX = 160
+
+
+class SeatCore(LockCore[LeaseFacts]):
+    """One seat, as a lock."""
+
+    __slots__ = ()
+
+    def __init__(self, desk: Desk, name: str, number: int) -> None:
+        limits = desk.address.capabilities
+        ttl = min(max(SEAT_TTL_S, limits.ttl_min_s), limits.ttl_max_s)
+        super().__init__(desk, name, desk.terms(ttl, True, 0, False, 0, None, None, "raise", None), LeaseFacts)
+        short = len(name.encode()) <= NAME_BYTES_MAX
+        told = f"~standby:{name}" if short else f"~standby-sha256:{sha256(name.encode()).hexdigest()}"
+        self._key = f"{desk.namespace}{told}/{number}"
+
+
+class Seat:
+    """A seat that was taken by a standby."""
+
+    __slots__ = ("_core", "_lease", "_owner")
+
+    def __init__(self, core: SeatCore, lease: LeaseFacts, owner: object) -> None:
+        self._core = core
+        self._lease = lease
+        self._owner = owner
+
+    def kept(self) -> Steps[bool]:
+        """Whether it is still this standby's. One that ended, in an outage say, is taken again if nobody has it."""
+        if self._lease.held:
+            return True
+        try:
+            lease = yield from self._core.obtain(self._owner, 0.0)
+        except StoreUnavailable:  # not known: the next look will tell
+            return True
+        if lease is not None:
+            self._lease = lease
+        return lease is not None
+
+    def taken_by(self) -> str | None:
+        """Who has it, when it is kept no more."""
+        held = self._core.refused[0]
+        return None if held is None else held.holder
+
+    def leave(self) -> None:
+        """Let the next have it; nothing is waited for."""
+        self._lease._end()
+
+    def left(self) -> Steps[None]:
+        """The same, and wait until the store has been told, or for as long as a request may take."""
+        session = self._lease._session
+        ask = session.release(self._lease._hold)
+        if ask is not None:
+            yield session, ask, session.request_timeout_s
+
+
+class Seats:
+    """The seats of one election."""
+
+    __slots__ = ("_cores", "_desk", "_replace")
+
+    def __init__(self, desk: Desk, name: str, count: int, replace: bool) -> None:
+        self._desk = desk
+        self._cores = [SeatCore(desk, name, number) for number in range(1, count + 1)]
+        self._replace = replace
+
+    def take(self, owner: object, until: float | None) -> Steps[Seat | None]:
+        """A free seat, or that of the longest-standing; None when all are taken, or at ``until`` by the boot clock."""
+        clock = self._desk.session().clock
+        for _ in range(REPLACE_TRIES):
+            sitting: list[tuple[float, int, SeatCore]] = []
+            for core in self._cores:
+                lease = yield from core.obtain(owner, 0.0)
+                if lease is not None:
+                    return Seat(core, lease, owner)
+                held, _ = core.refused
+                if held is not None and held.holder is not None:
+                    sitting.append((held.acquired_at, held.fencing_token, core))
+                if until is not None and clock.now() >= until:
+                    return None
+            if not self._replace or not sitting:
+                return None
+            _, token, core = min(sitting, key=_sat_since)
+            yield from self._vacate(core, token)
+            lease = yield from core.obtain(owner, 0.0)
+            if lease is not None:
+                return Seat(core, lease, owner)
+        return None
+
+    def _vacate(self, core: SeatCore, token: int) -> Steps[None]:
+        key = core._key
+        yield from self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
+
+
+def _sat_since(sitting: tuple[float, int, Any]) -> tuple[float, int]:
+    return sitting[:2]
