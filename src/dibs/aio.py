@@ -14,7 +14,9 @@ from functools import partial, wraps
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs import guarding
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
+from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.hold import HELD, LOST
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
     from dibs.campaign import Leader
     from dibs.desk import Desk, LeaseRecord
+    from dibs.door import Door
     from dibs.grips import Gripped
+    from dibs.guarding import Talk
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.once import OnceRecord
@@ -170,6 +174,21 @@ def _take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         return stop.value  # type: ignore[no-any-return]
 
 
+async def _converse(talk: Talk[T], door: Door) -> T:
+    """Carry a talk with the store and the caller's connection along in this task."""
+    try:
+        said = next(talk)
+        while True:
+            try:
+                heard = await (door.execute_async(*said) if isinstance(said, Said) else _take(said))
+            except BaseException as error:  # noqa: BLE001 - the talk raises it again when it has cleaned up
+                said = talk.throw(error)
+            else:
+                said = talk.send(heard)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
 class _Begun(Generic[T]):
     """Steps whose first has been taken: it happens whether or not the rest is awaited."""
 
@@ -256,6 +275,20 @@ class AsyncLease(LeaseFacts):
         by its ttl. Raises LeaseLost when it had been lost.
         """
         return _Begun(self._releasing())
+
+    async def guard(self, connection: Any) -> None:
+        """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
+
+        connection: a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of SQLAlchemy, or what
+        ``dibs.Lease.guard`` takes, which blocks the event loop as any use of it does.
+        """
+        door = door_to(connection)
+        await _converse(guarding.guard(self, door), door)
+
+    async def release_after_commit(self, connection: Any) -> None:
+        """Give it back, and keep others out until the transaction has ended; see ``dibs.Lease``."""
+        door = door_to(connection)
+        await _converse(guarding.release_after_commit(self, door), door)
 
     async def __aenter__(self) -> AsyncLease:
         return self

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections import OrderedDict
     from collections.abc import Callable
 
+    from dibs.door import Door
     from dibs.lane import Ask
     from dibs.store import Granted
     from dibs.terms import Terms
@@ -45,6 +46,8 @@ class Hold:
     queue: OrderedDict[Hold, None] | None = None
     due = 0.0
     in_flight = False
+    #: The transactions in which it is pinned, or was.
+    pins: tuple[Door, ...] = ()
     #: The release that waits for the renewal under way to be over.
     after_renewal: Ask | None = None
 
@@ -73,6 +76,10 @@ class Hold:
     def ends_at(self) -> float:
         """Boot-clock time beyond which it is not renewed (max_hold)."""
         return self.t0 + self.terms.max_hold
+
+    def pinned(self, dialect: str = "") -> bool:
+        """Whether a transaction (of this dialect) in which it was pinned may still be open."""
+        return any(dialect in ("", door.dialect) and not door.ended() for door in self.pins)
 
     def why_over(self) -> str:
         """Why its trusted time could run out, in words for the holder."""

@@ -20,7 +20,7 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, ANY_TICKET, GONE, PIN_KEEP_S, Acquire, Gone, Granted, Release, Renew, Renewed
 from dibs.trust import local_deadline
 from dibs.waiting import AcquireAsk, Waiting
 
@@ -229,6 +229,8 @@ class Session:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
+        if hold.pins and hold.pinned():  # nobody may enter before that transaction has ended
+            keep = max(keep, PIN_KEEP_S)
         request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep, info)
         ask = Ask(request, now + self.patience_s)
         if self.renewer.forget(hold):

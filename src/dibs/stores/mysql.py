@@ -39,6 +39,7 @@ from dibs.store import (
     Granted,
     Mismatch,
     Outcome,
+    Pin,
     Renewed,
     Request,
     StoreAddress,
@@ -49,6 +50,7 @@ from dibs.stores import mysql_check, mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import CR_SSL, DRIVERS, SSL_MODES, ServerError, TimedOut, Where, Wire, opener
+from dibs.stores.mysql_pins import Pins
 from dibs.stores.mysql_sql import by_name, document, hexed, literal, optional, us
 from dibs.stores.rounds import Row, Seen
 
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from urllib.parse import SplitResult
 
-    from dibs.store import Release
+    from dibs.store import Release, Renew
     from dibs.stores.mysql_drivers import Answer, Link
 
 _T = TypeVar("_T")
@@ -75,6 +77,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    guard=True,
 )
 MYSQL_MIN, MARIADB_MIN = (8, 0, 4), (10, 6)
 # Rows of one statement; it keeps them locked until it is done. And how much text of `info` they may carry together.
@@ -118,11 +121,12 @@ class MySQLStore:
     def __init__(self, where: Where, table: str, connect: Callable[[Where, float], Link]) -> None:
         self._where = where
         self._connect = connect
-        self._tables = [table, table + "_line", table + "_pool", table + "_meta"]
+        self._tables = [table, table + "_line", table + "_pool", table + "_meta", table + "_guard"]
         self._names = {
             key: "`" + name.replace("`", "``") + "`"
-            for key, name in zip(("lease", "line", "pool", "meta"), self._tables, strict=True)
+            for key, name in zip(("lease", "line", "pool", "meta", "guard"), self._tables, strict=True)
         }
+        self._names["database"] = "`" + where.database.replace("`", "``") + "`"
         self._wire: Wire | None = None
         self._facts: dict[str, str] = {}
         #: The server's clock in microseconds, and the boot clock when it was read.
@@ -131,7 +135,8 @@ class MySQLStore:
         self._wrote = False
         #: The server will end a transaction of ours in which nothing happens any more.
         self._limited = False
-        self._pools = mysql_pools.Pools(self._text)
+        self._pins = Pins(self._text)
+        self._pools = mysql_pools.Pools(self._text, self._pins.drop)
         self._grant_one, self._grant_one_in_line = self._text(sql.GRANT_ONE), self._text(sql.GRANT_ONE_IN_LINE)
         claim = ("name", "claim_id", "us", "holder", "info", "ticket")
         self._grant_many = self._text(sql.GRANT_MANY)
@@ -157,6 +162,8 @@ class MySQLStore:
     def _text(self, template: str, *columns: str) -> str:
         """A statement with our tables in it, ready for its values."""
         names = {key: name.replace("%", "%%") for key, name in self._names.items()}
+        for key, lease in (("unpinned", "l"), ("unpinned_of_lease", names["lease"])):
+            names[key] = sql.UNPINNED.format(lease=lease, guard=names["guard"])
         return template.format(**names, asked=sql.asked(*columns) if columns else "")
 
     @property
@@ -263,6 +270,11 @@ class MySQLStore:
                 int(left_us) / 1e6,
                 ticket,
             )
+        over = {rows[at][0]: at for at, one in enumerate(seen) if one and not one.free and one.free_in <= 0}
+        if over:  # but for their pins
+            unpin = partial(self._transaction, partial(self._pins.drop, list(over)), deadline)
+            for name in self._with_tables(unpin, deadline):
+                seen[over[name]] = seen[over[name]]._replace(free=True)
         new = [at for at, one in enumerate(seen) if one is None and at not in pools]
         granted = self._make_or_repeat(rows, new, mine, deadline)
         waiting = [at for at, row in enumerate(rows) if row[2].wake is not None and seen[at] and at not in granted]
@@ -388,6 +400,18 @@ class MySQLStore:
             values = by_name(names, infos), by_name(names, lasting), *_these(these)
             self._write(self._keep, values, deadline)
 
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        if dialect != "mysql":
+            raise InvalidOption(f"leases are kept in MySQL, and that connection is to {dialect}: use dibs.fencing")
+        self._wrote = False
+        return Pin(self._pins.make(request, partial(self._ask, deadline=deadline)))
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        self._wrote = False
+        return self._pins.there(request, rows, partial(self._ask, deadline=deadline))
+
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
@@ -425,6 +449,10 @@ class MySQLStore:
                 break
         purged += self._purge_pools(older_than, deadline)
         self._write(self._text(sql.PURGE_LINE), (), deadline)
+        for _ in range(PURGE_STEPS_MAX):
+            rest = partial(self._transaction, self._pins.drop_rest, deadline)
+            if not self._with_tables(rest, deadline):
+                break
         return purged
 
     def _purge_pools(self, older_than: float, deadline: Deadline) -> int:

@@ -43,9 +43,10 @@ SELECT w.name, NULL, w.claim_id, w.take, NULL, w.ticket, NULL, TIMESTAMPDIFF(MIC
 FROM {{line}} AS w FORCE INDEX (PRIMARY) WHERE w.name IN (%s)"""
 # A renewal does not take the lock on the pool: while it is being committed, a lease that goes on may seem to be over.
 # So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
+# One that is pinned goes on to be counted.
 END = f"""\
-UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = NULL, holder = NULL, info = NULL
-WHERE name IN (%s) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= {NOW}"""
+UPDATE {{lease}} AS l FORCE INDEX (PRIMARY) SET l.claim_id = NULL, l.holder = NULL, l.info = NULL
+WHERE l.name IN (%s) AND l.take IS NOT NULL AND l.claim_id IS NOT NULL AND l.expires_at <= {NOW} AND {{unpinned}}"""
 
 # A slot that had been held before, one that never was, and the claim's own. Values that differ from name to name are
 # search trees, as in the statements for locks: an UPDATE that joins rows with texts in them takes five times as long.
@@ -123,7 +124,9 @@ class _Seen:
 class Pools:
     """The statements, with the tables of one store in them. All but ``idle`` run inside a transaction."""
 
-    def __init__(self, text: Callable[..., str]) -> None:
+    def __init__(self, text: Callable[..., str], unpin: Callable[[list[str], Execute], object]) -> None:
+        #: Deletes the rows of pins that are over.
+        self._unpin = unpin
         self._lock = text(LOCK)
         self._make = text(MAKE, "name", "permits")
         self._read = text(READ)
@@ -187,6 +190,7 @@ class Pools:
         seen = self._see(list(asked), execute)
         over = [name for name in asked if seen[name].over]
         if over:
+            self._unpin(over, execute)
             execute(self._end % _names(over))
             seen |= self._see(over, execute)
         new = [name for name in asked if name not in heads and not seen[name].is_lock]
@@ -294,6 +298,7 @@ class Pools:
     def purge(self, names: list[str], older_than_us: int, execute: Execute) -> int:
         """Forget those of the pools that are unused indeed; how many slots they had."""
         self._locked(names, execute)
+        self._unpin(names, execute)
         execute(self._end % _names(names))  # what is not over now is seen by its claim, and nobody else can take any
         rows: Sequence[tuple[Any, ...]] = execute(
             self._still_idle % (_names(names), older_than_us, "OR l.claim_id IS NOT NULL")

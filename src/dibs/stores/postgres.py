@@ -11,6 +11,7 @@ made, and waiters poll.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ from dibs.store import (
     Granted,
     Mismatch,
     Outcome,
+    Pin,
     Renewed,
     Request,
     StoreAddress,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from dibs.clock import Deadline
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Renew
 
 CAPABILITIES = Capabilities(
     store="PostgreSQL",
@@ -63,6 +65,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    guard=True,
 )
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
@@ -118,6 +121,8 @@ class PostgresStore:
             "pool": qualified + quoted_table(table + "_pool"),
             "meta": qualified + quoted_table(table + "_meta"),
         }
+        # Of 48 bits, so that a slot's number can be added.
+        self._names["pin_seed"] = str(int.from_bytes(sha256(self._names["lease"].encode()).digest()[:6], "big"))
         self._names["lease_text"] = "'" + self._names["lease"].replace("'", "''") + "'"
         self._schema_name = schema
         self._pg: PGconn | None = None
@@ -134,6 +139,7 @@ class PostgresStore:
                 "BREAK",
                 "BREAK_NOW",
                 "PURGE",
+                "PINNED",
             )
         }
         self._sql |= {
@@ -301,6 +307,18 @@ class PostgresStore:
         get = result.get_value
         for r in range(result.ntuples):
             outcomes[rows[_int(get(r, 0)) - 1][1]] = RELEASED
+
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        if dialect != "postgresql":
+            raise InvalidOption(f"leases are kept in PostgreSQL, and that connection is to {dialect}: use dibs.fencing")
+        text = postgres_sql.PIN.format(**self._names)
+        return Pin(text.format(name=request.name.encode().hex(), slot=request.slot))
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        columns = (b"%d" % rows[0][0], request.name.encode(), b"%d" % request.slot)
+        return _int(self._run(self._sql["PINNED"], columns, deadline).get_value(0, 0)) > 0
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.postgres_sql import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,9 +45,10 @@ FROM {line} AS w WHERE w.name = ANY($1::text[])
 """
 # A renewal does not take the lock on the pool: while it is being committed, a lease may seem over that goes on.
 # So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
-POOL_END = """\
-UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL
-WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= clock_timestamp()
+# One that is pinned goes on to be counted.
+POOL_END = f"""\
+UPDATE {{lease}} AS l SET claim_id = NULL, holder = NULL, info = NULL
+WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND {OVER}
 """
 # Who is granted leaves the line, and so do those who ask no more; where permits are left, the next is told. A row
 # that is not as it was read (a lock made it at this very moment, say) is left alone, its name missing in the answer.

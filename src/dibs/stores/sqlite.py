@@ -39,6 +39,7 @@ from dibs.store import (
     Held,
     Mismatch,
     Outcome,
+    Pin,
     Release,
     Renewed,
     Request,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from dibs.clock import Deadline
+    from dibs.store import Renew
 
 CAPABILITIES = Capabilities(
     store="SQLite",
@@ -68,6 +70,7 @@ CAPABILITIES = Capabilities(
     resolution_s=0.001,
     margin_s=0.010,
     permits=True,
+    guard=True,
 )
 OPTIONS = ("table",)
 TOKENS_PER_BOOT = 2**40
@@ -162,6 +165,7 @@ class SQLiteStore:
             "meta": quoted_table(table + "_meta"),
         }
         self._schema = _SCHEMA.format(**names)
+        self._lease_table = names["lease"]
         names["old"] = _OLD.format(**names)
         names["empty"] = _EMPTY.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
@@ -335,6 +339,43 @@ class SQLiteStore:
         entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now, request.take)).lastrowid
         assert entered is not None
         return entered
+
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        """The pin is the lock that a transaction has on the whole file once it has written; it writes a renewal."""
+        if files is None:
+            raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
+        with self._in_use:
+            self._open()
+        alias = next((alias for _, alias, path in files if path and self._is_ours(path)), None)
+        if alias is None:
+            raise InvalidOption(
+                f"that connection does not have the file {self._path!r} open, in which the leases are kept: "
+                "ATTACH it, keep the leases in the connection's own file, or use dibs.fencing"
+            )
+        table = f"{quoted_table(alias, 'schema')}.{self._lease_table}"
+        name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))
+        now = boot_now()
+        ours = (
+            f"WHERE name = '{name}' AND slot = {request.slot:d} AND claim_id = '{claim_id}' AND boot = {self._boot:d}"
+            f" AND expires_boot > {now!r} RETURNING slot"
+        )
+        return Pin(
+            f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}",
+            renews=True,
+            release=f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}",
+        )
+
+    def _is_ours(self, path: str) -> bool:
+        try:
+            there = os.stat(path)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == self._file
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        return bool(rows)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
