@@ -43,19 +43,21 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_pools",
     },
     "dibs.stores.postgres_sql": {"dibs.store"},
-    "dibs.stores.postgres_pools": {"dibs.store", "dibs.stores.permits"},
+    "dibs.stores.postgres_pools": {"dibs.store", "dibs.stores.permits", "dibs.stores.postgres_sql"},
     "dibs.stores.mysql": {
         *CONTRACT,
         "dibs.stores",
         "dibs.stores.identifiers",
         "dibs.stores.mysql_check",
         "dibs.stores.mysql_drivers",
+        "dibs.stores.mysql_pins",
         "dibs.stores.mysql_pools",
         "dibs.stores.mysql_sql",
         "dibs.stores.rounds",
     },
     "dibs.stores.mysql_check": {"dibs.store"},
     "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_pins": {"dibs.stores", "dibs.stores.mysql_sql"},
     "dibs.stores.mysql_pools": {"dibs.store", "dibs.stores.mysql_sql", "dibs.stores.permits"},
     "dibs.stores.mysql_sql": {"dibs.store"},
     "dibs.stores.memcached": {
@@ -116,8 +118,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.session": CONTRACT | DATA | LANES,
     "dibs.promises": {"dibs.errors"},
     "dibs.desk": {*CONTRACT, *DATA, "dibs.promises", "dibs.session"},
+    # The caller's own transactions.
+    "dibs.door": {"dibs.errors"},
+    "dibs.guarding": {*CONTRACT, *DATA, "dibs.door"},
+    "dibs.fencing": {"dibs.errors", "dibs.door", "dibs.guarding", "dibs.stores.identifiers"},
     # Primitives.
-    "dibs.lease": CONTRACT | DATA,
+    "dibs.lease": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding"},
     "dibs.grips": {"dibs.errors"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
@@ -153,6 +159,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.steps",
         "dibs.hold",
+        "dibs.door",
+        "dibs.guarding",
         *PRIMITIVES,
         "dibs.once",
         "dibs.once_keys",
@@ -183,7 +191,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.operators": {"dibs.cli", "dibs.names"},
+    "dibs.cli.operators": {"dibs.cli", "dibs.fencing", "dibs.names"},
     "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.

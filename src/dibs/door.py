@@ -25,8 +25,6 @@ DIALECTS = (POSTGRESQL, MYSQL, SQLITE)
 VALUE = "\0"
 _ALIASES = {"mariadb": MYSQL}
 _DRIVERS = {"psycopg": POSTGRESQL, "pymysql": MYSQL, "MySQLdb": MYSQL, "sqlite3": SQLITE}
-# psycopg's name for "no transaction is open"; it is the server's own word, from its last answer.
-_PQ_IDLE = 0
 
 
 class Said(NamedTuple):
@@ -58,9 +56,13 @@ class Door:
         """The same, awaited; a connection that blocks, blocks the event loop as it always does."""
         return self.execute(sql, values)
 
-    def ended(self) -> bool:
-        """Whether the transaction is over, as far as the driver knows for certain; False when it may be open."""
-        return False
+    def in_transaction(self) -> bool | None:
+        """Whether a transaction is open, where the driver knows for certain without asking: for SQLite."""
+        return None
+
+    def blocks_all(self) -> bool:
+        """Whether nobody can write to that database before this transaction has ended."""
+        return self.dialect == SQLITE and self.in_transaction() is True
 
     def spoil(self) -> None:
         """Let the framework, if there is one, end this transaction with a rollback."""
@@ -99,19 +101,14 @@ def _dialect(name: str) -> str:
     return name
 
 
-def _ended(native: Any) -> bool:
-    """Whether a driver's own connection certainly has no transaction open."""
-    root = type(native).__module__.partition(".")[0]
+def _in_transaction(native: Any) -> bool | None:
+    """The same of a driver's own connection. (Servers keep more than their drivers know: PREPARE TRANSACTION.)"""
+    if not type(native).__module__.startswith("sqlite3"):
+        return None
     try:
-        if root == "psycopg":
-            return int(native.info.transaction_status) == _PQ_IDLE
-        if root == "sqlite3":
-            return not native.in_transaction
-    except Exception as error:  # noqa: BLE001 - a connection in whatever state: what cannot be told is not certain
-        # Closed: SQLite has rolled back within the call. A server may be busy with what was sent last.
-        return root == "sqlite3" and type(error).__name__ == "ProgrammingError"
-    # PyMySQL's and mysqlclient's flags are not set by every answer that begins a transaction.
-    return False
+        return bool(native.in_transaction)
+    except Exception:  # noqa: BLE001 - closed, and so rolled back
+        return False
 
 
 def _filled(sql: str, mark: str, values: Sequence[object]) -> str:
@@ -149,8 +146,8 @@ class _DriverDoor(Door):
             return cursor
         return self._connection.cursor(sys.modules[f"{self._driver}.cursors"].Cursor)
 
-    def ended(self) -> bool:
-        return _ended(self._connection)
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._connection)
 
     def __str__(self) -> str:
         return f"that {self._driver} connection"
@@ -167,9 +164,6 @@ class _AsyncPsycopgDoor(Door):
         async with self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row) as cursor:
             await cursor.execute(_filled(sql, "%s", values), tuple(values) or None)
             return Answer(await cursor.fetchall() if cursor.description else [], cursor.rowcount)
-
-    def ended(self) -> bool:
-        return _ended(self._connection)
 
     def __str__(self) -> str:
         return "that psycopg.AsyncConnection"
@@ -190,8 +184,8 @@ class _DjangoDoor(Door):
             self._native = self._connection.connection
             return Answer([tuple(row) for row in cursor.fetchall()] if cursor.description else [], cursor.rowcount)
 
-    def ended(self) -> bool:
-        return self._native is not None and _ended(self._native)
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
 
     def spoil(self) -> None:
         if self._connection.in_atomic_block:
@@ -213,8 +207,8 @@ class _AlchemyDoor(Door):
         self._native = self._connection.connection.driver_connection
         return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
 
-    def ended(self) -> bool:
-        return self._native is not None and _ended(self._native)
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
 
     def __str__(self) -> str:
         return "that connection of SQLAlchemy"
@@ -238,8 +232,8 @@ class _AsyncAlchemyDoor(Door):
         self._native = connection.sync_connection.connection.driver_connection
         return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
 
-    def ended(self) -> bool:
-        return self._native is not None and _ended(self._native)
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
 
     def __str__(self) -> str:
         return "that asynchronous connection of SQLAlchemy"

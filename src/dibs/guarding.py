@@ -83,13 +83,13 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
         files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
         rows = files.rows if files is not None else None
         pin: Pin = yield acting(session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by))
-        # From here on a release is one that leaves the pin to be looked at, whatever comes of this.
+        # From here on a release is one that has the pin looked at, whatever comes of this.
         hold.pins = (*hold.pins, door)
         locked: Answer = yield Said(pin.lock)
         if pin.renews:
             if not locked.rows:
                 session.lose(hold, GONE_REASON)
-            elif door.ended():
+            elif door.in_transaction() is False:
                 raise _not_pinned(door)
             lease.check()
             return pin

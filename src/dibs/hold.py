@@ -77,9 +77,9 @@ class Hold:
         """Boot-clock time beyond which it is not renewed (max_hold)."""
         return self.t0 + self.terms.max_hold
 
-    def pinned(self, dialect: str = "") -> bool:
-        """Whether a transaction (of this dialect) in which it was pinned may still be open."""
-        return any(dialect in ("", door.dialect) and not door.ended() for door in self.pins)
+    def waits_for_us(self) -> bool:
+        """Whether its release must wait for a transaction of our own caller's."""
+        return any(door.blocks_all() for door in self.pins)
 
     def why_over(self) -> str:
         """Why its trusted time could run out, in words for the holder."""

@@ -164,7 +164,7 @@ class LeaseFacts:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())
                 return True
-            if hold.pins and hold.pinned("sqlite"):
+            if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
                 session.lane.start()
                 return False

@@ -229,7 +229,7 @@ class Session:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        if hold.pins and hold.pinned():  # nobody may enter before that transaction has ended
+        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
             keep = max(keep, PIN_KEEP_S)
         request = Release(hold.key, hold.claim_id, hold.granted.slot, None, keep, info)
         ask = Ask(request, now + self.patience_s)

@@ -50,7 +50,7 @@ ANY_SLOT = 0
 PERMITS_MAX = 2**31 - 1
 # A name that is kept only by the pin of a transaction (see Pin) is worth asking for again after this long.
 PIN_LOOK_S = 0.1
-# A lease that is given back while it is pinned is kept for so long, so that the name is looked at as one that expired.
+# How long a lease that may be pinned is kept when it is given back: not at all, but then as one that has expired.
 PIN_KEEP_S = 1e-6
 
 

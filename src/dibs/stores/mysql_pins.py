@@ -52,7 +52,7 @@ class Pins:
 
     def drop_rest(self, execute: Execute) -> set[str]:
         """Inside a transaction: the same, some of those whose leases are no more."""
-        return self._drop(execute(self._rest).rows, execute)
+        return self._drop(execute(self._rest % ()).rows, execute)
 
     def _drop(self, rows: Sequence[tuple[Any, ...]], execute: Execute) -> set[str]:
         if rows:

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import (
+    PIN_KEEP_S,
     RELEASED,
     Capabilities,
     Finding,
@@ -282,7 +283,10 @@ class PostgresStore:
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         kept = [row for row in rows if row[2].keep > 0]
         if kept:
-            self._release("KEEP", kept, outcomes, deadline)
+            for verb, long in (("KEEP", True), ("RELEASE_PINNED", False)):
+                some = [row for row in kept if (row[2].keep > PIN_KEEP_S) is long]
+                if some:
+                    self._release(verb, some, outcomes, deadline)
             rows = [row for row in rows if row[2].keep <= 0]
         if rows:
             self._release("RELEASE", rows, outcomes, deadline)

@@ -14,21 +14,19 @@ from dibs.store import ANY_SLOT, ANY_TICKET, LAST_TICKET, LINE_GRACE_S, PERMITS_
 # place of a lease that is over tries the lock and lets it go in the same breath. That is done only where the lease has
 # expired and was not given back, so it costs the usual way nothing, and it leaves no lock behind for each of a thousand
 # names. It is looked at when the row's expiry is, and again if the row had to be waited for: see dibs.guarding.
-PIN_KEY = 'hashtextextended({name} COLLATE "C", {{pin_seed}}::bigint + {slot})'
-_LOCK = PIN_KEY.format(name="l.name", slot="l.slot")
-OVER = f"""\
-CASE WHEN l.expires_at <= clock_timestamp()
-    THEN CASE WHEN pg_try_advisory_lock({_LOCK}) THEN pg_advisory_unlock({_LOCK}) ELSE false END
-    ELSE false END"""
+PIN_KEY = 'hashtextextended({name} COLLATE "C", {{{{pin_seed}}}}::bigint + {slot})'
+_LOCK = PIN_KEY.format(name="{row}.name", slot="{row}.slot")
+_UNPINNED = f"CASE WHEN pg_try_advisory_lock({_LOCK}) THEN pg_advisory_unlock({_LOCK}) ELSE false END"
+OVER = f"CASE WHEN l.expires_at <= clock_timestamp() THEN {_UNPINNED.format(row='l')} ELSE false END"
 # What the caller's transaction does; the name is written so that no driver and no encoding of its own reads it wrongly.
-_GIVEN = PIN_KEY.format(name="convert_from(decode('{{name}}', 'hex'), 'UTF8')", slot="{{slot}}")
+_GIVEN = PIN_KEY.format(name="convert_from(decode('{{{{name}}}}', 'hex'), 'UTF8')", slot="{{{{slot}}}}").format()
 PIN = f"SELECT pg_backend_pid() FROM pg_advisory_xact_lock_shared({_GIVEN})"
 # Whether it has it. Both halves of the number stand in pg_locks, for this database.
 PINNED = f"""\
 SELECT count(*) FROM pg_locks AS k
 WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1 AND k.pid = $1::integer
   AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND (k.classid::bigint << 32 | k.objid::bigint) = {PIN_KEY.format(name="$2::text", slot="$3::bigint")}
+  AND (k.classid::bigint << 32 | k.objid::bigint) = {PIN_KEY.format(name="$2::text", slot="$3::bigint").format()}
 """
 
 SCHEMA = """\
@@ -77,6 +75,7 @@ ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
     "RELEASE": ("text", "integer", "text", "bigint"),
+    "RELEASE_PINNED": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
 }
 
@@ -238,6 +237,26 @@ FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the t
     SELECT w.wake FROM {{line}} AS w
     WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
     ORDER BY w.ticket LIMIT 1
+) AS n ON true
+"""
+
+# The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
+RELEASE_PINNED = f"""\
+WITH asked AS MATERIALIZED (
+    SELECT *, {_UNPINNED.format(row="r")} AS unpinned FROM {{asked}} AS r (name, slot, claim_id, ticket, i)
+), relaxed AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true)
+), released AS (
+    UPDATE {{lease}} AS l
+    SET claim_id = CASE WHEN a.unpinned THEN NULL ELSE '' END, expires_at = clock_timestamp(),
+        holder = CASE WHEN a.unpinned THEN NULL ELSE l.holder END, info = CASE WHEN a.unpinned THEN NULL ELSE l.info END
+    FROM asked AS a, relaxed
+    WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
+    RETURNING a.i, l.name, a.unpinned
+)
+SELECT r.i, CASE WHEN r.unpinned AND n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
+FROM released AS r LEFT JOIN LATERAL (
+    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """
 

@@ -31,6 +31,7 @@ from dibs.store import (
     LAST_TICKET,
     LINE_GRACE_S,
     PERMITS_MAX,
+    PIN_KEEP_S,
     RELEASED,
     Acquire,
     Capabilities,
@@ -185,7 +186,7 @@ class SQLiteStore:
         db = self._open()
         outcomes: list[Outcome] = []
         # What is kept must outlive a power cut; of everything else only the tokens must, and the floor sees to that.
-        synced = any(type(request) is Release and request.keep > 0 for request in requests)
+        synced = any(type(request) is Release and request.keep > PIN_KEEP_S for request in requests)
         try:
             if synced != self._synced:
                 db.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
@@ -229,7 +230,7 @@ class SQLiteStore:
             whose = (request.name, *slots, request.claim_id, self._boot, now)
             done = (
                 db.execute(self._sql["release"], (now, *whose))
-                if not request.keep
+                if request.keep <= PIN_KEEP_S  # (a transaction that pins it is over, or we would not be here)
                 else db.execute(self._sql["release_later"], (now + request.keep, request.info, *whose))
             )
             return RELEASED if done.rowcount else GONE
