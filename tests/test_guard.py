@@ -99,7 +99,7 @@ def scene(kind: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 def server_scenes(test: Callable[..., None]) -> Callable[..., None]:
     """For what is particular to databases with a server, where a pin is not the lock on everything."""
-    return pytest.mark.parametrize("kind", SERVERS.values(), ids=SERVERS)(test)  # type: ignore[no-any-return]
+    return pytest.mark.parametrize("kind", SERVERS.values(), ids=SERVERS)(test)
 
 
 def over(seconds: float = SHORT_S) -> None:
@@ -336,8 +336,7 @@ def test_a_pin_in_a_batch(scene: Scene) -> None:
     """Of many expired names asked for at once, the pinned one is refused and the others are granted."""
     caller = scene.caller()
     names = [f"many/{number}" for number in range(300)]
-    terms = {"ttl": 3.0, "renew": False}
-    held = scene.holder.multilock(names, **terms).acquire(timeout=10)  # type: ignore[arg-type]
+    held = scene.holder.multilock(names, ttl=3, renew=False).acquire(timeout=10)
     assert held is not None
     held.leases["many/7"].guard(caller.given)
     over(3.0)

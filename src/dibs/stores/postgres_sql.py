@@ -218,6 +218,13 @@ departed AS (
 # The slot that was asked for, or any; said so that the primary key finds it.
 _SLOT = f"l.slot BETWEEN a.slot AND CASE a.slot WHEN {ANY_SLOT} THEN {PERMITS_MAX} ELSE a.slot END"
 
+_NEXT = f"""\
+FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true"""
+
 # A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
 RELEASE = f"""\
@@ -233,11 +240,7 @@ WITH asked AS (
     RETURNING a.i, l.name, l.take
 ), {_DEPARTED}
 SELECT r.i, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
-FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
+{_NEXT}
 """
 
 # The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
@@ -252,12 +255,10 @@ WITH asked AS MATERIALIZED (
         holder = CASE WHEN a.unpinned THEN NULL ELSE l.holder END, info = CASE WHEN a.unpinned THEN NULL ELSE l.info END
     FROM asked AS a, relaxed
     WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
-    RETURNING a.i, l.name, a.unpinned
+    RETURNING a.i, l.name, l.take, a.unpinned
 )
 SELECT r.i, CASE WHEN r.unpinned AND n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END
-FROM released AS r LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w WHERE w.name = r.name ORDER BY w.ticket LIMIT 1
-) AS n ON true
+{_NEXT}
 """
 
 # A release after which the name is kept, under a claim that nobody has. Durable, and nobody need be woken.
