@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from psycopg.rows import dict_row
 
 import dibs
 from tests.callers import KINDS, TABLE, Caller, _of_driver, alchemy_url, django_connection, raw
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PgBouncer, PostgresServer
 
 # Of a lease that a case wants to see end. It is taken with renew=False: what a holder is that was stopped.
 SHORT_S = 0.8
@@ -403,6 +404,53 @@ def test_an_old_snapshot_can_be_pinned(scene: Scene) -> None:
     caller.rollback()
 
 
+def _count(url: str, guarded: bool, until: float, seed: int) -> int:
+    """Add one to a number, again and again, under a lease that often ends before the commit; how often it did."""
+    chance = random.Random(seed)
+    done = 0
+    with dibs.connect(url) as client, closing(raw(url)) as connection:
+        cursor = connection.cursor()
+        while time.monotonic() < until:
+            lease = client.lock("count", ttl=0.15, renew=chance.random() < 0.5).acquire(timeout=1)
+            if lease is None:
+                continue
+            try:
+                if guarded:
+                    lease.guard(connection)
+                else:
+                    lease.check()
+                cursor.execute("SELECT fence FROM resource WHERE id = 1")
+                (number,) = cursor.fetchone()
+                time.sleep(chance.choice((0.0, 0.02, 0.2, 0.3)))
+                if chance.random() < 0.3:
+                    with suppress(dibs.LeaseLost):  # given back before the commit
+                        lease.release()
+                cursor.execute(f"UPDATE resource SET fence = {number + 1} WHERE id = 1")
+                connection.commit()
+                done += 1
+            except dibs.LeaseLost:
+                connection.rollback()
+            finally:
+                with suppress(dibs.LeaseLost):
+                    lease.release()
+    return done
+
+
+@server_scenes
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "control"])
+def test_no_update_is_lost(scene: Scene, guarded: bool) -> None:
+    """Many add to one number under leases that end too early: nothing is lost with guard, and something without."""
+    caller = scene.caller()
+    caller.run("UPDATE resource SET fence = 0 WHERE id = 1")
+    caller.commit()
+    until = time.monotonic() + 4
+    with ThreadPoolExecutor(6) as pool:
+        done = sum(pool.map(lambda seed: _count(scene.url, guarded, until, seed), range(6)))
+    number = caller.run("SELECT fence FROM resource WHERE id = 1")[0][0]
+    assert done > 5
+    assert (number == done) is guarded, f"{done} were committed, {number} were counted"
+
+
 # -- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
@@ -458,6 +506,44 @@ def test_a_prepared_transaction_keeps_its_pin(own_postgres_prepared: PostgresSer
 def own_postgres_prepared() -> Iterator[PostgresServer]:
     with PostgresServer({"max_prepared_transactions": 2}) as server:
         yield server
+
+
+def test_behind_a_pooler(own_postgres: PostgresServer) -> None:
+    """PgBouncer in transaction mode in front of either side: the pin belongs to the server's transaction."""
+    direct = own_postgres.url()
+    with PgBouncer(own_postgres) as pooler:
+        pooled = pooler.url("postgres")
+        end = time.monotonic() + 15
+        while not _answers(pooled):  # it has just been started
+            assert time.monotonic() < end
+        for place, where in ((direct, pooled), (pooled, direct), (pooled, pooled)):
+            with dibs.connect(place) as client, dibs.connect(place) as other, closing(raw(where)) as connection:
+                name = f"{place}/{where}"
+                lease = client.lock(name[:200], ttl=SHORT_S, renew=False).acquire(timeout=5)
+                assert lease is not None
+                lease.guard(connection)
+                over()
+                assert other.lock(name[:200]).acquire(timeout=0) is None
+                connection.rollback()
+                other.lock(name[:200], timeout=3).acquire().release()  # type: ignore[union-attr]
+
+
+def _answers(url: str) -> bool:
+    try:
+        raw(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_pins_do_not_pile_up(sqlite_url: str, postgres_url: str) -> None:
+    """A lease that guards transaction after transaction remembers no more than it needs."""
+    for url in (sqlite_url, postgres_url):
+        with dibs.connect(url) as client, client.lock("x") as lease, closing(raw(url)) as connection:
+            for _ in range(20):
+                lease.guard(connection)
+                connection.commit()
+            assert len(lease._hold.pins) == 1
 
 
 def test_django_stands_for_the_threads_connection(sqlite_url: str) -> None:

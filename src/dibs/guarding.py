@@ -84,7 +84,7 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
         rows = files.rows if files is not None else None
         pin: Pin = yield acting(session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by))
         # From here on a release is one that has the pin looked at, whatever comes of this.
-        hold.pins = (*hold.pins, door)
+        hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
         locked: Answer = yield Said(pin.lock)
         if pin.renews:
             if not locked.rows:

@@ -46,7 +46,7 @@ class Hold:
     queue: OrderedDict[Hold, None] | None = None
     due = 0.0
     in_flight = False
-    #: The transactions in which it is pinned, or was.
+    #: Not empty once it was pinned: the last transaction, and others that may have to be waited for.
     pins: tuple[Door, ...] = ()
     #: The release that waits for the renewal under way to be over.
     after_renewal: Ask | None = None
