@@ -24,6 +24,7 @@ import dibs.cli
 import dibs.connecting
 import dibs.desk
 import dibs.errors
+import dibs.fencing
 import dibs.lease
 import dibs.testing
 from dibs.connecting import locate
@@ -200,6 +201,7 @@ CAPABILITY_WORDS = {
     "deadlocks": "Rings of waiters are told ([deadlocks](../explanation/deadlocks.md))",
     "pause": "New grants can be paused by an operator",
     "history": "Who had a name, and when, can be written down",
+    "guard": "A lease can be pinned in a transaction of your own: `lease.guard(connection)`",
 }
 CLIENT_OPTION_WORDS = {
     "namespace": "separates applications in one store",
@@ -352,6 +354,8 @@ INSIDE = {
         "ANY_TICKET": "the place of whoever was never told it",
         "ANY_SLOT": "the slot of whoever was never told it",
         "PERMITS_MAX": "the most permits a name may have; a lock for readers and writers has so many",
+        "PIN_LOOK_S": "a name that only a pin keeps is worth asking for again after this long",
+        "PIN_KEEP_S": "how long a lease that may be pinned is kept when it is given back",
     },
 }
 
@@ -451,6 +455,12 @@ def api() -> list[str]:
         parts += [f"## {record.__name__}\n\n{doc(record)} {source}\n", table(("field", "type"), fields)]
     parts += [
         f"## Capabilities\n\n{doc(Capabilities)} The fields: [capabilities](capabilities.md).\n",
+        "## dibs.fencing\n",
+        signature("dibs.fencing.advance", dibs.fencing.advance),
+        doc(dibs.fencing.advance) + "\n",
+        f"*asyncio:* `await dibs.fencing.advance_async(…)`. {doc(dibs.fencing.advance_async)}\n",
+        signature("dibs.fencing.trigger_sql", dibs.fencing.trigger_sql),
+        doc(dibs.fencing.trigger_sql) + "\n",
         "## Errors\n\nThe tree: [errors](errors.md).\n",
         "## dibs.testing\n",
         signature("dibs.testing.check_store", dibs.testing.check_store),

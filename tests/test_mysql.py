@@ -26,7 +26,7 @@ from dibs.testing import check_store
 from tests.servers.mysql import MariaDBServer
 
 # mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
-TABLES = ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_meta")
+TABLES = ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_meta", "dibs_lease_guard")
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 
 
@@ -112,7 +112,7 @@ def test_a_user_that_may_not_make_tables_is_told_what_to_do(mysql: MariaDBServer
         assert app.purge(0) == 1
 
 
-def test_rights_on_the_four_tables_are_enough(mysql: MariaDBServer, url: str) -> None:
+def test_rights_on_the_tables_are_enough(mysql: MariaDBServer, url: str) -> None:
     """A user with rights on dibs's tables alone can do everything; one without any is told so."""
     database = database_of(url)
     user = f"few_{database}"

@@ -15,9 +15,11 @@ from functools import partial, wraps
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs import guarding
 from dibs.batch import BatchFacts, Item
 from dibs.campaign import ElectionCore, Over, TermFacts, Watch, election_core
 from dibs.claims import ClaimsCore, check_limit, check_stream, claims_core
+from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.handover import adopting, read_state
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
 
     from dibs.campaign import Leader
     from dibs.desk import Desk, LeaseRecord
+    from dibs.door import Door
     from dibs.grips import Gripped
+    from dibs.guarding import Talk
     from dibs.history import HistoryRecord
     from dibs.hold import Hold
     from dibs.names import Seconds
@@ -184,6 +188,21 @@ def _take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         return stop.value  # type: ignore[no-any-return]
 
 
+async def _converse(talk: Talk[T], door: Door) -> T:
+    """Carry a talk with the store and the caller's connection along in this task."""
+    try:
+        said = next(talk)
+        while True:
+            try:
+                heard = await (door.execute_async(*said) if isinstance(said, Said) else _take(said))
+            except BaseException as error:  # noqa: BLE001 - the talk raises it again when it has cleaned up
+                said = talk.throw(error)
+            else:
+                said = talk.send(heard)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
 class _Begun(Generic[T]):
     """Steps whose first has been taken: it happens whether or not the rest is awaited."""
 
@@ -274,6 +293,20 @@ class AsyncLease(LeaseFacts):
     async def export(self) -> dict[str, Any]:
         """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
         return await _take(self._exporting())
+
+    async def guard(self, connection: Any) -> None:
+        """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
+
+        connection: a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of SQLAlchemy, or what
+        ``dibs.Lease.guard`` takes, which blocks the event loop as any use of it does.
+        """
+        door = door_to(connection)
+        await _converse(guarding.guard(self, door), door)
+
+    async def release_after_commit(self, connection: Any) -> None:
+        """Give it back, and keep others out until the transaction has ended; see ``dibs.Lease``."""
+        door = door_to(connection)
+        await _converse(guarding.release_after_commit(self, door), door)
 
     async def __aenter__(self) -> AsyncLease:
         return self

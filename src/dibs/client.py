@@ -296,7 +296,8 @@ class Client:
 
         It cannot be renewed any more, its holder hears of the loss at the next renewal, and the name is free when the
         lease would have expired. With ``now=True`` the name is free at once: for up to a ttl the old holder may still
-        believe in its lease, and only fencing tokens keep the two apart.
+        believe in its lease, and only fencing tokens keep the two apart. A lease that is pinned (``lease.guard``) is
+        free when that transaction has ended, at the earliest.
         """
         return run(self._desk.breaking(name, fencing_token, now))
 

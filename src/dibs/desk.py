@@ -11,10 +11,11 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidOption, StoreUnavailable, once_more
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
+from dibs.steps import acting
 from dibs.terms import make_terms
 
 if TYPE_CHECKING:
@@ -184,19 +185,7 @@ class Desk:
             yield session, ask, session.request_timeout_s
 
     def _acting(self, act: Callable[[Store, Deadline], T]) -> Steps[T]:
-        session = self.session()
-        ask = session.act(act)
-        try:
-            settled = yield session, ask, session.patience_s + session.request_timeout_s
-        except BaseException:
-            ask.dropped = True
-            raise
-        if not settled:
-            ask.dropped = True
-            raise StoreUnavailable("the store did not answer")
-        if ask.error is not None:
-            raise once_more(ask.error)
-        return ask.outcome  # type: ignore[no-any-return]
+        return (yield from acting(self.session(), act))
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

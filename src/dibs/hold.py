@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections import OrderedDict
     from collections.abc import Callable
 
+    from dibs.door import Door
     from dibs.lane import Ask
     from dibs.store import Granted
     from dibs.terms import Terms
@@ -50,6 +51,8 @@ class Hold:
     queue: OrderedDict[Hold, None] | None = None
     due = 0.0
     in_flight = False
+    #: Not empty once it was pinned: the last transaction, and others that may have to be waited for.
+    pins: tuple[Door, ...] = ()
     #: The release that waits for the renewal under way to be over.
     after_renewal: Ask | None = None
 
@@ -78,6 +81,10 @@ class Hold:
     def ends_at(self) -> float:
         """Boot-clock time beyond which it is not renewed (max_hold)."""
         return self.t0 + self.terms.max_hold
+
+    def waits_for_us(self) -> bool:
+        """Whether its release must wait for a transaction of our own caller's."""
+        return any(door.blocks_all() for door in self.pins)
 
     def why_over(self) -> str:
         """Why its trusted time could run out, in words for the holder."""

@@ -167,6 +167,10 @@ class LeaseFacts:
             ask = self._let_go(keep, info)
             if ask is None:
                 return self._hold.exported is None
+            if self._hold.pins and self._hold.waits_for_us():
+                # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
+                session.lane.start()
+                return False
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
         except BaseException:  # what was queued is sent, whoever was interrupted
@@ -374,6 +378,14 @@ class LostLease:
         self.check()
         return {}
 
+    def guard(self, connection: Any) -> None:
+        """Always raises LeaseLost."""
+        self.check()
+
+    def release_after_commit(self, connection: Any) -> None:
+        """Always raises LeaseLost."""
+        self.check()
+
 
 class Lease(LeaseFacts):
     """A lease held by this process, for threads."""
@@ -412,6 +424,41 @@ class Lease(LeaseFacts):
         Raises LeaseLost when the lease is over.
         """
         return run(self._exporting())
+
+    def guard(self, connection: Any) -> None:
+        """Pin this lease inside the transaction that is open on ``connection``, the caller's own.
+
+        When it returns, the lease is in force, and nobody else gets the name before that transaction has ended: what
+        it writes is committed by the holder, or not at all. The lease is renewed by it, and goes on being renewed.
+        Releasing it before the commit keeps others out until the transaction has ended all the same.
+
+        connection: of psycopg, PyMySQL, mysqlclient or sqlite3, a Connection or Session of SQLAlchemy, or a connection
+        of Django, to the database in which the leases are kept. Nothing is committed, rolled back or set on it.
+
+        Raises LeaseLost when the lease is over: the transaction must be rolled back then (PostgreSQL refuses its
+        commit, and Django rolls it back). Raises InvalidOption for a connection without a transaction or to another
+        database, Unsupported where leases are not kept in a database with transactions, StoreUnavailable when it could
+        not be told whether the lease is in force.
+        """
+        from dibs import guarding
+        from dibs.door import door_to
+
+        door = door_to(connection)
+        guarding.converse(guarding.guard(self, door), door)
+
+    def release_after_commit(self, connection: Any) -> None:
+        """Give it back, and keep others out until the transaction on ``connection`` has ended, either way.
+
+        Pins the lease as ``guard`` does, with the same errors, and hands it over to the transaction: the lease is over
+        for this program (``held`` is false, nothing is renewed), and the database lets nobody else in as long as the
+        transaction is open. Those who wait enter within a second after its end. On SQLite, after a rollback that comes
+        later than the client's ``patience``, they wait for the ttl.
+        """
+        from dibs import guarding
+        from dibs.door import door_to
+
+        door = door_to(connection)
+        guarding.converse(guarding.release_after_commit(self, door), door)
 
     def __enter__(self) -> Lease:
         return self

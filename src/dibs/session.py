@@ -20,7 +20,19 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, Lane
 from dibs.renewer import Renewer
-from dibs.store import ANY_SLOT, ANY_TICKET, GONE, Acquire, Gone, Granted, Release, Renew, Renewed, Transfer
+from dibs.store import (
+    ANY_SLOT,
+    ANY_TICKET,
+    GONE,
+    PIN_KEEP_S,
+    Acquire,
+    Gone,
+    Granted,
+    Release,
+    Renew,
+    Renewed,
+    Transfer,
+)
 from dibs.trust import local_deadline
 from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
 
@@ -373,6 +385,8 @@ class Session:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
+        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
+            keep = max(keep, PIN_KEEP_S)
         slot = ANY_SLOT if hold.any_slot else hold.granted.slot
         request = Release(hold.key, hold.claim_id, slot, None, keep, info)
         ask = Ask(request, now + self.patience_s)

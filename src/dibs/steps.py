@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from dibs.errors import LeaseLost
+from dibs.errors import LeaseLost, StoreUnavailable, once_more
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.clock import Deadline
     from dibs.lane import Ask
     from dibs.session import Session
+    from dibs.store import Store
 
 T = TypeVar("T")
 Steps = Generator[tuple["Session", "Ask", "float | None"], bool, T]
@@ -33,6 +37,22 @@ def run(steps: Steps[T]) -> T:
                 session, ask, timeout = steps.send(settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
+    """Have a function of the store called by the lane; what it returned."""
+    ask = session.act(act)
+    try:
+        settled = yield session, ask, session.patience_s + session.request_timeout_s
+    except BaseException:
+        ask.dropped = True
+        raise
+    if not settled:
+        ask.dropped = True
+        raise StoreUnavailable("the store did not answer")
+    if ask.error is not None:
+        raise once_more(ask.error)
+    return ask.outcome  # type: ignore[no-any-return]
 
 
 def begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:

@@ -33,7 +33,7 @@ One store object is used by one thread at a time; a session opens one per lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -52,6 +52,10 @@ ANY_TICKET = 0
 ANY_SLOT = 0
 # The most permits a name may have.
 PERMITS_MAX = 2**31 - 1
+# A name that is kept only by the pin of a transaction (see Pin) is worth asking for again after this long.
+PIN_LOOK_S = 0.1
+# How long a lease that may be pinned is kept when it is given back: not at all, but then as one that has expired.
+PIN_KEEP_S = 1e-6
 
 
 class Acquire(NamedTuple):
@@ -111,8 +115,8 @@ class Transfer(NamedTuple):
     """Make ``claim_id`` the holder of what ``from_claim`` holds, for ``ttl`` seconds, under a new, greater token.
 
     Granted when ``from_claim`` holds it, and then that claim is over: its renewals and releases are Gone. Gone when it
-    does not hold it (any more), and then nothing is changed. Repeated for a claim that holds, it is granted again with
-    the same token and lasts ``ttl`` seconds from the repetition at least.
+    does not hold it (any more), or while it is pinned (see Pin), and then nothing is changed. Repeated for a claim that
+    holds, it is granted again with the same token and lasts ``ttl`` seconds from the repetition at least.
 
     It takes no free name and passes nobody in line: those who wait go on waiting for the same lease. Whoever sends it
     answers for it that nobody trusts ``from_claim`` any more. ``slot`` is that claim's, and stays, as does how many
@@ -243,6 +247,25 @@ class Capabilities(NamedTuple):
     pause: bool = False
     # Who held a name, and when, can be written down by the store.
     history: bool = False
+    # A lease can be pinned inside a transaction of the caller's own (see Pin).
+    guard: bool = False
+
+
+class Pin(NamedTuple):
+    """How a lease is pinned inside a transaction on somebody else's connection to the same database.
+
+    As long as that transaction lasts, a store that can pin (``Capabilities.guard``) grants the name's slot to nobody
+    but its claim, unless the lease was ended by a plain release. That a lease has expired, or was broken, is not
+    enough; neither is a release that keeps it for however short (``PIN_KEEP_S``). Others are told Held, and to ask
+    again after ``PIN_LOOK_S``.
+    """
+
+    #: A statement for that connection, without parameters. Its rows are given to ``Store.pinned``.
+    lock: str
+    #: ``lock`` is itself a renewal, and brings a row if the lease is in force.
+    renews: bool = False
+    #: A statement that gives the lease back inside that transaction; "" where the store does it while it is pinned.
+    release: str = ""
 
 
 class Finding(NamedTuple):
@@ -334,6 +357,20 @@ class Historian(Protocol):
 
     def history_schema(self, keep: int) -> str:
         """What ``keep_history`` would run, as ``schema``."""
+
+
+class Pinning(Protocol):
+    """What a store has besides that can pin (``Capabilities.guard``)."""
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        """How to pin this lease on a connection of that dialect; ``files`` are those that an SQLite connection has.
+
+        InvalidOption when that connection cannot be to this database.
+        """
+        ...
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        """Whether the pin that brought these rows is there, as this connection sees it."""
         ...
 
 

@@ -113,7 +113,11 @@ MySQL: it is complete whoever takes the names, and costs each grant and release 
 
 
 def _schema_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the SQL that `dibs setup` would run. Nothing is connected to."
+    parser.description = """\
+Print the SQL that `dibs setup` would run. Nothing is connected to.
+
+With --fence it prints, instead, a trigger for a table of yours in the database of --url: it refuses every UPDATE that
+makes the column of fencing tokens smaller, as one of a holder that was superseded does."""
     parser.epilog = """\
 examples:
   dibs schema                                   for the default store
@@ -122,8 +126,14 @@ examples:
                                                 into a migration
   dibs schema | sqlite3 other.db                into another file
   dibs schema --history 100                     with what writes down who held each name
+  dibs --url postgresql://host/shop schema --fence account
+                                                a trigger for the column "fence" of the table "account"
+  dibs --url mysql://host/shop schema --fence account --column token
+                                                for the column "token"
 """
     _history_option(parser)
+    parser.add_argument("--fence", metavar="TABLE", help="print a trigger that fences this table")
+    parser.add_argument("--column", metavar="NAME", default="fence", help="where its rows keep tokens (%(default)s)")
 
 
 def _history_option(parser: argparse.ArgumentParser) -> None:
@@ -230,6 +240,8 @@ def setup(args: argparse.Namespace) -> int:
 
 def schema(args: argparse.Namespace) -> int:
     """``dibs schema``."""
+    if args.fence is not None:
+        return _print_fence(args)
     address = connect(args)._desk.address
     store = address.open()
     print(store.schema().rstrip())
@@ -237,6 +249,19 @@ def schema(args: argparse.Namespace) -> int:
         if not address.capabilities.history:
             raise Unsupported(f"{address.capabilities.store} cannot write down who held a name")
         print(cast("Historian", store).history_schema(args.history).rstrip())
+    return 0
+
+
+def _print_fence(args: argparse.Namespace) -> int:
+    from dibs.fencing import MYSQL, POSTGRESQL, SQLITE, trigger_sql
+
+    store = connect(args)._desk.address.capabilities.store
+    dialect = {"PostgreSQL": POSTGRESQL, "MySQL / MariaDB": MYSQL, "SQLite": SQLITE}.get(store)
+    if dialect is None:
+        raise CommandError(USAGE, f"{store} has no tables to fence; name the database of the table with --url")
+    text = trigger_sql(dialect, args.fence, args.column).rstrip()
+    # The semicolons inside are not the end for the program `mysql`.
+    print(f"DELIMITER $$\n{text}$$\nDELIMITER ;" if dialect == MYSQL else text)
     return 0
 
 

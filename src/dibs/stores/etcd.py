@@ -286,16 +286,15 @@ class EtcdStore:
         """Put a key on an etcd lease of ours in the place of the holder's: the revision of that is the token."""
         rows = [row for row in rows if row.request.from_claim]
         for _ in range(TRANSFER_TRIES):
-            looks = [
-                look for row in rows for look in (keys.get(self._claim_of(row)), keys.get_whole(self._source_of(row)))
-            ]
+            looks = [keys.get_whole(key) for row in rows for key in (self._claim_of(row), self._source_of(row))]
             answers = iter(self._flights.operations(looks, deadline)[0])
             again: dict[int, keys.Kept] = {}
             sources: dict[int, keys.Kept] = {}
             for row in rows:
                 for found in (again, sources):
                     for key in keys.kept(next(answers)):
-                        found[row.place] = key
+                        if bool(key.number("take")) == bool(row.request.permits):  # (a lock takes none)
+                            found[row.place] = key
             repeated = [row for row in rows if row.place in again]
             if repeated:
                 self._confirm(repeated, again, outcomes, deadline)

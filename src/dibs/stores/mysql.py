@@ -39,6 +39,7 @@ from dibs.store import (
     Granted,
     Mismatch,
     Outcome,
+    Pin,
     Renewed,
     Request,
     StoreAddress,
@@ -50,6 +51,7 @@ from dibs.stores import mysql_check, mysql_history, mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import CR_SSL, DRIVERS, SSL_MODES, ServerError, TimedOut, Where, Wire, opener
+from dibs.stores.mysql_pins import Pins
 from dibs.stores.mysql_sql import by_name, document, hexed, literal, optional, us
 from dibs.stores.rounds import Row, Seen
 
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from urllib.parse import SplitResult
 
-    from dibs.store import Release
+    from dibs.store import Release, Renew
     from dibs.stores.mysql_drivers import Answer, Link
 
 _T = TypeVar("_T")
@@ -78,6 +80,7 @@ CAPABILITIES = Capabilities(
     permits=True,
     pause=True,
     history=True,
+    guard=True,
 )
 MYSQL_MIN, MARIADB_MIN = (8, 0, 4), (10, 6)
 # Rows of one statement; it keeps them locked until it is done. And how much text of `info` they may carry together.
@@ -121,10 +124,12 @@ class MySQLStore:
     def __init__(self, where: Where, table: str, connect: Callable[[Where, float], Link]) -> None:
         self._where = where
         self._connect = connect
-        self._tables = [table, table + "_line", table + "_pool", table + "_meta"]
+        self._tables = [table, table + "_line", table + "_pool", table + "_meta", table + "_guard"]
         self._names = {
-            key: sql.quoted(name) for key, name in zip(("lease", "line", "pool", "meta"), self._tables, strict=True)
+            key: sql.quoted(name)
+            for key, name in zip(("lease", "line", "pool", "meta", "guard"), self._tables, strict=True)
         }
+        self._names["database"] = "`" + where.database.replace("`", "``") + "`"
         self._wire: Wire | None = None
         self._facts: dict[str, str] = {}
         #: The server's clock in microseconds, and the boot clock when it was read.
@@ -133,7 +138,8 @@ class MySQLStore:
         self._wrote = False
         #: The server will end a transaction of ours in which nothing happens any more.
         self._limited = False
-        self._pools = mysql_pools.Pools(self._text)
+        self._pins = Pins(self._text)
+        self._pools = mysql_pools.Pools(self._text, self._pins.drop)
         self._grant_one, self._grant_one_in_line = self._text(sql.GRANT_ONE), self._text(sql.GRANT_ONE_IN_LINE)
         claim = ("name", "claim_id", "us", "holder", "info", "ticket")
         self._grant_many = self._text(sql.GRANT_MANY)
@@ -159,6 +165,8 @@ class MySQLStore:
     def _text(self, template: str, *columns: str) -> str:
         """A statement with our tables in it, ready for its values."""
         names = {key: name.replace("%", "%%") for key, name in self._names.items()}
+        for key, lease in (("unpinned", "l"), ("unpinned_of_lease", names["lease"])):
+            names[key] = sql.UNPINNED.format(lease=lease, guard=names["guard"])
         return template.format(**names, asked=sql.asked(*columns) if columns else "")
 
     @property
@@ -267,6 +275,11 @@ class MySQLStore:
                 int(left_us) / 1e6,
                 ticket,
             )
+        over = {rows[at][0]: at for at, one in enumerate(seen) if one and not one.free and one.free_in <= 0}
+        if over:  # but for their pins
+            unpin = partial(self._transaction, partial(self._pins.drop, list(over)), deadline)
+            for name in self._with_tables(unpin, deadline):
+                seen[over[name]] = seen[over[name]]._replace(free=True)
         new = [at for at, one in enumerate(seen) if one is None and at not in pools]
         granted = self._make_or_repeat(rows, new, mine, deadline)
         waiting = [at for at, row in enumerate(rows) if row[2].wake is not None and seen[at] and at not in granted]
@@ -365,13 +378,20 @@ class MySQLStore:
         request = row[2]
         lasting, name, claim = us(request.ttl), hexed(request.name), hexed(request.claim_id)
         values = now_us, lasting, hexed(request.holder), literal(request.info), claim, name, hexed(request.from_claim)
-        answer = self._ask(self._text(sql.TRANSFER) % values, deadline)
-        if answer.affected:
-            self._wrote = True
-            return Granted(answer.insert_id, now_us / 1e6)
-        if not self._write(self._text(sql.TRANSFERRED), (lasting, name, claim), deadline):
-            return None
-        return self._read_ours([row], deadline).get(0)
+        for _ in range(2):
+            answer = self._ask(self._text(sql.TRANSFER) % values, deadline)
+            if answer.affected:
+                self._wrote = True
+                if not answer.insert_id:  # as in a grant
+                    return self._read_ours([row], deadline).get(0)
+                return Granted(answer.insert_id, now_us / 1e6)
+            if self._write(self._text(sql.TRANSFERRED), (lasting, name, claim), deadline):
+                return self._read_ours([row], deadline).get(0)
+            # Pinned, perhaps, by a transaction that has ended: then it is once more.
+            unpin = partial(self._transaction, partial(self._pins.drop, [request.name]), deadline)
+            if not self._with_tables(unpin, deadline):
+                break
+        return None
 
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         if any(row[2].slot == ANY_SLOT for row in rows):
@@ -419,6 +439,18 @@ class MySQLStore:
             values = by_name(names, infos), by_name(names, lasting), *_these(these)
             self._write(self._keep, values, deadline)
 
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        if dialect != "mysql":
+            raise InvalidOption(f"leases are kept in MySQL, and that connection is to {dialect}: use dibs.fencing")
+        self._wrote = False
+        return Pin(self._pins.make(request, partial(self._ask, deadline=deadline)))
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        self._wrote = False
+        return self._pins.there(request, rows, partial(self._ask, deadline=deadline))
+
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
@@ -458,6 +490,10 @@ class MySQLStore:
                 break
         purged += self._purge_pools(older_than, deadline)
         self._write(self._text(sql.PURGE_LINE), (), deadline)
+        for _ in range(PURGE_STEPS_MAX):
+            rest = partial(self._transaction, self._pins.drop_rest, deadline)
+            if not self._with_tables(rest, deadline):
+                break
         return purged
 
     def _purge_pools(self, older_than: float, deadline: Deadline) -> int:

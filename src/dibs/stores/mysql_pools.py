@@ -43,9 +43,10 @@ SELECT w.name, NULL, w.claim_id, w.take, NULL, w.ticket, NULL, TIMESTAMPDIFF(MIC
 FROM {{line}} AS w FORCE INDEX (PRIMARY) WHERE w.name IN (%s)"""
 # A renewal does not take the lock on the pool: while it is being committed, a lease that goes on may seem to be over.
 # So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
+# One that is pinned goes on to be counted.
 END = f"""\
-UPDATE {{lease}} FORCE INDEX (PRIMARY) SET claim_id = NULL, holder = NULL, info = NULL
-WHERE name IN (%s) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= {NOW}"""
+UPDATE {{lease}} AS l FORCE INDEX (PRIMARY) SET l.claim_id = NULL, l.holder = NULL, l.info = NULL
+WHERE l.name IN (%s) AND l.take IS NOT NULL AND l.claim_id IS NOT NULL AND l.expires_at <= {NOW} AND {{unpinned}}"""
 
 # A slot that had been held before, one that never was, and the claim's own. Values that differ from name to name are
 # search trees, as in the statements for locks: an UPDATE that joins rows with texts in them takes five times as long.
@@ -66,7 +67,8 @@ WHERE name IN (%s) AND (name, slot, claim_id) IN (%s) AND take IS NOT NULL"""
 MOVE = f"""\
 UPDATE {{lease}} FORCE INDEX (PRIMARY) SET holder = %s, info = %s, fencing_token = %d,
 acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), expires_at = {NOW} + INTERVAL %d MICROSECOND, claim_id = x'%s'
-WHERE name = %s AND slot = %d AND take IS NOT NULL AND claim_id = x'%s' AND expires_at > {NOW}"""
+WHERE name = %s AND slot = %d AND take IS NOT NULL AND claim_id = x'%s' AND expires_at > {NOW}
+AND {{unpinned_of_lease}}"""
 MOVED = f"""\
 UPDATE {{lease}} FORCE INDEX (PRIMARY) SET expires_at = GREATEST(expires_at, {NOW} + INTERVAL %d MICROSECOND)
 WHERE name = %s AND slot = %d AND take IS NOT NULL AND claim_id = x'%s' AND expires_at > {NOW}"""
@@ -131,7 +133,9 @@ class _Seen:
 class Pools:
     """The statements, with the tables of one store in them. All but ``idle`` run inside a transaction."""
 
-    def __init__(self, text: Callable[..., str]) -> None:
+    def __init__(self, text: Callable[..., str], unpin: Callable[[list[str], Execute], object]) -> None:
+        #: Deletes the rows of pins that are over.
+        self._unpin = unpin
         self._lock = text(LOCK)
         self._make = text(MAKE, "name", "permits")
         self._read = text(READ)
@@ -196,6 +200,7 @@ class Pools:
         seen = self._see(list(asked), execute)
         over = [name for name in asked if seen[name].over]
         if over:
+            self._unpin(over, execute)
             execute(self._end % _names(over))
             seen |= self._see(over, execute)
         new = [name for name in asked if name not in heads and not seen[name].is_lock]
@@ -297,6 +302,7 @@ class Pools:
         heads = self._locked([request.name], execute)
         if request.name not in heads:
             return None
+        self._unpin([request.name], execute)
         name, claim, lasting = _name(request.name), hexed(request.claim_id), us(request.ttl)
         one = self._see([request.name], execute)[request.name]
         permits, token = heads[request.name]
@@ -323,6 +329,7 @@ class Pools:
     def purge(self, names: list[str], older_than_us: int, execute: Execute) -> int:
         """Forget those of the pools that are unused indeed; how many slots they had."""
         self._locked(names, execute)
+        self._unpin(names, execute)
         execute(self._end % _names(names))  # what is not over now is seen by its claim, and nobody else can take any
         rows: Sequence[tuple[Any, ...]] = execute(
             self._still_idle % (_names(names), older_than_us, "OR l.claim_id IS NOT NULL")

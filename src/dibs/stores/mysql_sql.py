@@ -13,7 +13,7 @@ lock rows in opposite orders. The planner is told so (STRAIGHT_JOIN, FORCE INDEX
 would lock what belongs to others. No assignment reads a column that another one writes: in which order they are
 made differs between statements for one table and for several.
 
-``{lease}``, ``{line}``, ``{pool}`` and ``{meta}`` are replaced once, ``{asked}`` by ``asked()``, ``%s`` by values.
+``{lease}`` and the other names in braces are replaced once, ``{asked}`` by ``asked()``, ``%s`` by values.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ CREATE TABLE IF NOT EXISTS {pool} (         -- names with permits: semaphores, l
     name          VARBINARY(400) NOT NULL PRIMARY KEY,
     permits       INT NOT NULL,
     fencing_token BIGINT NOT NULL           -- the last that was granted
+) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+CREATE TABLE IF NOT EXISTS {guard} (        -- rows that transactions lock in which a lease is pinned
+    name VARBINARY(400) NOT NULL,
+    slot INT NOT NULL,
+    PRIMARY KEY (name, slot)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
 CREATE TABLE IF NOT EXISTS {lease} (
     name          VARBINARY(400) NOT NULL,  -- UTF-8, compared byte by byte: every collation folds something
@@ -130,7 +135,9 @@ def asked(*columns: str) -> str:
 
 
 _TEXT = "CONVERT(UNHEX(a.{0}) USING utf8mb4)"
-_FREE = f"(l.claim_id IS NULL OR l.expires_at <= {NOW})"
+# Given back, or over and with no row that may be locked by a transaction in which it is pinned (see PIN).
+UNPINNED = "NOT EXISTS (SELECT 1 FROM {guard} AS g WHERE g.name = {lease}.name AND g.slot = {lease}.slot)"
+_FREE = f"(l.claim_id IS NULL OR l.expires_at <= {NOW} AND {{unpinned}})"
 GRACE = f"{NOW} - INTERVAL {round(LINE_GRACE_S * 1e6)} MICROSECOND"
 _LEASE = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slot = 1"
 
@@ -139,7 +146,8 @@ _LEASE = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slo
 # A name that is free, and for which nobody waits, or in line nobody before the asker. ``last_ticket`` is the greatest
 # ticket in line, so that newcomers need not look there, which would cost them half as much again. It is raised after
 # the place was taken, and set to 0 by a grant to a ticket as great: so it is not 0 while somebody waits who has been
-# told his ticket. A claim that holds already is left to REPEAT.
+# told his ticket. A claim that holds already is left to REPEAT. A lease that is pinned has one that is not 0 either, so
+# that newcomers need not look at pins.
 
 # One name. The new token comes back in the OK packet, so this is the only round trip of most acquires.
 _GRANT_ONE = f"""\
@@ -148,11 +156,12 @@ l.fencing_token = LAST_INSERT_ID(l.fencing_token + 1),
 l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND"""
 _FREE_ONE = f"""
 WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL
-AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> x'%s')"""
-GRANT_ONE = _GRANT_ONE + _FREE_ONE + " AND l.last_ticket = 0"
+AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> x'%s'"""
+GRANT_ONE = _GRANT_ONE + _FREE_ONE + ") AND l.last_ticket = 0"
 GRANT_ONE_IN_LINE = f"""\
 {_GRANT_ONE}, l.last_ticket = IF(l.last_ticket <= %d, 0, l.last_ticket){_FREE_ONE}
-AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s' AND w.ticket < %d AND w.claim_id <> x'%s'
+AND {{unpinned}}) AND NOT EXISTS (
+SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s' AND w.ticket < %d AND w.claim_id <> x'%s'
 AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 
 # Many names: what they write differs from row to row, so each of these values is a search tree by name. A join with the
@@ -168,8 +177,8 @@ UPDATE {{asked}} STRAIGHT_JOIN {_LEASE}
 SET l.claim_id = UNHEX(a.claim_id), l.holder = {_TEXT.format("holder")}, l.info = {_TEXT.format("info")},
 l.fencing_token = l.fencing_token + 1, l.acquired_at = {NOW}, l.expires_at = {NOW} + INTERVAL a.us MICROSECOND,
 l.last_ticket = IF(l.last_ticket <= {_TICKET}, 0, l.last_ticket)
-WHERE l.take IS NULL AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> UNHEX(a.claim_id))
-AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND w.ticket < {_TICKET}
+WHERE l.take IS NULL AND (l.claim_id IS NULL OR l.expires_at <= {NOW} AND l.claim_id <> UNHEX(a.claim_id)
+AND {{unpinned}}) AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND w.ticket < {_TICKET}
 AND w.claim_id <> UNHEX(a.claim_id) AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 
 # A lease in force changes hands; the token comes back in the OK packet. The second is for the repetition by the claim
@@ -178,7 +187,8 @@ TRANSFER = f"""\
 UPDATE {{lease}} AS l SET l.fencing_token = LAST_INSERT_ID(l.fencing_token + 1),
 l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND,
 l.holder = _utf8mb4 x'%s', l.info = %s, l.claim_id = x'%s'
-WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL AND l.claim_id = x'%s' AND l.expires_at > {NOW}"""
+WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL AND l.claim_id = x'%s' AND l.expires_at > {NOW}
+AND {{unpinned}}"""
 TRANSFERRED = f"""\
 UPDATE {{lease}} AS l SET l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL %d MICROSECOND)
 WHERE l.name = x'%s' AND l.slot = 1 AND l.take IS NULL AND l.claim_id = x'%s' AND l.expires_at > {NOW}"""
@@ -267,6 +277,30 @@ DEPART = f"""\
 DELETE w FROM {{asked}} STRAIGHT_JOIN {{line}} AS w FORCE INDEX (PRIMARY) ON w.name = UNHEX(a.name)
 AND w.claim_id = UNHEX(a.claim_id) AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})"""
 
+# -- pins -------------------------------------------------------------------------------------------------------------
+
+# MySQL has no locks for a transaction but those on rows. So a lease that is to be pinned gets a row of its own, made
+# beforehand, which the caller's transaction locks; it reads the row as it is now, whatever its snapshot is. While the
+# row is there, an expired lease is not taken; whoever wants it tries whether the row is locked, and if not, deletes it.
+# The clock is what makes that hold: a statement that did not see the row began before the row was made, so before the
+# renewal that the guard ends with, and by its own time that lease is not over.
+GUARD = "INSERT IGNORE INTO {guard} (name, slot) VALUES (x'%s', %d)"
+# From here on newcomers go where pins are looked at.
+MARK = """\
+UPDATE {lease} SET last_ticket = GREATEST(last_ticket, 1)
+WHERE name = x'%s' AND slot = %d AND claim_id = x'%s' AND take IS NULL"""
+SERVER = "CONCAT_WS(' ', @@hostname, @@port, @@server_id)"
+PIN = f"SELECT {SERVER} FROM {{database}}.{{guard}} WHERE name = x'%s' AND slot = %d LOCK IN SHARE MODE"
+# The row, unless it is locked.
+UNLOCKED = "SELECT 1 FROM {guard} WHERE name = x'%s' AND slot = %d FOR UPDATE SKIP LOCKED"
+UNLOCKED_OF = "SELECT name, slot FROM {guard} WHERE name IN (%s) ORDER BY name, slot FOR UPDATE SKIP LOCKED"
+UNGUARD = "DELETE FROM {guard} WHERE (name, slot) IN (%s)"
+# Those of leases that are no more.
+UNLOCKED_REST = """\
+SELECT g.name, g.slot FROM {guard} AS g
+WHERE NOT EXISTS (SELECT 1 FROM {lease} AS l WHERE l.name = g.name AND l.slot = g.slot)
+ORDER BY g.name, g.slot LIMIT 1000 FOR UPDATE SKIP LOCKED"""
+
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 # Which names are free while a waiter of this client is first in line, or have so many permits left that it comes to the
@@ -295,8 +329,9 @@ ORDER BY l.name, l.slot"""
 BREAK = f"""\
 UPDATE {{lease}} SET claim_id = ''
 WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_at > {NOW}"""
+# At once, that is, unless it is pinned: so it is as one that has expired, not as one that was given back.
 BREAK_NOW = f"""\
-UPDATE {{lease}} SET claim_id = NULL, holder = NULL, info = NULL, expires_at = {NOW}
+UPDATE {{lease}} SET claim_id = '', holder = NULL, info = NULL, expires_at = {NOW}
 WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_at > {NOW}"""
 
 # A purge raises the floor first, then deletes rows whose tokens lie under it: between the two, and whatever happens to
@@ -304,13 +339,14 @@ WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_a
 # (Pools go as a whole: see dibs.stores.mysql_pools.)
 PURGE_ROWS = 5000
 _OLD = f"""\
-l.take IS NULL AND l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+l.take IS NULL AND l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND {_FREE} AND NOT EXISTS (
 SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 PURGE_FLOOR = f"""\
 UPDATE {{meta}} SET value = GREATEST(value, (SELECT COALESCE(MAX(l.fencing_token), 0) FROM {{lease}} AS l WHERE {_OLD}))
 WHERE what = 'token_floor'"""
 PURGE_SOME = f"""\
-DELETE FROM {{lease}} WHERE take IS NULL AND expires_at <= {NOW} - INTERVAL %d MICROSECOND AND NOT EXISTS (
+DELETE FROM {{lease}} WHERE take IS NULL AND expires_at <= {NOW} - INTERVAL %d MICROSECOND
+AND (claim_id IS NULL OR {{unpinned_of_lease}}) AND NOT EXISTS (
 SELECT 1 FROM {{line}} AS w WHERE w.name = {{lease}}.name AND GREATEST(w.seen_at, {{lease}}.expires_at) > {GRACE})
 AND fencing_token <= (SELECT value FROM {{meta}} WHERE what = 'token_floor')
 ORDER BY name, slot LIMIT {PURGE_ROWS}"""

@@ -12,6 +12,7 @@ made, and waiters poll.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -19,12 +20,14 @@ from urllib.parse import unquote
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import (
+    PIN_KEEP_S,
     RELEASED,
     Capabilities,
     Finding,
     Granted,
     Mismatch,
     Outcome,
+    Pin,
     Renewed,
     Request,
     StoreAddress,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from dibs.clock import Deadline
-    from dibs.store import Acquire
+    from dibs.store import Acquire, Renew
 
 CAPABILITIES = Capabilities(
     store="PostgreSQL",
@@ -68,6 +71,7 @@ CAPABILITIES = Capabilities(
     permits=True,
     pause=True,
     history=True,
+    guard=True,
 )
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
@@ -125,6 +129,8 @@ class PostgresStore:
             "pool": qualified + quoted_table(table + "_pool"),
             "meta": qualified + quoted_table(table + "_meta"),
         }
+        # Of 48 bits, so that a slot's number can be added.
+        self._names["pin_seed"] = str(int.from_bytes(sha256(self._names["lease"].encode()).digest()[:6], "big"))
         self._names["lease_text"] = "'" + self._names["lease"].replace("'", "''") + "'"
         self._schema_name = schema
         self._table = table
@@ -143,6 +149,7 @@ class PostgresStore:
                 "BREAK",
                 "BREAK_NOW",
                 "PURGE",
+                "PINNED",
             )
         }
         self._sql |= {
@@ -326,7 +333,10 @@ class PostgresStore:
     def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         kept = [row for row in rows if row[2].keep > 0]
         if kept:
-            self._release("KEEP", kept, outcomes, deadline)
+            for verb, long in (("KEEP", True), ("RELEASE_PINNED", False)):
+                some = [row for row in kept if (row[2].keep > PIN_KEEP_S) is long]
+                if some:
+                    self._release(verb, some, outcomes, deadline)
             rows = [row for row in rows if row[2].keep <= 0]
         if rows:
             self._release("RELEASE", rows, outcomes, deadline)
@@ -350,6 +360,18 @@ class PostgresStore:
         result = self._run(self._sql[verb + "_ONE" if len(rows) == 1 else verb], columns, deadline)
         for place in _elements(result.get_value(0, 0)):
             outcomes[rows[place - 1][1]] = RELEASED
+
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        if dialect != "postgresql":
+            raise InvalidOption(f"leases are kept in PostgreSQL, and that connection is to {dialect}: use dibs.fencing")
+        text = postgres_sql.PIN.format(**self._names)
+        return Pin(text.format(name=request.name.encode().hex(), slot=request.slot))
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        columns = (b"%d" % rows[0][0], request.name.encode(), b"%d" % request.slot)
+        return _int(self._run(self._sql["PINNED"], columns, deadline).get_value(0, 0)) > 0
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

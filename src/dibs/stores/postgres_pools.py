@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.store import LAST_TICKET, LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.postgres_sql import OVER, UNPINNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,16 +99,17 @@ FROM {line} AS w WHERE w.name = ANY($1::text[])
 """
 # A renewal does not take the lock on the pool: while it is being committed, a lease may seem over that goes on.
 # So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
-POOL_END = """\
-UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL
-WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND expires_at <= clock_timestamp()
+# One that is pinned goes on to be counted.
+POOL_END = f"""\
+UPDATE {{lease}} AS l SET claim_id = NULL, holder = NULL, info = NULL
+WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND {OVER}
 """
 # A permit that changes hands, under the next token of the pool, whose row is locked before that of the slot.
-POOL_TRANSFER = """\
+POOL_TRANSFER = f"""\
 WITH head AS MATERIALIZED (
-    SELECT fencing_token FROM {pool} WHERE name = $1 FOR UPDATE
+    SELECT fencing_token FROM {{pool}} WHERE name = $1 FOR UPDATE
 ), moved AS (
-    UPDATE {lease} AS l
+    UPDATE {{lease}} AS l
     SET claim_id = $2, holder = $4, info = $6,
         fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE h.fencing_token + 1 END,
         acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
@@ -115,10 +117,10 @@ WITH head AS MATERIALIZED (
             CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
     FROM head AS h
     WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NOT NULL AND $5 <> ''
-      AND l.claim_id IN ($2, $5) AND l.expires_at > clock_timestamp()
+      AND (l.claim_id = $2 OR l.claim_id = $5 AND {UNPINNED.format(row="l")}) AND l.expires_at > clock_timestamp()
     RETURNING l.fencing_token, l.acquired_at
 ), raised AS (
-    UPDATE {pool} AS p SET fencing_token = greatest(p.fencing_token, m.fencing_token)
+    UPDATE {{pool}} AS p SET fencing_token = greatest(p.fencing_token, m.fencing_token)
     FROM moved AS m WHERE p.name = $1
 )
 SELECT fencing_token, acquired_at FROM moved

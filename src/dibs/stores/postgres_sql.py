@@ -9,6 +9,26 @@ from __future__ import annotations
 
 from dibs.store import ANY_SLOT, ANY_TICKET, LAST_TICKET, LINE_GRACE_S, PERMITS_MAX
 
+# A transaction in which a lease is pinned shares this advisory lock of 64 bits: of the table, the name and the slot.
+# (That two of them are the same number is unlikely, and only keeps somebody out for longer.) Whoever would take the
+# place of a lease that is over tries the lock and lets it go in the same breath. That is done only where the lease has
+# expired and was not given back, so it costs the usual way nothing, and it leaves no lock behind for each of a thousand
+# names. It is looked at when the row's expiry is, and again if the row had to be waited for: see dibs.guarding.
+PIN_KEY = 'hashtextextended({name} COLLATE "C", {{{{pin_seed}}}}::bigint + {slot})'
+_LOCK = PIN_KEY.format(name="{row}.name", slot="{row}.slot")
+UNPINNED = f"CASE WHEN pg_try_advisory_lock({_LOCK}) THEN pg_advisory_unlock({_LOCK}) ELSE false END"
+OVER = f"CASE WHEN l.expires_at <= clock_timestamp() THEN {UNPINNED.format(row='l')} ELSE false END"
+# What the caller's transaction does; the name is written so that no driver and no encoding of its own reads it wrongly.
+_GIVEN = PIN_KEY.format(name="convert_from(decode('{{{{name}}}}', 'hex'), 'UTF8')", slot="{{{{slot}}}}").format()
+PIN = f"SELECT pg_backend_pid() FROM pg_advisory_xact_lock_shared({_GIVEN})"
+# Whether it has it. Both halves of the number stand in pg_locks, for this database.
+PINNED = f"""\
+SELECT count(*) FROM pg_locks AS k
+WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1 AND k.pid = $1::integer
+  AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (k.classid::bigint << 32 | k.objid::bigint) = {PIN_KEY.format(name="$2::text", slot="$3::bigint").format()}
+"""
+
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (
     name          text COLLATE "C" NOT NULL,
@@ -56,6 +76,7 @@ ASKED = {
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
     "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer"),
     "RELEASE": ("text", "integer", "text", "bigint"),
+    "RELEASE_PINNED": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
 }
 
@@ -85,8 +106,8 @@ _FOLDED = "SELECT array_agg(i), array_agg(fencing_token), array_agg(acquired_at)
 # (A lock has no take. It is said as a comparison with a row asked for: told plainly, the planner takes it for so rare
 # that it goes through the whole table for each row of a batch.)
 # Newcomers: a name that is free, or the asker's already, and for which nobody waits.
-ACQUIRE = """\
-UPDATE {lease} AS l
+ACQUIRE = f"""\
+UPDATE {{lease}} AS l
 SET claim_id = a.claim_id,
     holder = a.holder,
     info = a.info,
@@ -94,11 +115,11 @@ SET claim_id = a.claim_id,
     acquired_at = CASE WHEN l.claim_id = a.claim_id THEN l.acquired_at ELSE clock_timestamp() END,
     expires_at = greatest(  -- a repetition, however late, never shortens what a renewal gave
         CASE WHEN l.claim_id = a.claim_id THEN l.expires_at END, clock_timestamp() + a.ttl * interval '1 second')
-FROM {asked} AS a (name, claim_id, ttl, holder, info, i)
+FROM {{asked}} AS a (name, claim_id, ttl, holder, info, i)
 WHERE l.name = a.name AND l.slot = 1 AND (l.take IS NULL) = (a.i > 0)
   AND (l.claim_id = a.claim_id
-       OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
-           AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name)))
+       OR ((l.claim_id IS NULL OR {OVER})
+           AND NOT EXISTS (SELECT FROM {{line}} AS w WHERE w.name = a.name)))
 RETURNING a.i, l.fencing_token, l.acquired_at
 """
 
@@ -119,7 +140,7 @@ WITH asked AS (
     FROM asked AS a
     WHERE l.name = a.name AND l.slot = 1 AND (l.take IS NULL) = (a.i > 0)
       AND (l.claim_id = a.claim_id
-           OR ((l.claim_id IS NULL OR l.expires_at <= clock_timestamp())
+           OR ((l.claim_id IS NULL OR {OVER})
                AND NOT EXISTS (
                    SELECT FROM {{line}} AS w
                    WHERE w.name = a.name AND w.ticket < a.ticket AND w.claim_id <> a.claim_id
@@ -144,7 +165,7 @@ WITH asked AS (
         coalesce(a.ticket, own.ticket) AS ticket,
         (SELECT p.permits FROM {{pool}} AS p WHERE p.name = a.name) AS permits,
         l.fencing_token, l.holder AS held_by, l.acquired_at, l.expires_at,
-        l.claim_id IS NULL OR l.expires_at <= clock_timestamp() AS free,
+        l.claim_id IS NULL OR {OVER} AS free,
         EXISTS (SELECT FROM {{line}} AS w
                 WHERE w.name = a.name AND w.claim_id <> a.claim_id AND (a.ticket IS NULL OR w.ticket < a.ticket)
                   AND greatest(w.seen_at, l.expires_at) > clock_timestamp() - interval '{LINE_GRACE_S} s') AS ahead
@@ -199,15 +220,15 @@ SELECT array_agg(i), clock_timestamp() FROM renewed
 """
 
 # A lease in force, of the one claim or, when this is repeated, of the other already. Nobody need be woken.
-TRANSFER = """\
-UPDATE {lease} AS l
+TRANSFER = f"""\
+UPDATE {{lease}} AS l
 SET claim_id = $2, holder = $4, info = $6,
     fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE l.fencing_token + 1 END,
     acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
     expires_at = greatest(
         CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
 WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NULL AND $5 <> ''
-  AND l.claim_id IN ($2, $5) AND l.expires_at > clock_timestamp()
+  AND (l.claim_id = $2 OR l.claim_id = $5 AND {UNPINNED.format(row="l")}) AND l.expires_at > clock_timestamp()
 RETURNING l.fencing_token, l.acquired_at
 """
 
@@ -220,6 +241,13 @@ departed AS (
 
 # The slot that was asked for, or any; said so that the primary key finds it.
 _SLOT = f"l.slot BETWEEN a.slot AND CASE a.slot WHEN {ANY_SLOT} THEN {PERMITS_MAX} ELSE a.slot END"
+
+_NEXT = f"""\
+FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true"""
 
 # A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
 # next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
@@ -236,11 +264,25 @@ WITH asked AS (
     RETURNING a.i, l.name, l.take
 ), {_DEPARTED}
 SELECT array_agg(r.i), count(CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END)
-FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
+{_NEXT}
+"""
+
+# The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
+RELEASE_PINNED = f"""\
+WITH asked AS MATERIALIZED (
+    SELECT *, {UNPINNED.format(row="r")} AS unpinned FROM {{asked}} AS r (name, slot, claim_id, ticket, i)
+), relaxed AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true)
+), released AS (
+    UPDATE {{lease}} AS l
+    SET claim_id = CASE WHEN a.unpinned THEN NULL ELSE '' END, expires_at = clock_timestamp(),
+        holder = CASE WHEN a.unpinned THEN NULL ELSE l.holder END, info = CASE WHEN a.unpinned THEN NULL ELSE l.info END
+    FROM asked AS a, relaxed
+    WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
+    RETURNING a.i, l.name, l.take, a.unpinned
+)
+SELECT array_agg(r.i), count(CASE WHEN r.unpinned AND n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END)
+{_NEXT}
 """
 
 # A release after which the name is kept, under a claim that nobody has. Durable, and nobody need be woken.
@@ -272,8 +314,9 @@ UPDATE {lease} SET claim_id = ''
 WHERE name = $1 AND fencing_token = $2::bigint AND claim_id IS NOT NULL AND expires_at > clock_timestamp()
 RETURNING name
 """
+# At once, that is, unless it is pinned.
 BREAK_NOW = """\
-UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
+UPDATE {lease} SET claim_id = '', holder = NULL, info = NULL, expires_at = clock_timestamp()
 WHERE name = $1 AND fencing_token = $2::bigint AND claim_id IS NOT NULL AND expires_at > clock_timestamp()
 RETURNING name
 """
@@ -290,11 +333,14 @@ WITH floor AS MATERIALIZED (
           WHERE w.name = p.name AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
       AND NOT EXISTS (
           SELECT FROM {{lease}} AS l
-          WHERE l.name = p.name AND l.expires_at > clock_timestamp() - $1::float8 * interval '1 second')
+          WHERE l.name = p.name AND (
+              l.expires_at > clock_timestamp() - $1::float8 * interval '1 second'
+              OR NOT (l.claim_id IS NULL OR {OVER})))
     ORDER BY p.name FOR UPDATE OF p SKIP LOCKED
 ), gone AS (
     DELETE FROM {{lease}} AS l
     WHERE (SELECT value FROM floor) IS NOT NULL AND l.expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
+      AND (l.claim_id IS NULL OR {OVER})  -- not pinned
       AND NOT EXISTS (  -- nobody in line for whom the name is kept
           SELECT FROM {{line}} AS w
           WHERE w.name = l.name

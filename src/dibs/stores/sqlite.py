@@ -31,6 +31,7 @@ from dibs.store import (
     LAST_TICKET,
     LINE_GRACE_S,
     PERMITS_MAX,
+    PIN_KEEP_S,
     RELEASED,
     Acquire,
     Capabilities,
@@ -39,6 +40,7 @@ from dibs.store import (
     Held,
     Mismatch,
     Outcome,
+    Pin,
     Release,
     Renewed,
     Request,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dibs.clock import Deadline
+    from dibs.store import Renew
 
 CAPABILITIES = Capabilities(
     store="SQLite",
@@ -73,6 +76,7 @@ CAPABILITIES = Capabilities(
     permits=True,
     pause=True,
     history=True,
+    guard=True,
 )
 OPTIONS = ("table",)
 TOKENS_PER_BOOT = 2**40
@@ -169,6 +173,7 @@ class SQLiteStore:
         self._table = table
         self._names = names
         self._schema = _SCHEMA.format(**names)
+        self._lease_table = names["lease"]
         names["old"] = _OLD.format(**names)
         names["empty"] = _EMPTY.format(**names)
         self._sql = {verb: text.format(**names) for verb, text in _STATEMENTS.items()}
@@ -190,7 +195,7 @@ class SQLiteStore:
         # What is kept must outlive a power cut; of everything else only the tokens must, and the floor sees to that.
         synced = False
         for request in requests:
-            if type(request) is Release and request.keep > 0:
+            if type(request) is Release and request.keep > PIN_KEEP_S:
                 synced = True
         try:
             if synced != self._synced:
@@ -235,7 +240,7 @@ class SQLiteStore:
             whose = (request.name, *slots, request.claim_id, self._boot, now)
             done = (
                 db.execute(self._sql["release"], (now, *whose))
-                if not request.keep
+                if request.keep <= PIN_KEEP_S  # (a transaction that pins it is over, or we would not be here)
                 else db.execute(self._sql["release_later"], (now + request.keep, request.info, *whose))
             )
             return RELEASED if done.rowcount else GONE
@@ -397,6 +402,43 @@ class SQLiteStore:
         entered = db.execute(self._sql["enter"], (request.name, request.claim_id, now, request.take)).lastrowid
         assert entered is not None
         return entered
+
+    # -- pins -----------------------------------------------------------------------------------------------------
+
+    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
+        """The pin is the lock that a transaction has on the whole file once it has written; it writes a renewal."""
+        if files is None:
+            raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
+        with self._in_use:
+            self._open()
+        alias = next((alias for _, alias, path in files if path and self._is_ours(path)), None)
+        if alias is None:
+            raise InvalidOption(
+                f"that connection does not have the file {self._path!r} open, in which the leases are kept: "
+                "ATTACH it, keep the leases in the connection's own file, or use dibs.fencing"
+            )
+        table = f"{quoted_table(alias, 'schema')}.{self._lease_table}"
+        name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))
+        now = boot_now()
+        ours = (
+            f"WHERE name = '{name}' AND slot = {request.slot:d} AND claim_id = '{claim_id}' AND boot = {self._boot:d}"
+            f" AND expires_boot > {now!r} RETURNING slot"
+        )
+        return Pin(
+            f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}",
+            renews=True,
+            release=f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}",
+        )
+
+    def _is_ours(self, path: str) -> bool:
+        try:
+            there = os.stat(path)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == self._file
+
+    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        return bool(rows)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

@@ -480,13 +480,13 @@ class ZooKeeperStore:
         grant = Grant(permit, path, session, {"holder": request.holder, "info": request.info, "ttl": ttl})
         pool.grants[path] = grant
         try:
-            return (yield from self._try_transfer(grant, source, ttl, deadline))
+            return (yield from self._try_transfer(request, grant, source, deadline))
         finally:
             if grant.told is None and grant.until == FOREVER:
                 grant.until = boot_now() + ttl
 
-    def _try_transfer(self, grant: Grant, source: str, ttl: float, deadline: Deadline) -> Flights:
-        pool, session, permit, path = self._pool, grant.session, grant.permit, grant.path
+    def _try_transfer(self, request: Transfer, grant: Grant, source: str, deadline: Deadline) -> Flights:
+        pool, session, permit, path, ttl = self._pool, grant.session, grant.permit, grant.path, request.ttl
         for _ in range(TRIES):
             there, mine, held = yield [session.get(permit), session.get(path), session.get(source)]
             if type(there) is tuple and type(mine) is tuple and not mine[0].startswith(BROKEN):
@@ -499,8 +499,12 @@ class ZooKeeperStore:
             if type(there) is No or type(held) is No or held[0].startswith(BROKEN):
                 pool.forget(grant)
                 return GONE
-            if ledger_of(there[0]) is not None:
-                moved = yield from self._permits.transfer(grant, source, ttl, there, held[1])
+            ledger = ledger_of(there[0])
+            if (ledger is not None) != bool(request.permits):
+                pool.forget(grant)
+                return GONE
+            if ledger is not None:
+                moved = yield from self._permits.transfer(request, grant, source, there, held[1])
                 if moved is None:
                     pool.forget(grant)
                     return GONE

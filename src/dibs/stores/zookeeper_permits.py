@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now
 from dibs.errors import StoreUnavailable
-from dibs.store import LINE_GRACE_S, Acquire, Granted, Held, Mismatch, StoredLease
+from dibs.store import LINE_GRACE_S, Acquire, Granted, Held, Mismatch, StoredLease, Transfer
 from dibs.stores.permits import Grant as Decision
 from dibs.stores.permits import decide
 from dibs.stores.zookeeper_ledger import Entry, View, ledger_of, seal_node, told_of, written
@@ -279,19 +279,21 @@ class Permits:
                 break
         return None
 
-    def transfer(self, grant: Grant, source: str, ttl: float, there: Any, held: Any) -> Flights:
+    def transfer(self, request: Transfer, grant: Grant, source: str, there: Any, held: Any) -> Flights:
         """Give what the node at ``source`` holds to a grant; False when it changed, None when it holds nothing."""
         session, permit = grant.session, grant.permit
         ledger = ledger_of(there[0])
         entry = None if ledger is None else ledger.held.pop(claim_of(source), None)
-        if ledger is None or entry is None:
+        if ledger is None or entry is None or entry.slot != request.slot:
             return None
         moved = entry._replace(number=ledger.grants)
         after = ledger._replace(grants=ledger.grants + 1, held=ledger.held | {claim_of(grant.path): moved})
+        # (A new node writes its words as those of a ledger's holder.)
+        grant.of_ledger = True
         operations = [
             *written(permit, after, there[1].version),
             ("delete", source, held.version),
-            ("create", grant.path, grant.text(ttl), self._acl, True),
+            ("create", grant.path, grant.text(request.ttl), self._acl, True),
         ]
         (done,) = yield [session.multi(operations)]
         if type(done) is No:
@@ -300,10 +302,10 @@ class Permits:
             raise StoreUnavailable("ZooKeeper: the session expired while permits were granted in it")
         self._known.pop(permit, None)
         stat, now = done[1], boot_now()
-        grant.of_ledger, grant.take, grant.version = True, moved.take, 0
+        grant.take, grant.version = moved.take, 0
         grant.words = {**grant.words, "at": stat.mtime / 1000}
         grant.told = Granted(stat.czxid + moved.number, stat.mtime / 1000, moved.slot)
-        grant.until = now + ttl
+        grant.until = now + request.ttl
         self._pool.server_ahead_s = stat.mtime / 1000 - now
         return True
 

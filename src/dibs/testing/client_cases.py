@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 import time
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from dibs.errors import (
     LockTimeout,
     NotHeld,
     StoreUnavailable,
+    Unsupported,
     WouldDeadlock,
 )
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
@@ -26,6 +28,7 @@ from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dibs.store import Capabilities
     from dibs.testing.faces import Face
 
 case = CLIENT_CASES.case
@@ -708,3 +711,36 @@ async def wrong_input_is_refused_before_any_io(face: Face) -> None:
     equal(idle.lock("x" * 255).name, "x" * 255, "the longest name")
     lock = idle.lock("tab", info={"a": "x" * 4000})
     equal(lock.locked(), False, "locked() of a lock nobody acquired")
+
+
+def pins(capabilities: Capabilities) -> bool:
+    return capabilities.guard
+
+
+def pins_nothing(capabilities: Capabilities) -> bool:
+    return not capabilities.guard
+
+
+@case("P1", promised=pins_nothing)
+async def what_cannot_pin_says_so(face: Face) -> None:
+    """A lease on a store without transactions cannot be guarded: Unsupported, and it is held as before."""
+    lease = await face.do(face.client().lock("name").acquire, timeout=0)
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    for verb in (lease.guard, lease.release_after_commit):
+        with raises(Unsupported):
+            await face.do(verb, connection)
+    connection.close()
+    equal(lease.held, True, "held after a guard that is not supported")
+
+
+@case("P1", promised=pins)
+async def only_a_transaction_there_can_pin(face: Face) -> None:
+    """What is no connection, or one to another database, cannot guard a lease: InvalidOption; it is held as before."""
+    lease = await face.do(face.client().lock("name").acquire, timeout=0)
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    for verb in (lease.guard, lease.release_after_commit):
+        for wrong in (connection, connection.cursor(), object(), None):
+            with raises(InvalidOption):
+                await face.do(verb, wrong)
+    connection.close()
+    equal(lease.held, True, "held after a guard with what is no connection")

@@ -11,7 +11,7 @@ import unicodedata
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dibs.store import RELEASED, Acquire, Gone, Granted, Held, Release, Renew, Renewed
+from dibs.store import PIN_KEEP_S, RELEASED, Acquire, Gone, Granted, Held, Release, Renew, Renewed
 from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, gone, granted, held, rising, together, until
 
 if TYPE_CHECKING:
@@ -740,3 +740,27 @@ def a_lease_ends_when_it_said(bench: Bench) -> None:
     took = time.monotonic() - began
     assert took > free_in - bench.capabilities.resolution_s - 0.02, f"told {free_in} s, free after {took} s"
     assert took < free_in + 3, f"told {free_in} s, free after {took} s"
+
+
+@case("P8", promised=lambda capabilities: capabilities.guard)
+def a_release_of_what_may_be_pinned_is_a_release(bench: Bench) -> None:
+    """A release that keeps for PIN_KEEP_S frees a name that nothing pins, and the next token is greater."""
+    store, name, (mine, other) = bench.open(), bench.name(), claims(2)
+    token = granted(store.acquire(name, mine), "a free name")
+    (outcome,) = store.act(Release(name, mine, keep=PIN_KEEP_S))
+    equal(outcome, RELEASED, "the release")
+    equal(store.lease(name), None, "what is shown after it")
+    gone(store.renew(name, mine), "a renewal after it")
+    rising([token, granted(store.acquire(name, other), "a name given back")], "grants")
+    (outcome,) = store.act(Release(name, mine, keep=PIN_KEEP_S))
+    gone(outcome, "a release by another claim")
+
+
+@case("P8", promised=lambda capabilities: capabilities.guard and capabilities.permits)
+def permits_that_may_be_pinned_are_released(bench: Bench) -> None:
+    """The same of a permit: its slot is free for the next."""
+    store, name, (mine, other) = bench.open(), bench.name(), claims(2)
+    token = granted(store.act(asking(name, mine)._replace(permits=1))[0], "a free permit")
+    equal(store.act(Release(name, mine, keep=PIN_KEEP_S))[0], RELEASED, "the release")
+    again = granted(store.act(asking(name, other)._replace(permits=1))[0], "a permit given back")
+    rising([token, again], "grants")

@@ -1,0 +1,246 @@
+"""A door into the caller's own transaction: run a statement on a connection that belongs to somebody else.
+
+A *door* is made from what the caller has: a DB-API connection (psycopg, PyMySQL, mysqlclient, sqlite3), a SQLAlchemy
+Connection or Session (or their asynchronous twins), a Django connection. What it is, is told by its type; no driver is
+imported, since whoever has a connection has loaded its driver. A door runs statements and nothing else: it never
+commits, rolls back, or changes a setting, and errors of the driver come out as they are.
+
+Statements are written once for all drivers: a value stands in the text as ``VALUE``, and each door writes there what
+its driver wants to see.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
+DIALECTS = (POSTGRESQL, MYSQL, SQLITE)
+# Where a value goes in the text of a statement. (No identifier has one: dibs.stores.identifiers refuses it.)
+VALUE = "\0"
+_ALIASES = {"mariadb": MYSQL}
+_DRIVERS = {"psycopg": POSTGRESQL, "pymysql": MYSQL, "MySQLdb": MYSQL, "sqlite3": SQLITE}
+
+
+class Said(NamedTuple):
+    """One statement for a door, with its values."""
+
+    sql: str
+    values: Sequence[object] = ()
+
+
+class Answer(NamedTuple):
+    """What a statement brought: its rows, and how many rows it found to change as the driver counts them."""
+
+    rows: list[tuple[Any, ...]]
+    affected: int
+
+
+class Door:
+    """One connection of the caller's, for as long as its transaction lasts."""
+
+    dialect: str
+    #: Statements must be awaited (``execute_async``).
+    awaited = False
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        """Run one statement inside the caller's transaction."""
+        raise InvalidOption(f"{self} is asynchronous: use a client of dibs.connect_async()")
+
+    async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        """The same, awaited; a connection that blocks, blocks the event loop as it always does."""
+        return self.execute(sql, values)
+
+    def in_transaction(self) -> bool | None:
+        """Whether a transaction is open, where the driver knows for certain without asking: for SQLite."""
+        return None
+
+    def blocks_all(self) -> bool:
+        """Whether nobody can write to that database before this transaction has ended."""
+        return self.dialect == SQLITE and self.in_transaction() is True
+
+    def spoil(self) -> None:
+        """Let the framework, if there is one, end this transaction with a rollback."""
+
+
+def door_to(connection: Any) -> Door:
+    """The door to this connection; InvalidOption for what is none."""
+    if isinstance(connection, Door):
+        return connection
+    if hasattr(connection, "vendor") and hasattr(connection, "settings_dict"):
+        return _DjangoDoor(connection)
+    roots = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
+    if "sqlalchemy" in roots:
+        if hasattr(connection, "sync_session") or hasattr(connection, "sync_connection"):
+            return _AsyncAlchemyDoor(connection)
+        if hasattr(connection, "exec_driver_sql") or hasattr(connection, "get_bind"):
+            return _AlchemyDoor(connection)
+        if hasattr(connection, "driver_connection"):  # what a pool of SQLAlchemy hands out
+            return door_to(connection.driver_connection)
+    driver = next((root for root in roots if root in _DRIVERS), None)
+    if driver is not None and hasattr(connection, "cursor") and hasattr(connection, "commit"):
+        if driver == "psycopg" and any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__):
+            return _AsyncPsycopgDoor(connection)
+        return _DriverDoor(connection, driver)
+    raise InvalidOption(
+        f"a {type(connection).__module__}.{type(connection).__qualname__} is no connection whose transaction dibs can "
+        "enter: pass the connection itself, of psycopg, PyMySQL, mysqlclient or sqlite3, a Connection or Session of "
+        "SQLAlchemy, or a connection of Django"
+    )
+
+
+def _dialect(name: str) -> str:
+    name = _ALIASES.get(name, name)
+    if name not in DIALECTS:
+        raise InvalidOption(f"dibs cannot enter transactions of {name!r}, only of {', '.join(DIALECTS)}")
+    return name
+
+
+def _in_transaction(native: Any) -> bool | None:
+    """The same of a driver's own connection. (Servers keep more than their drivers know: PREPARE TRANSACTION.)"""
+    if not type(native).__module__.startswith("sqlite3"):
+        return None
+    try:
+        return bool(native.in_transaction)
+    except Exception:  # noqa: BLE001 - closed, and so rolled back
+        return False
+
+
+def _filled(sql: str, mark: str, values: Sequence[object]) -> str:
+    """The statement for a driver that wants ``mark`` where a value goes."""
+    if not values:
+        return sql
+    if mark == "%s":
+        sql = sql.replace("%", "%%")
+    return sql.replace(VALUE, mark)
+
+
+class _DriverDoor(Door):
+    def __init__(self, connection: Any, driver: str) -> None:
+        self._connection = connection
+        self._driver = driver
+        self.dialect = _DRIVERS[driver]
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        cursor = self._cursor()
+        try:
+            text = _filled(sql, "?" if self._driver == "sqlite3" else "%s", values)
+            cursor.execute(text, tuple(values)) if values else cursor.execute(text)
+            rows = [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+            return Answer(rows, cursor.rowcount)
+        finally:
+            cursor.close()
+
+    def _cursor(self) -> Any:
+        """A cursor that brings plain tuples, whatever the connection's own bring."""
+        if self._driver == "psycopg":
+            return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
+        if self._driver == "sqlite3":
+            cursor = self._connection.cursor()
+            cursor.row_factory = None
+            return cursor
+        return self._connection.cursor(sys.modules[f"{self._driver}.cursors"].Cursor)
+
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._connection)
+
+    def __str__(self) -> str:
+        return f"that {self._driver} connection"
+
+
+class _AsyncPsycopgDoor(Door):
+    dialect = POSTGRESQL
+    awaited = True
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        async with self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row) as cursor:
+            await cursor.execute(_filled(sql, "%s", values), tuple(values) or None)
+            return Answer(await cursor.fetchall() if cursor.description else [], cursor.rowcount)
+
+    def __str__(self) -> str:
+        return "that psycopg.AsyncConnection"
+
+
+class _DjangoDoor(Door):
+    def __init__(self, connection: Any) -> None:
+        # django.db.connection stands for one connection a thread: this is the one of the caller's.
+        handler, alias = getattr(connection, "_connections", None), getattr(connection, "_alias", None)
+        self._connection = handler[alias] if handler is not None and alias is not None else connection
+        self.dialect = _dialect(self._connection.vendor)
+        self._native: Any = None
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        with self._connection.cursor() as cursor:
+            # Django takes %s for every database.
+            cursor.execute(_filled(sql, "%s", values), list(values) or None)
+            self._native = self._connection.connection
+            return Answer([tuple(row) for row in cursor.fetchall()] if cursor.description else [], cursor.rowcount)
+
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
+
+    def spoil(self) -> None:
+        if self._connection.in_atomic_block:
+            self._connection.set_rollback(True)
+
+    def __str__(self) -> str:
+        return f"the Django connection {self._connection.alias!r}"
+
+
+class _AlchemyDoor(Door):
+    def __init__(self, connection: Any) -> None:
+        # A Session's connection is that of its transaction; both begin one when none has begun.
+        self._connection = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
+        self.dialect = _dialect(self._connection.dialect.name)
+        self._native: Any = None
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        result = self._connection.execute(*_for_alchemy(sql, values))
+        self._native = self._connection.connection.driver_connection
+        return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
+
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
+
+    def __str__(self) -> str:
+        return "that connection of SQLAlchemy"
+
+
+class _AsyncAlchemyDoor(Door):
+    awaited = True
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._session = hasattr(connection, "sync_session")
+        bind = connection.get_bind() if self._session else connection.sync_connection
+        if bind is None:
+            raise InvalidOption("that AsyncConnection of SQLAlchemy was not started: `async with engine.connect()`")
+        self.dialect = _dialect(bind.dialect.name)
+        self._native: Any = None
+
+    async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        connection = await self._connection.connection() if self._session else self._connection
+        result = await connection.execute(*_for_alchemy(sql, values))
+        self._native = connection.sync_connection.connection.driver_connection
+        return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
+
+    def in_transaction(self) -> bool | None:
+        return _in_transaction(self._native)
+
+    def __str__(self) -> str:
+        return "that asynchronous connection of SQLAlchemy"
+
+
+def _for_alchemy(sql: str, values: Sequence[object]) -> tuple[Any, dict[str, object]]:
+    """The statement and its values as SQLAlchemy's ``execute`` takes them for every driver."""
+    first, *rest = sql.replace(":", "\\:").split(VALUE)
+    text = first + "".join(f":dibs_{place}{part}" for place, part in enumerate(rest))
+    return sys.modules["sqlalchemy"].text(text), {f"dibs_{place}": value for place, value in enumerate(values)}

@@ -1,0 +1,122 @@
+"""Pinning a lease inside the caller's own transaction, so that a superseded holder cannot commit.
+
+A *pin* is a lock of the database that the caller's transaction takes and that ends with it, however it ends. Stores
+that can pin (``Capabilities.guard``) grant a name whose lease has expired, was broken, or was given back under its pin
+to nobody as long as the pin is there. So it is enough to take the pin first, and to see afterwards, over dibs's own
+connection, that the lease is still in force: from then on nobody enters before the transaction has ended. Renewals go
+on meanwhile, because they and the pin are different rows or locks (not on SQLite, which has only one lock).
+
+It takes two that talk: the store, through the session's lane, and the caller's connection, through a *door*. What is
+said is written once, as a *talk*: it yields a statement for the door, or steps for the session, and each
+face carries it along in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dibs.door import POSTGRESQL, SQLITE, Answer, Said
+from dibs.errors import InvalidOption, LeaseLost, Unsupported
+from dibs.hold import GONE_REASON
+from dibs.steps import acting, run
+from dibs.store import Renew
+
+if TYPE_CHECKING:
+    from dibs.door import Door
+    from dibs.lease import LeaseFacts
+    from dibs.steps import Steps
+    from dibs.store import Pin, Pinning
+
+T = TypeVar("T")
+# What is yielded is a statement or steps; what is sent is an Answer, or what the steps returned.
+Talk = Generator["Said | Steps[Any]", Any, T]
+
+# After this statement the server refuses everything but a rollback. MySQL and SQLite have no such state.
+_SPOIL = {
+    POSTGRESQL: Said("SELECT CAST('dibs: the lease was lost; this transaction must not be committed' AS integer)")
+}
+_FILES = Said("PRAGMA database_list")
+
+
+def converse(talk: Talk[T], door: Door) -> T:
+    """Carry a talk along in this thread. (dibs.aio has the same for tasks.)"""
+    try:
+        said = next(talk)
+        while True:
+            try:
+                heard = door.execute(*said) if isinstance(said, Said) else run(said)
+            except BaseException as error:  # noqa: BLE001 - the talk raises it again when it has cleaned up
+                said = talk.throw(error)
+            else:
+                said = talk.send(heard)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def guard(lease: LeaseFacts, door: Door) -> Talk[None]:
+    """Pin the lease in the transaction that is open behind the door."""
+    yield from _pinned(lease, door)
+
+
+def release_after_commit(lease: LeaseFacts, door: Door) -> Talk[None]:
+    """Pin the lease, then give it back: the store lets nobody in before the transaction has ended."""
+    pin = yield from _pinned(lease, door)
+    if pin.release:
+        # Where the pin is the lock on everything: given back inside the transaction itself. If that is rolled back,
+        # the release that waits behind it does it.
+        yield Said(pin.release)
+    yield lease._releasing()
+
+
+def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
+    session, hold = lease._session, lease._hold
+    offered = session.address.capabilities
+    if not offered.guard:
+        raise Unsupported(
+            f"{offered.store} has no transactions that a lease could be pinned in. Where the resource is, compare "
+            "fencing tokens: dibs.fencing.advance(connection, …)"
+        )
+    try:
+        lease.check()
+        request = Renew(hold.key, hold.claim_id, hold.ttl, hold.granted.slot)
+        files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
+        rows = files.rows if files is not None else None
+        pin: Pin = yield acting(session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by))
+        # From here on a release is one that has the pin looked at, whatever comes of this.
+        hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
+        locked: Answer = yield Said(pin.lock)
+        if pin.renews:
+            if not locked.rows:
+                session.lose(hold, GONE_REASON)
+            elif door.in_transaction() is False:
+                raise _not_pinned(door)
+            lease.check()
+            return pin
+        yield lease._renewing(None)
+        if not (yield acting(session, lambda store, by: cast("Pinning", store).pinned(request, locked.rows, by))):
+            raise _not_pinned(door)
+        lease.check()
+    except LeaseLost:
+        yield from _spoiled(door)
+        raise
+    return pin
+
+
+def _not_pinned(door: Door) -> InvalidOption:
+    return InvalidOption(
+        f"{door} did not keep the lease pinned: it has no transaction open (autocommit), or it leads to another "
+        "database than the one this client keeps its leases in. Begin a transaction first (BEGIN, autocommit off, "
+        "engine.begin(), transaction.atomic()), or compare fencing tokens there (dibs.fencing)"
+    )
+
+
+def _spoiled(door: Door) -> Talk[None]:
+    """Make it impossible to commit, where the database or the framework has a way."""
+    door.spoil()
+    statement = _SPOIL.get(door.dialect)
+    if statement is not None:
+        try:
+            yield statement
+        except Exception:  # noqa: BLE001 - that it fails is what it is for
+            pass
