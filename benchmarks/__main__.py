@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import report
+from benchmarks.deadlock import deadlock
 from benchmarks.etcd_works import etcd_async, etcd_handover, etcd_lone
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
@@ -73,6 +74,7 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "pg-readers": pg_readers,
     "pg-waiters": pg_waiters,
     "fairness": fairness,
+    "deadlock": deadlock,
 }
 
 
