@@ -1,4 +1,4 @@
-"""The verbs that all locks for threads have in common (``dibs.aio`` has them for tasks)."""
+"""The verbs that all locks for threads have in common (``dibs.aio.lockable`` has them for tasks)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""What becomes of an ``async with`` block whose lease is lost: its task is cancelled, once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dibs.aio.tasks import _call_in
+from dibs.hold import HELD, LOST
+
+if TYPE_CHECKING:
+    from dibs.grips import Releasable
+    from dibs.hold import Hold
+
+
+class _Block:
+    """One ``async with`` block, whose task is cancelled when its lease is lost."""
+
+    __slots__ = ("_task", "cancelled", "over")
+
+    def __init__(self, lease: Releasable, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self.cancelled = False
+        self.over = False
+        for hold in lease._holds:
+            tell = partial(self._tell, hold)
+            # Nearly always nobody else knows this hold yet, except the renewer: whoever ends it changes its state
+            # before it calls its listeners, so entering first and looking afterwards misses nothing.
+            hold.listeners = [tell] if hold.listeners is None else [*hold.listeners, tell]
+            if hold.state != HELD:
+                self._tell(hold)
+
+    def _tell(self, hold: Hold) -> None:
+        if hold.state == LOST and not self.over:
+            _call_in(self._task.get_loop(), self._cancel)
+
+    def end(self, exc_type: type[BaseException] | None) -> bool:
+        """The block is over: whether by the loss of its lease and nothing else."""
+        self.over = True
+        by_loss = self.cancelled and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
+        if self.cancelled and sys.version_info >= (3, 11):
+            # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
+            by_loss = self._task.uncancel() == 0 and by_loss
+        return by_loss
+
+    def _cancel(self) -> None:
+        if not self.over and not self.cancelled:
+            self.cancelled = True
+            self._task.cancel("the dibs lease of this block was lost")

@@ -1,0 +1,117 @@
+"""A lease for tasks: the verbs of ``dibs.Lease``, awaited. Whether it is held is decided in ``dibs.lease``."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dibs import guarding
+from dibs.aio.tasks import _Begun, _call_in, _take
+from dibs.door import Said, door_to
+from dibs.errors import LeaseLost
+from dibs.lease import LeaseFacts, LostFacts
+from dibs.names import check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from dibs.door import Door
+    from dibs.guarding import Talk
+    from dibs.names import Seconds
+
+T = TypeVar("T")
+
+
+class AsyncLost(LostFacts):
+    """The event of a lease's loss, as ``asyncio.Event`` without ``set``; it also fires by the clock alone."""
+
+    __slots__ = ()
+
+    async def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
+        clock = self._leases[0]._session.clock
+        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        loop = asyncio.get_running_loop()
+        over: asyncio.Event | None = None
+        while not self.is_set() and (held := self._held()):
+            if over is None:
+                over = asyncio.Event()
+                for lease in held:
+                    lease._session.when_over(lease._hold, partial(_call_in, loop, over.set))
+            now = clock.now()
+            if until is not None and now >= until:
+                break
+            look_at = min(lease._hold.trusted_until for lease in held)
+            try:
+                await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
+                over = None
+            except asyncio.TimeoutError:
+                pass
+        return self.is_set()
+
+
+class AsyncLease(LeaseFacts):
+    """A lease held by this process, for tasks."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> AsyncLost:
+        """Set when the lease is lost; can be waited for."""
+        return AsyncLost(self)
+
+    async def renew(self, ttl: Seconds | None = None) -> None:
+        """Renew now, and from now on, for ``ttl`` seconds (default: as before); see ``dibs.Lease.renew``."""
+        await _take(self._renewing(ttl))
+
+    def release(self) -> Awaitable[bool]:
+        """Give it back, at once; await it to know that the store has confirmed. May be called twice.
+
+        False when the store did not confirm: the lease is over for this process all the same, and ends in the store
+        by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost.
+        """
+        return _Begun(self._releasing())
+
+    async def export(self) -> dict[str, Any]:
+        """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
+        return await _take(self._exporting())
+
+    async def guard(self, connection: Any) -> None:
+        """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
+
+        connection: a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of SQLAlchemy, or what
+        ``dibs.Lease.guard`` takes, which blocks the event loop as any use of it does.
+        """
+        door = door_to(connection)
+        await _converse(guarding.guard(self, door), door)
+
+    async def release_after_commit(self, connection: Any) -> None:
+        """Give it back, and keep others out until the transaction has ended; see ``dibs.Lease``."""
+        door = door_to(connection)
+        await _converse(guarding.release_after_commit(self, door), door)
+
+    async def __aenter__(self) -> AsyncLease:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        try:
+            await _take(self._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+
+
+async def _converse(talk: Talk[T], door: Door) -> T:
+    """Carry a talk with the store and the caller's connection along in this task."""
+    try:
+        said = next(talk)
+        while True:
+            try:
+                heard = await (door.execute_async(*said) if isinstance(said, Said) else _take(said))
+            except BaseException as error:  # noqa: BLE001 - the talk raises it again when it has cleaned up
+                said = talk.throw(error)
+            else:
+                said = talk.send(heard)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

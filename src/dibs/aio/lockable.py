@@ -1,0 +1,133 @@
+"""The verbs that all locks for tasks have in common (``dibs.lockable`` has them for threads)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dibs.aio.block import _Block
+from dibs.aio.lease import AsyncLease
+from dibs.aio.tasks import _Begun, _owner, _take
+from dibs.errors import LeaseLost
+from dibs.grips import Releasable
+from dibs.lock import check_decorated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dibs.grips import Gripped
+    from dibs.names import Seconds
+
+F = TypeVar("F", bound="Callable[..., Any]")
+L = TypeVar("L", bound=Releasable)
+
+
+class AsyncLockable(Generic[L]):
+    """What all locks for tasks have in common: the verbs of ``asyncio.Lock``, ``async with``, and decorating."""
+
+    __slots__ = ("_blocks", "_core")
+
+    def __init__(self, core: Gripped[L]) -> None:
+        self._core = core
+        self._blocks: dict[object, list[_Block]] = {}
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
+        """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
+
+        ``timeout=-1`` means what the lock was built with, None for ever, 0 (or ``blocking=False``) asks exactly once.
+        Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up,
+        WouldDeadlock when this task holds it already and would wait without limit, or began to wait last in a ring of
+        callers who wait for each other.
+        """
+        return await _take(self._core.acquire(_owner(), blocking, timeout))
+
+    def release(self) -> Awaitable[bool]:
+        """Release what this task acquired through this lock, or what another did if the lock is not reentrant.
+
+        It happens at once, as with ``asyncio.Lock``; await it to know that the store has confirmed (False: it did
+        not, and the lease ends by its ttl). Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it
+        had been lost.
+        """
+        return _Begun(self._core.release(_owner()))
+
+    def locked(self) -> bool:
+        """Whether this client holds it now, as far as this process knows."""
+        return self._core.locked()
+
+    async def __aenter__(self) -> L:
+        task = asyncio.current_task()
+        assert task is not None
+        lease = await _take(self._core.acquire(task))
+        if lease is None:
+            raise self._core.timed_out()
+        self._enter(task, lease)
+        return lease
+
+    def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
+        self._core.enter(lease)
+        block = _Block(lease, task)
+        blocks = self._blocks.get(task)
+        if blocks is None:
+            self._blocks[task] = [block]
+        else:
+            blocks.append(block)
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        task = asyncio.current_task()
+        blocks = self._blocks[task]
+        block = blocks.pop()
+        if not blocks:
+            del self._blocks[task]
+        by_loss = block.end(exc_type)
+        lease = self._core.leave(task)
+        if lease is not None:
+            try:
+                await _take(lease._releasing())
+            except LeaseLost:
+                if exc_type is None or by_loss:
+                    raise
+
+    def __call__(self, function: F) -> F:
+        """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
+        check_decorated(function, awaited=True)
+        core = self._core
+
+        @wraps(function)
+        async def locked(*args: Any, **kwargs: Any) -> Any:
+            if core.terms.on_busy == "skip":
+                lease = await self.acquire()
+                if lease is None:
+                    return None
+                task = asyncio.current_task()
+                assert task is not None
+                self._enter(task, lease)
+            else:
+                await self.__aenter__()
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException as error:
+                await self.__aexit__(type(error))
+                raise
+            await self.__aexit__(None)
+            return result
+
+        return locked  # type: ignore[return-value]
+
+
+class AsyncLock(AsyncLockable[AsyncLease]):
+    """A name held by one at a time, for asyncio. A description: acquiring it gives an ``AsyncLease``.
+
+    Works like ``asyncio.Lock`` (owner-only when ``reentrant=True``), as an async context manager and as a decorator
+    of async functions. An ``async with`` block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What the lock is about."""
+        return self._core.name
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncLock {self.name!r}>"

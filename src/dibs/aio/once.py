@@ -1,0 +1,99 @@
+"""Work that is done at most once, for tasks: the verbs of ``dibs.Once``, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from dibs.aio.block import _Block
+from dibs.aio.lease import AsyncLease
+from dibs.aio.tasks import _owner, _take
+from dibs.errors import LeaseLost
+from dibs.lock import check_decorated
+from dibs.once import OnceRunFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.names import Seconds
+    from dibs.once import OnceCore, OnceRecord
+
+
+class AsyncOnceRun(OnceRunFacts[AsyncLease]):
+    """What ``begin()`` found: true when the work is this caller's to do, false when it is done or being done.
+
+    Leaving the block without an exception marks the work as done, and keeps it so for ``keep`` seconds; an exception,
+    whichever, gives the name up for the next to try. A block whose lease is lost is cancelled and ends with LeaseLost.
+    """
+
+    __slots__ = ("_block",)
+
+    async def __aenter__(self) -> AsyncOnceRun:
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
+        self._block: _Block | None = None
+        if self._lease is not None:
+            self._lease.check()
+            task = asyncio.current_task()
+            assert task is not None
+            self._block = _Block(self._lease, task)
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        block = self._block
+        by_loss = block is not None and block.end(exc_type)
+        try:
+            await _take(self._core.end(self, exc_type is not None))
+        except LeaseLost:
+            if exc_type is None or by_loss:
+                raise
+
+
+class AsyncOnce:
+    """Work that is to be done at most once in ``keep`` seconds. A description: ``begin()`` makes a run of it.
+
+    ``async with once as run:`` begins one, waiting as long as ``timeout`` while somebody else is at it. Safe to share
+    among tasks.
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: OnceCore[AsyncLease, AsyncOnceRun]) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """The name under which it is kept: name/key, or the name alone. ``client.holder(once.name)`` shows it."""
+        return self._core.name
+
+    async def begin(self, timeout: Seconds | None = -1) -> AsyncOnceRun:
+        """A run, to be used as ``async with`` block: true when the work is this caller's to do; see ``dibs.Once``."""
+        return await _take(self._core.begin(_owner(), timeout))
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Await the function unless it is done, and return its result; see ``dibs.Once.run``."""
+        check_decorated(function, awaited=True)
+        async with self as begun:
+            if begun:
+                begun.result = await function(*args, **kwargs)
+        return begun.result
+
+    async def done(self) -> OnceRecord | None:
+        """The successful run that is kept; None when there is none, also while one goes on."""
+        return await _take(self._core.look())
+
+    async def forget(self) -> bool:
+        """Let it be run again although it is done; False when it is not. Does nothing to a run that goes on."""
+        return await _take(self._core.forget())
+
+    async def __aenter__(self) -> AsyncOnceRun:
+        begun = await _take(self._core.enter(_owner()))
+        begun._enter()
+        return begun
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        await self._core.leave(_owner()).__aexit__(exc_type, *exc)
+
+    def __repr__(self) -> str:
+        return f"<dibs.AsyncOnce {self.name!r}>"
