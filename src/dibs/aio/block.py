@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dibs.aio.tasks import _call_in
+from dibs.aio.tasks import call_in
 from dibs.hold import HELD, LOST
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dibs.hold import Hold
 
 
-class _Block:
+class Block:
     """One ``async with`` block, whose task is cancelled when its lease is lost."""
 
     __slots__ = ("_task", "cancelled", "over")
@@ -34,7 +34,7 @@ class _Block:
 
     def _tell(self, hold: Hold) -> None:
         if hold.state == LOST and not self.over:
-            _call_in(self._task.get_loop(), self._cancel)
+            call_in(self._task.get_loop(), self._cancel)
 
     def end(self, exc_type: type[BaseException] | None) -> bool:
         """The block is over: whether by the loss of its lease and nothing else."""

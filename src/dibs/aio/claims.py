@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dibs.aio.tasks import _owner, _take
+from dibs.aio.tasks import owner, take
 from dibs.batch import BatchFacts, Item
 from dibs.claims import check_limit, check_stream
 
@@ -33,7 +33,7 @@ class AsyncBatch(BatchFacts[V]):
 
     async def release(self) -> None:
         """Give back what is left, and wait until the store has confirmed everything; ``lost`` is exact then."""
-        await _take(self._ending())
+        await take(self._ending())
 
     def __aiter__(self) -> AsyncBatch[V]:
         return self
@@ -48,7 +48,7 @@ class AsyncBatch(BatchFacts[V]):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await _take(self._ending())
+        await take(self._ending())
 
 
 class AsyncClaims:
@@ -79,12 +79,12 @@ class AsyncClaims:
         core = self._core
         most = check_limit(limit)
         keyed = core.keyed(items, key)
-        batch: AsyncBatch[V] = await _take(core.taking(_owner(), keyed, most))
+        batch: AsyncBatch[V] = await take(core.taking(owner(), keyed, most))
         if verify is not None and len(batch):
             try:
                 batch._keep_due(core.keyed(await _result(verify(batch.won)), key))
             except BaseException:
-                await _take(batch._ending())
+                await take(batch._ending())
                 raise
         return batch
 
@@ -122,7 +122,7 @@ class AsyncClaims:
                     yield item
                 batch._finish()
             if not batch.won:
-                await _take(self._core.pausing(idle_s, stopped))
+                await take(self._core.pausing(idle_s, stopped))
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncClaims {self.source!r}>"

@@ -13,7 +13,7 @@ from dibs.aio.multilock import AsyncMultiLease, AsyncMultiLock
 from dibs.aio.once import AsyncOnce, AsyncOnceRun
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
-from dibs.aio.tasks import _owner, _take
+from dibs.aio.tasks import owner, take
 from dibs.campaign import election_core
 from dibs.claims import claims_core
 from dibs.handover import adopting, read_state
@@ -219,23 +219,23 @@ class AsyncClient:
         given = read_state(self._desk, state)
         info = given.info if info is None else info
         terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
-        return await _take(adopting(self._desk, given, terms, _owner(), AsyncLease))
+        return await take(adopting(self._desk, given, terms, owner(), AsyncLease))
 
     async def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""
-        return await _take(self._desk.leases(prefix))
+        return await take(self._desk.leases(prefix))
 
     async def holder(self, name: str) -> LeaseRecord | None:
         """Who holds ``name`` now, or None."""
-        return await _take(self._desk.holder(name))
+        return await take(self._desk.holder(name))
 
     async def break_lease(self, name: str, *, fencing_token: int, now: bool = False) -> bool:
         """Take a lease from its holder; see ``dibs.Client.break_lease``."""
-        return await _take(self._desk.breaking(name, fencing_token, now))
+        return await take(self._desk.breaking(name, fencing_token, now))
 
     async def purge(self, older_than: Seconds) -> int:
         """Delete the rows of names that have been free for ``older_than`` seconds; return how many."""
-        return await _take(self._desk.purging(older_than))
+        return await take(self._desk.purging(older_than))
 
     async def pause(
         self, name: str, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None
@@ -251,18 +251,18 @@ class AsyncClient:
         its way at that moment, for at most its request time-out, may be granted yet. Raises InvalidName,
         InvalidOption, and Unsupported where the store cannot keep it (``capabilities.pause``).
         """
-        return await _take(pausing(self._desk, name, note, ttl, by))
+        return await take(pausing(self._desk, name, note, ttl, by))
 
     async def resume(self, name: str) -> bool:
         """End the pause of exactly this ``name`` or ``prefix*``; False when there was none.
 
         Other clients notice within half a second, and their waiters ask within a second more.
         """
-        return await _take(resuming(self._desk, name))
+        return await take(resuming(self._desk, name))
 
     async def pauses(self) -> list[Pause]:
         """The pauses in force in this namespace, by name."""
-        return await _take(listing(self._desk))
+        return await take(listing(self._desk))
 
     async def setup(self, *, history: int | None = None) -> None:
         """Make the tables; harmless when they exist. Raises SetupRequired when the login may not.
@@ -271,7 +271,7 @@ class AsyncClient:
         (``history(name)``); 0 switches that off and forgets it, None leaves it as it is. Unsupported where the store
         cannot (``capabilities.history``).
         """
-        await _take(self._desk.setting_up() if history is None else keeping(self._desk, history))
+        await take(self._desk.setting_up() if history is None else keeping(self._desk, history))
 
     async def history(self, name: str, limit: int = 100) -> list[HistoryRecord]:
         """Who had ``name`` and when, newest first: up to ``limit`` grants, whichever client made them.
@@ -279,20 +279,20 @@ class AsyncClient:
         The store writes them down while it is told to (``setup(history=100)``). Raises SetupRequired when it was not,
         and Unsupported where it cannot (``capabilities.history``).
         """
-        return await _take(reading(self._desk, name, limit))
+        return await take(reading(self._desk, name, limit))
 
     async def ping(self) -> float:
         """Reach the store and return the seconds it took; raises StoreUnavailable or SetupRequired."""
-        return await _take(self._desk.pinging())
+        return await take(self._desk.pinging())
 
     @property
     def capabilities(self) -> Awaitable[Capabilities]:
         """What this store really promises, to be awaited: some of it is read from the server's settings."""
-        return _take(self._desk.capabilities())
+        return take(self._desk.capabilities())
 
     async def close(self) -> None:
         """Give back what is held, refuse who waits, close the connections. May be called twice."""
-        await _take(self._desk.closing())
+        await take(self._desk.closing())
 
     async def __aenter__(self) -> AsyncClient:
         return self

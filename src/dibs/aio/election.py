@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
-from dibs.aio.tasks import _Begun, _owner, _take
+from dibs.aio.tasks import Begun, owner, take
 from dibs.campaign import Over, TermFacts
 from dibs.errors import LeaseLost
 from dibs.lock import check_decorated
@@ -35,7 +35,7 @@ class AsyncTerm(TermFacts, AsyncLease):
         Without ``to`` it is the same as ``release()``; with it, nothing happens before it is awaited. See
         ``dibs.Term.resign``.
         """
-        return self.release() if to is None else _take(self._resigning(to, timeout))
+        return self.release() if to is None else take(self._resigning(to, timeout))
 
     async def __aenter__(self) -> AsyncTerm:
         return self
@@ -54,7 +54,7 @@ class AsyncLead:
     async def __aenter__(self) -> AsyncTerm:
         task = asyncio.current_task()
         assert task is not None
-        term = await _take(self._core.campaign(task, self._timeout))
+        term = await take(self._core.campaign(task, self._timeout))
         if term is None:
             raise self._core.timed_out()
         self._block._enter(task, term)
@@ -81,7 +81,7 @@ class AsyncLeaders:
 
     async def __anext__(self) -> Leader | None:
         try:
-            return await _take(self._watch.next())
+            return await take(self._watch.next())
         except Over:
             raise StopAsyncIteration from None
 
@@ -101,7 +101,7 @@ class AsyncElection:
 
     async def campaign(self, timeout: Seconds | None = None) -> AsyncTerm | None:
         """Wait up to ``timeout`` seconds to be elected; see ``dibs.Election.campaign``."""
-        return await _take(self._core.campaign(_owner(), timeout))
+        return await take(self._core.campaign(owner(), timeout))
 
     def lead(self, timeout: Seconds | None = None) -> AsyncLead:
         """Lead for the length of a block: ``async with election.lead() as term:``.
@@ -148,12 +148,12 @@ class AsyncElection:
         when the term had been lost.
         """
         if to is None:
-            return _Begun(self._core.release(_owner()))
-        return _take(self._core.resign(_owner(), to, timeout))
+            return Begun(self._core.release(owner()))
+        return take(self._core.resign(owner(), to, timeout))
 
     async def leader(self) -> Leader | None:
         """Who leads now, or None."""
-        return await _take(self._core.leader())
+        return await take(self._core.leader())
 
     def observe(self, interval: Seconds = 1.0) -> AsyncLeaders:
         """Who leads, at once and then whenever that changes: ``async for leader in election.observe():``.

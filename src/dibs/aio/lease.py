@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs import guarding
-from dibs.aio.tasks import _Begun, _call_in, _take
+from dibs.aio.tasks import Begun, call_in, take
 from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.lease import LeaseFacts, LostFacts
@@ -38,7 +38,7 @@ class AsyncLost(LostFacts):
             if over is None:
                 over = asyncio.Event()
                 for lease in held:
-                    lease._session.when_over(lease._hold, partial(_call_in, loop, over.set))
+                    lease._session.when_over(lease._hold, partial(call_in, loop, over.set))
             now = clock.now()
             if until is not None and now >= until:
                 break
@@ -63,7 +63,7 @@ class AsyncLease(LeaseFacts):
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Renew now, and from now on, for ``ttl`` seconds (default: as before); see ``dibs.Lease.renew``."""
-        await _take(self._renewing(ttl))
+        await take(self._renewing(ttl))
 
     def release(self) -> Awaitable[bool]:
         """Give it back, at once; await it to know that the store has confirmed. May be called twice.
@@ -71,11 +71,11 @@ class AsyncLease(LeaseFacts):
         False when the store did not confirm: the lease is over for this process all the same, and ends in the store
         by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost.
         """
-        return _Begun(self._releasing())
+        return Begun(self._releasing())
 
     async def export(self) -> dict[str, Any]:
         """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
-        return await _take(self._exporting())
+        return await take(self._exporting())
 
     async def guard(self, connection: Any) -> None:
         """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
@@ -96,7 +96,7 @@ class AsyncLease(LeaseFacts):
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await _take(self._releasing())
+            await take(self._releasing())
         except LeaseLost:
             if exc_type is None:
                 raise
@@ -108,7 +108,7 @@ async def _converse(talk: Talk[T], door: Door) -> T:
         said = next(talk)
         while True:
             try:
-                heard = await (door.execute_async(*said) if isinstance(said, Said) else _take(said))
+                heard = await (door.execute_async(*said) if isinstance(said, Said) else take(said))
             except BaseException as error:  # noqa: BLE001 - the talk raises it again when it has cleaned up
                 said = talk.throw(error)
             else:

@@ -6,9 +6,9 @@ import asyncio
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dibs.aio.block import _Block
+from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
-from dibs.aio.tasks import _Begun, _owner, _take
+from dibs.aio.tasks import Begun, owner, take
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lock import check_decorated
@@ -30,7 +30,7 @@ class AsyncLockable(Generic[L]):
 
     def __init__(self, core: Gripped[L]) -> None:
         self._core = core
-        self._blocks: dict[object, list[_Block]] = {}
+        self._blocks: dict[object, list[Block]] = {}
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
         """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
@@ -40,7 +40,7 @@ class AsyncLockable(Generic[L]):
         WouldDeadlock when this task holds it already and would wait without limit, or began to wait last in a ring of
         callers who wait for each other.
         """
-        return await _take(self._core.acquire(_owner(), blocking, timeout))
+        return await take(self._core.acquire(owner(), blocking, timeout))
 
     def release(self) -> Awaitable[bool]:
         """Release what this task acquired through this lock, or what another did if the lock is not reentrant.
@@ -49,7 +49,7 @@ class AsyncLockable(Generic[L]):
         not, and the lease ends by its ttl). Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it
         had been lost.
         """
-        return _Begun(self._core.release(_owner()))
+        return Begun(self._core.release(owner()))
 
     def locked(self) -> bool:
         """Whether this client holds it now, as far as this process knows."""
@@ -58,7 +58,7 @@ class AsyncLockable(Generic[L]):
     async def __aenter__(self) -> L:
         task = asyncio.current_task()
         assert task is not None
-        lease = await _take(self._core.acquire(task))
+        lease = await take(self._core.acquire(task))
         if lease is None:
             raise self._core.timed_out()
         self._enter(task, lease)
@@ -66,7 +66,7 @@ class AsyncLockable(Generic[L]):
 
     def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
         self._core.enter(lease)
-        block = _Block(lease, task)
+        block = Block(lease, task)
         blocks = self._blocks.get(task)
         if blocks is None:
             self._blocks[task] = [block]
@@ -83,7 +83,7 @@ class AsyncLockable(Generic[L]):
         lease = self._core.leave(task)
         if lease is not None:
             try:
-                await _take(lease._releasing())
+                await take(lease._releasing())
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dibs.aio.lease import AsyncLease, AsyncLost
 from dibs.aio.lockable import AsyncLockable
-from dibs.aio.tasks import _Begun, _take
+from dibs.aio.tasks import Begun, take
 from dibs.errors import LeaseLost
 from dibs.multilock import MultiLeaseFacts
 
@@ -29,18 +29,18 @@ class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Renew all of them now, in one call; see ``dibs.Lease.renew``."""
-        await _take(self._renewing(ttl))
+        await take(self._renewing(ttl))
 
     def release(self) -> Awaitable[bool]:
         """Give all of them back, at once and in one call; see ``AsyncLease.release``."""
-        return _Begun(self._releasing())
+        return Begun(self._releasing())
 
     async def __aenter__(self) -> AsyncMultiLease:
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await _take(self._releasing())
+            await take(self._releasing())
         except LeaseLost:
             if exc_type is None:
                 raise

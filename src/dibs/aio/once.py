@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dibs.aio.block import _Block
+from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
-from dibs.aio.tasks import _owner, _take
+from dibs.aio.tasks import owner, take
 from dibs.errors import LeaseLost
 from dibs.lock import check_decorated
 from dibs.once import OnceRunFacts
@@ -33,18 +33,18 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
         return self
 
     def _enter(self) -> None:
-        self._block: _Block | None = None
+        self._block: Block | None = None
         if self._lease is not None:
             self._lease.check()
             task = asyncio.current_task()
             assert task is not None
-            self._block = _Block(self._lease, task)
+            self._block = Block(self._lease, task)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         block = self._block
         by_loss = block is not None and block.end(exc_type)
         try:
-            await _take(self._core.end(self, exc_type is not None))
+            await take(self._core.end(self, exc_type is not None))
         except LeaseLost:
             if exc_type is None or by_loss:
                 raise
@@ -69,7 +69,7 @@ class AsyncOnce:
 
     async def begin(self, timeout: Seconds | None = -1) -> AsyncOnceRun:
         """A run, to be used as ``async with`` block: true when the work is this caller's to do; see ``dibs.Once``."""
-        return await _take(self._core.begin(_owner(), timeout))
+        return await take(self._core.begin(owner(), timeout))
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Await the function unless it is done, and return its result; see ``dibs.Once.run``."""
@@ -81,19 +81,19 @@ class AsyncOnce:
 
     async def done(self) -> OnceRecord | None:
         """The successful run that is kept; None when there is none, also while one goes on."""
-        return await _take(self._core.look())
+        return await take(self._core.look())
 
     async def forget(self) -> bool:
         """Let it be run again although it is done; False when it is not. Does nothing to a run that goes on."""
-        return await _take(self._core.forget())
+        return await take(self._core.forget())
 
     async def __aenter__(self) -> AsyncOnceRun:
-        begun = await _take(self._core.enter(_owner()))
+        begun = await take(self._core.enter(owner()))
         begun._enter()
         return begun
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        await self._core.leave(_owner()).__aexit__(exc_type, *exc)
+        await self._core.leave(owner()).__aexit__(exc_type, *exc)
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncOnce {self.name!r}>"

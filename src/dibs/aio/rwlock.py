@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.aio.lockable import AsyncLock
-from dibs.aio.tasks import _owner, _take
+from dibs.aio.tasks import owner, take
 
 if TYPE_CHECKING:
     from dibs.aio.lease import AsyncLease
@@ -40,7 +40,7 @@ class AsyncRWLock:
 
     async def downgrade(self) -> None:
         """Make the write lease of this task a read lease, with no gap; see ``dibs.RWLock.downgrade``."""
-        await _take(self._core.downgrade(_owner()))
+        await take(self._core.downgrade(owner()))
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncRWLock {self.name!r}>"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
-from dibs.aio.tasks import _Begun, _owner, _take
+from dibs.aio.tasks import Begun, owner, take
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -40,11 +40,11 @@ class AsyncSemaphore(AsyncLockable[AsyncLease]):
         It happens at once; await it to know that the store has confirmed (False: it did not, and those leases end by
         their ttl). Raises ValueError when so many are not held through it, LeaseLost when one had been lost.
         """
-        return _Begun(self._core.release_some(_owner(), n))
+        return Begun(self._core.release_some(owner(), n))
 
     async def available(self) -> int:
         """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""
-        return await _take(self._core.available())
+        return await take(self._core.available())
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncSemaphore {self.name!r} of {self.limit}>"

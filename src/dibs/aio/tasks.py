@@ -113,7 +113,7 @@ def _mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
 
 
 @coroutine
-def _take(steps: Steps[T]) -> Generator[_Letter, None, T]:
+def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
     """Take the steps in this task. Awaited, it yields the letters that the task sleeps on."""
     try:
         session, ask, timeout = next(steps)
@@ -142,7 +142,7 @@ def _take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         return stop.value  # type: ignore[no-any-return]
 
 
-class _Begun(Generic[T]):
+class Begun(Generic[T]):
     """Steps whose first has been taken: it happens whether or not the rest is awaited."""
 
     __slots__ = ("_steps", "_value")
@@ -161,18 +161,20 @@ class _Begun(Generic[T]):
     async def _rest(self) -> T:
         steps, self._steps = self._steps, None
         if steps is not None:
-            self._value = await _take(steps)
+            self._value = await take(steps)
         return self._value
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._rest().__await__()
 
 
-def _owner() -> object:
+def owner() -> object:
+    """Who acquires what is acquired here: the task that is running."""
     return asyncio.current_task()
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Have the loop call the function, from any thread; nothing when the loop is closed."""
     try:
         loop.call_soon_threadsafe(function)
     except RuntimeError:  # the loop is closed, and whoever waited has gone with it
