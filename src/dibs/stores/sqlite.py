@@ -170,9 +170,10 @@ class SQLiteStore:
         moved = db.execute(self._sql["transfer"], (*values, not permits)).fetchall()
         if not moved:
             return GONE
+        token, granted_wall = moved[0]
         if permits:
-            db.execute(self._sql["write_pool"], (name, pool[0], max(pool[1], moved[0][0])))
-        return Granted(*moved[0], slot)
+            db.execute(self._sql["write_pool"], (name, pool[0], max(pool[1], token)))
+        return Granted(token, granted_wall, slot)
 
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
         """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
@@ -378,9 +379,8 @@ def default_path() -> str:
     state = os.environ.get("XDG_STATE_HOME")
     if not state or not os.path.isabs(state):
         on_mac = os.uname().sysname == "Darwin"
-        state = (
-            os.path.join(home, "Library", "Application Support") if on_mac else os.path.join(home, ".local", "state")
-        )
+        parts = ("Library", "Application Support") if on_mac else (".local", "state")
+        state = os.path.join(home, *parts)
     return os.path.join(state, "dibs", "dibs.db")
 
 
