@@ -249,8 +249,8 @@ LIMITS = {
         "PAUSE_DEFAULT_S": "how long a pause lasts where nothing is said, in seconds",
         "SETTLE_S": "`pause()` returns so long after it was written: then it is in force",
     },
-    "dibs.stores.sqlite": {
-        "SQLITE_MIN": "oldest SQLite",
+    "dibs.stores.sqlite_file": {"SQLITE_MIN": "oldest SQLite"},
+    "dibs.stores.sqlite_boots": {
         "TOKENS_PER_BOOT": "by how much the floor under the tokens rises at each boot of the machine",
     },
     "dibs.stores.postgres": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},

@@ -542,18 +542,18 @@ def test_ctrl_c_in_a_purge_leaves_the_file_free(
     sqlite_url: str, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge that is interrupted is undone: the file is not left locked for others, and the client goes on working."""
-    from dibs.stores.sqlite import SQLiteStore
+    from dibs.stores.sqlite_file import SQLiteFile
 
     with dibs.connect(sqlite_url, ttl=20) as client:
         had(client.lock("purged")).release()
-        read_meta = SQLiteStore._meta
+        read_meta = SQLiteFile.meta
 
-        def interrupted(store: SQLiteStore, db: Any, key: str) -> Any:
+        def interrupted(file: SQLiteFile, db: Any, key: str) -> Any:
             if key == "token_floor":
                 raise KeyboardInterrupt
-            return read_meta(store, db, key)
+            return read_meta(file, db, key)
 
-        monkeypatch.setattr(SQLiteStore, "_meta", interrupted)
+        monkeypatch.setattr(SQLiteFile, "meta", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.purge(0)
         monkeypatch.undo()

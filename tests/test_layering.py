@@ -39,11 +39,33 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
     "dibs.stores.sqlite": {
         *CONTRACT,
+        "dibs.stores",
         "dibs.stores.identifiers",
-        "dibs.stores.permits",
+        "dibs.stores.sqlite_check",
+        "dibs.stores.sqlite_file",
         "dibs.stores.sqlite_history",
+        "dibs.stores.sqlite_pins",
+        "dibs.stores.sqlite_pools",
+        "dibs.stores.sqlite_watch",
     },
-    "dibs.stores.sqlite_history": set(),
+    "dibs.stores.sqlite_boots": {"dibs.clock", "dibs.errors", "dibs.stores.sqlite_sql"},
+    "dibs.stores.sqlite_check": {"dibs.errors", "dibs.store", "dibs.stores.sqlite_file"},
+    "dibs.stores.sqlite_errors": {"dibs.errors", "dibs.store"},
+    "dibs.stores.sqlite_file": {
+        "dibs.clock",
+        "dibs.errors",
+        "dibs.stores",
+        "dibs.stores.sqlite_boots",
+        "dibs.stores.sqlite_errors",
+        "dibs.stores.sqlite_forks",
+        "dibs.stores.sqlite_sql",
+    },
+    "dibs.stores.sqlite_forks": set(),
+    "dibs.stores.sqlite_history": {"dibs.stores.identifiers"},
+    "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
+    "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
+    "dibs.stores.sqlite_sql": {"dibs.stores.identifiers"},
+    "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store"},
     "dibs.stores.postgres": {
         *CONTRACT,
         "dibs.stores",
@@ -358,7 +380,8 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.clock", "select"): {"*"},
     ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
     ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
-    ("dibs.stores.sqlite", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
+    ("dibs.stores.sqlite_file", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
+    ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
@@ -370,7 +393,7 @@ DRIVERS = {
     "psycopg_pool": "",
     "pymysql": "dibs.stores.mysql_drivers",
     "MySQLdb": "dibs.stores.mysql_drivers",
-    "sqlite3": "dibs.stores.sqlite",
+    "sqlite3": "dibs.stores.sqlite_file",
     "pymemcache": "dibs.stores.memcached_wire",
     "redis": "dibs.stores.redis_wire",
     "sqlalchemy": "",
@@ -381,7 +404,6 @@ LONG = {
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
     "dibs.session": "all that one client knows of its holds, under one mutex: grants, ends, losses, closing",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
-    "dibs.stores.sqlite": "one file a store: opening, boots and file checks, acts, SQL",
     "dibs.stores.postgres": "one file a store: the protocol with libpq, acts, translation of errors",
     "dibs.stores.memcached": "one file a store: the conversation for each verb, the server's clock, what operators see",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
@@ -504,7 +526,12 @@ def test_the_wall_clock_is_asked_in_one_module(name: str) -> None:
 @pytest.mark.parametrize("name", LIBRARY)
 def test_drivers_stay_in_their_stores(name: str) -> None:
     """A driver is imported by its store alone; what borrows an address may let the driver read its own string."""
-    allowed = {"dibs.borrowed": {"psycopg"}}.get(name, set())
+    allowed = {
+        "dibs.borrowed": {"psycopg"},
+        # What SQLite's errors, and its versions, are called.
+        "dibs.stores.sqlite": {"sqlite3"},
+        "dibs.stores.sqlite_check": {"sqlite3"},
+    }.get(name, set())
     for module in running_imports(tree(name)):
         driver = module.split(".")[0]
         assert DRIVERS.get(driver, name) == name or driver in allowed, f"{name} imports {module}"

@@ -25,7 +25,7 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.errors import StoreUnavailable
 from dibs.store import Release
-from dibs.stores import sqlite
+from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_pools, sqlite_watch
 from tests.servers.postgres import PostgresServer
 from tests.test_api import ended, eventually, in_a_fork
 
@@ -124,9 +124,11 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boot = "first boot"
         self.boot_offset = self.wall_offset = 0.0
-        monkeypatch.setattr(sqlite, "boot_id", lambda: self.boot)
-        monkeypatch.setattr(sqlite, "boot_now", lambda: boot_now() + self.boot_offset)
-        monkeypatch.setattr(sqlite, "wall_now", lambda: wall_now() + self.wall_offset)
+        monkeypatch.setattr(sqlite_file, "boot_id", lambda: self.boot)
+        for module in (sqlite, sqlite_boots, sqlite_file, sqlite_watch):
+            monkeypatch.setattr(module, "boot_now", lambda: boot_now() + self.boot_offset)
+        for module in (sqlite, sqlite_boots, sqlite_pools):
+            monkeypatch.setattr(module, "wall_now", lambda: wall_now() + self.wall_offset)
 
     def reboot(self, off_s: float) -> None:
         """Off for so many seconds, as its wall clock has it, and on again."""
@@ -185,7 +187,7 @@ def test_only_what_is_kept_waits_for_the_disk_on_sqlite(sqlite_url: str) -> None
         def noting(requests: Any, deadline: Any) -> Any:
             outcomes = act(requests, deadline)
             kept = any(isinstance(request, Release) and request.keep > 0 for request in requests)
-            levels.append((kept, store._db.execute("PRAGMA synchronous").fetchone()[0]))
+            levels.append((kept, store._file._db.execute("PRAGMA synchronous").fetchone()[0]))
             return outcomes
 
         store.act = noting

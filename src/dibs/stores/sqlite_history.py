@@ -8,6 +8,8 @@ up before.)
 
 from __future__ import annotations
 
+from dibs.stores.identifiers import quoted_table
+
 _NOW = "(julianday('now') - 2440587.5) * 86400.0"
 _GRANT = "NEW.claim_id <> ''"  # (false for NULL)
 _WRITE = """\
@@ -19,7 +21,7 @@ _OLD_END = "OLD.granted_wall + OLD.expires_boot - OLD.granted_boot"
 _TRIGGERS = ("made", "replaced", "ended", "granted", "purged")
 
 # Each statement by itself: those of triggers have semicolons inside.
-KEEP = (
+_KEEP = (
     """\
 CREATE TABLE IF NOT EXISTS {history} (
     name          TEXT NOT NULL,
@@ -69,10 +71,10 @@ END""",
 INSERT OR IGNORE INTO {history} (name, fencing_token, slot, holder, info, granted_wall)
 SELECT name, fencing_token, slot, holder, info, granted_wall FROM {lease} WHERE claim_id <> ''""",
 )
-FORGET = (*(f"DROP TRIGGER IF EXISTS {{{trigger}}}" for trigger in _TRIGGERS), "DROP TABLE IF EXISTS {history}")
+_FORGET = (*(f"DROP TRIGGER IF EXISTS {{{trigger}}}" for trigger in _TRIGGERS), "DROP TABLE IF EXISTS {history}")
 
-EXISTS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
-READ = """\
+_EXISTS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_READ = """\
 SELECT h.slot, coalesce(h.holder, ''), h.fencing_token, h.granted_wall,
     CASE WHEN h.ended_wall IS NOT NULL THEN h.ended_wall
         WHEN l.boot <> :boot OR l.expires_boot <= :now THEN l.granted_wall + l.expires_boot - l.granted_boot END,
@@ -82,7 +84,7 @@ FROM {history} AS h LEFT JOIN {lease} AS l
     ON l.name = h.name AND l.slot = h.slot AND l.fencing_token = h.fencing_token
 WHERE h.name = :name ORDER BY h.fencing_token DESC LIMIT :limit
 """
-NAMES = {
+_NAMES = {
     "history": "_history",
     "made": "_hist_made",
     "replaced": "_hist_repl",
@@ -90,3 +92,23 @@ NAMES = {
     "granted": "_hist_next",
     "purged": "_hist_purg",
 }
+
+
+def keeping(table: str, keep: int) -> list[str]:
+    """What makes the history of a table of leases keep so many grants of each name; 0: what drops it."""
+    names = _names(table)
+    return [statement.format(**names, keep=keep) for statement in (_KEEP if keep else _FORGET)]
+
+
+def exists(table: str) -> tuple[str, tuple[str]]:
+    """A statement that says 1 or 0, with its parameters."""
+    return _EXISTS, (table + _NAMES["history"],)
+
+
+def reading(table: str) -> str:
+    """A statement for the last grants of a name."""
+    return _READ.format(**_names(table))
+
+
+def _names(table: str) -> dict[str, str]:
+    return {"lease": quoted_table(table), **{key: quoted_table(table + end) for key, end in _NAMES.items()}}

@@ -1,0 +1,89 @@
+"""What an SQLite file is told once in every boot of its machine: that a new one has begun, before anything is granted.
+
+``dibs.stores.sqlite`` says what rests on it. The first boot that a file sees is the one in which its tables are made.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dibs.clock import boot_now, wall_now
+from dibs.errors import SetupRequired
+from dibs.stores.sqlite_sql import VERSION
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from dibs.stores.sqlite_file import SQLiteFile
+
+# More than are granted of one name in a boot: what a power cut takes from the file lies below the new floor.
+TOKENS_PER_BOOT = 2**40
+PAGE_BYTES = 1024
+
+
+def begin(file: SQLiteFile, db: sqlite3.Connection, this_boot: str, moved_here: bool) -> None:
+    """Make the tables if need be, and write down durably that a new boot has begun."""
+    # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
+    db.execute("PRAGMA busy_timeout=5000")
+    # Every commit writes whole pages to the log: small ones, as a lease is small. (Only a new file takes the size.)
+    db.execute(f"PRAGMA page_size={PAGE_BYTES}")
+    mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise SetupRequired(f"{file.path!r} cannot be put into WAL mode (it is in {mode} mode)")
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in file.schema.split(";\n"):
+            if statement.strip():
+                db.execute(statement)
+        for table in ("lease", "line"):  # of a file that was made before names could have permits
+            if "take" not in {row[1] for row in db.execute(file.sql[f"columns_of_{table}"])}:
+                db.execute(file.sql[f"widen_{table}"])
+        db.execute(file.sql["set_meta"], ("version", VERSION))
+        last_boot = file.meta(db, "boot_id")
+        if last_boot != this_boot:
+            here, there = _machine_id(), file.meta(db, "machine_id")
+            if here and there and here != there and not moved_here:
+                raise SetupRequired(
+                    f"{file.path!r} was last used on another machine. Two machines cannot share an SQLite file: "
+                    "use a database server for that. If the file has moved here for good, run `dibs setup` once"
+                )
+            boot, floor = 0, 0
+            if last_boot is not None:
+                boot = file.meta(db, "boot") + 1
+                floor = file.meta(db, "token_floor") + TOKENS_PER_BOOT
+            for key, value in (
+                ("boot_id", this_boot),
+                ("machine_id", here),
+                ("boot", str(boot)),
+                ("token_floor", str(floor)),
+            ):
+                db.execute(file.sql["set_meta"], (key, value))
+            db.execute(file.sql["clear_line"])
+            db.execute(file.sql["carry_over"], (boot, boot_now(), wall_now(), boot - 1))
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    if last_boot is None:
+        # A file that was just made must not vanish in a power cut and begin again with token 1.
+        db.execute("PRAGMA wal_checkpoint(FULL)")
+        folder = os.open(os.path.dirname(os.path.abspath(file.path)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.execute("PRAGMA busy_timeout=0")
+
+
+def _machine_id() -> str:
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+    return ""

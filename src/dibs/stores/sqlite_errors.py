@@ -1,0 +1,40 @@
+"""SQLite's errors as dibs's own, told apart by their codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.store import StoreBusy
+
+if TYPE_CHECKING:
+    import sqlite3
+
+# sqlite3 tells its error codes since Python 3.11; before, these exact texts of SQLite's own table stand for them.
+_CODES_BY_TEXT = {
+    "database is locked": 5,
+    "database table is locked": 6,
+    "attempt to write a readonly database": 8,
+    "disk I/O error": 10,
+    "database disk image is malformed": 11,
+    "database or disk is full": 13,
+    "unable to open database file": 14,
+    "file is not a database": 26,
+}
+_BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 5, 6, 3, 8, 11, 14, 23, 26
+
+
+def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | StoreUnavailable:
+    """The error dibs raises for one of SQLite's about the file at ``path``."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        code = _CODES_BY_TEXT.get(str(error), 1)
+    primary = code & 0xFF
+    if primary in (_BUSY, _LOCKED):
+        return StoreBusy(str(error))
+    text = f"SQLite file {path!r}: {error}"
+    if primary in (_PERM, _READONLY, _AUTH, _CANTOPEN):
+        return SetupRequired(f"{text}. This user must be able to write the file and its folder")
+    if primary in (_CORRUPT, _NOTADB):
+        return SetupRequired(f"{text}. Name another file, or restore this one")
+    return StoreUnavailable(text, maybe_applied=False)

@@ -1,0 +1,194 @@
+"""One connection to an SQLite file, which is opened anew whenever the file at its path has become another.
+
+Whoever uses it holds ``in_use`` from before ``open`` until after the last use of what that brought.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from typing import Any
+
+from dibs.clock import boot_id, boot_now
+from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
+from dibs.stores import sqlite_sql
+from dibs.stores.sqlite_errors import translated
+from dibs.stores.sqlite_forks import FORKS
+
+# How long a fork waits for a request under way: they last well under a millisecond.
+FORK_WAIT_S = 1.0
+# How often a connection in use makes sure that the file at its path is still the one it has open.
+LOOK_AT_FILE_S = 0.05
+# Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
+CHECKPOINT_PAGES = 4096
+SQLITE_MIN = (3, 35, 0)
+# Other kinds of shared file systems exist; these are the ones whose locks are known not to hold between machines.
+NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        "nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs fuse.sshfs fuse.glusterfs"
+    ).split()
+)
+
+
+class SQLiteFile:
+    def __init__(self, path: str, table: str, private: bool) -> None:
+        self.path = path
+        #: Nobody but this user may read it.
+        self.private = private
+        #: Held during every use of the connection, so that a fork can wait for its end.
+        self.in_use = threading.Lock()
+        #: Of which boot of the machine times are, as rows number it.
+        self.boot = 0
+        #: Every token that is granted is greater.
+        self.floor = 0
+        #: The tables by what the statements call them, the statements, and what makes the tables.
+        self.names = sqlite_sql.names(table)
+        self.sql = sqlite_sql.statements(self.names)
+        self.schema = sqlite_sql.SCHEMA.format(**self.names)
+        self._meta_table = table + "_meta"
+        self._db: sqlite3.Connection | None = None
+        self._fork_waits = False
+        self._inode: tuple[int, int] = (0, 0)
+        self._look_at = 0.0
+        #: Commits of the connection wait for the disk.
+        self._synced = False
+
+    def open(self, *, moved_here: bool = False) -> sqlite3.Connection:
+        """The connection, opened anew when the file at the path is no longer the one that was opened."""
+        db, now = self._db, boot_now()
+        if db is not None:
+            if now < self._look_at:
+                return db
+            if self.is_at(self.path):
+                self._look_at = now + LOOK_AT_FILE_S
+                return db
+            # Replaced or deleted under us: others already use what is at the path now. Leases in the old file are
+            # unknown there, and so their renewals say Gone.
+            self.close()
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise Unsupported(f"dibs needs SQLite 3.35 or later; this Python has {sqlite3.sqlite_version}")
+        self._make()
+        FORKS.add(self)
+        try:
+            db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(db, moved_here)
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+        there = os.stat(self.path)
+        self._inode = (there.st_dev, there.st_ino)
+        self._look_at = now + LOOK_AT_FILE_S
+        self._synced = False
+        self._db = db
+        return db
+
+    def _make(self) -> None:
+        path = self.path
+        if os.path.exists(path):
+            return
+        folder = os.path.dirname(path) or "."
+        try:
+            if self.private:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+            # SQLite gives its -wal and -shm files the mode of the database: 0600, since it says who works on what.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise SetupRequired(
+                f"cannot make the SQLite file {path!r}: {error.strerror}. Make its folder writable, or name another "
+                "file in the URL (sqlite:////absolute/path.db) or in $DIBS_URL"
+            ) from error
+
+    def _prepare(self, db: sqlite3.Connection, moved_here: bool) -> None:
+        kind = file_system(self.path)
+        if kind in NETWORK_FILE_SYSTEMS:
+            raise Unsupported(
+                f"{self.path!r} lies on a network file system ({kind}), where SQLite's locks do not hold "
+                "between machines; use a local file, or a database server for more than one machine"
+            )
+        this_boot = boot_id()
+        if this_boot is None:
+            raise Unsupported("this system tells no boot id, which SQLite leases need: use a database server")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA busy_timeout=0")
+        db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        known = db.execute(
+            "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (self._meta_table,)
+        ).fetchone()[0]
+        if not known or self.meta(db, "boot_id") != this_boot or self.meta(db, "version") != sqlite_sql.VERSION:
+            from dibs.stores import sqlite_boots
+
+            sqlite_boots.begin(self, db, this_boot, moved_here)
+        self.boot = self.meta(db, "boot")
+        self.floor = self.meta(db, "token_floor")
+
+    def meta(self, db: sqlite3.Connection, key: str) -> Any:
+        row = db.execute(self.sql["get_meta"], (key,)).fetchone()
+        if key in ("boot", "token_floor"):
+            return 0 if row is None else int(row[0])
+        return None if row is None else row[0]
+
+    def sync(self, db: sqlite3.Connection, synced: bool) -> None:
+        """From now on commits wait for the disk, or do not."""
+        if synced != self._synced:
+            db.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+            self._synced = synced
+
+    def is_at(self, path: str) -> bool:
+        """Whether what is at the path is the file that was opened."""
+        try:
+            there = os.stat(path)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == self._inode
+
+    def roll_back(self) -> None:
+        db = self._db
+        if db is not None and db.in_transaction:
+            try:
+                db.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.close()
+
+    def translated(self, error: sqlite3.Error) -> Exception:
+        """The error dibs raises for one of SQLite's. The transaction, if any, is over afterwards."""
+        self.roll_back()
+        meant = translated(error, self.path)
+        if isinstance(meant, StoreUnavailable):
+            self.close()
+        return meant
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def before_fork(self) -> None:
+        """Finish what is under way and close (see dibs.stores.sqlite_forks)."""
+        self._fork_waits = self.in_use.acquire(timeout=FORK_WAIT_S)
+        if self._fork_waits:
+            self.close()
+
+    def after_fork(self) -> None:
+        """In parent and child: go on, with a connection of each one's own."""
+        if self._fork_waits:
+            self.in_use.release()
+
+
+def file_system(path: str) -> str | None:
+    """The type of the file system the path lies on, where the kernel tells (Linux)."""
+    real = os.path.realpath(path)
+    best, kind = "", None
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                point = before.split(" ")[4].replace("\\040", " ")
+                if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+                    best, kind = point, after.split(" ", 1)[0]
+    except (OSError, IndexError):
+        return None
+    return kind

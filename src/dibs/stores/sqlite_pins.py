@@ -1,0 +1,42 @@
+"""How a lease in SQLite is pinned: it is renewed in a transaction, which from then on has a lock on the whole file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dibs.clock import boot_now
+from dibs.errors import InvalidOption
+from dibs.store import Pin
+from dibs.stores.identifiers import quoted_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.store import Renew
+    from dibs.stores.sqlite_file import SQLiteFile
+
+
+def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None) -> Pin:
+    """The statements for that connection, or InvalidOption where it does not have our file open."""
+    if files is None:
+        raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
+    with file.in_use:
+        file.open()
+    alias = next((alias for _, alias, path in files if path and file.is_at(path)), None)
+    if alias is None:
+        raise InvalidOption(
+            f"that connection does not have the file {file.path!r} open, in which the leases are kept: "
+            "ATTACH it, keep the leases in the connection's own file, or use dibs.fencing"
+        )
+    table = f"{quoted_table(alias, 'schema')}.{file.names['lease']}"
+    name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))
+    now = boot_now()
+    ours = (
+        f"WHERE name = '{name}' AND slot = {request.slot:d} AND claim_id = '{claim_id}' AND boot = {file.boot:d}"
+        f" AND expires_boot > {now!r} RETURNING slot"
+    )
+    return Pin(
+        f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}",
+        renews=True,
+        release=f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}",
+    )

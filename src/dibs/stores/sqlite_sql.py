@@ -1,0 +1,201 @@
+"""The SQL of the SQLite store: the tables, and every statement.
+
+Times are seconds on the boot clock of the boot that the row names; ``dibs.stores.sqlite`` says why.
+"""
+
+from __future__ import annotations
+
+from dibs.stores.identifiers import quoted_table
+
+# Of the tables: 2 has permits.
+VERSION = "2"
+
+SCHEMA = """\
+CREATE TABLE IF NOT EXISTS {lease} (
+    name          TEXT NOT NULL,
+    slot          INTEGER NOT NULL,
+    claim_id      TEXT,                -- NULL: released
+    holder        TEXT,
+    fencing_token INTEGER NOT NULL,
+    boot          INTEGER NOT NULL,    -- of which boot the times are
+    granted_wall  REAL NOT NULL,       -- Unix time, to be read by people
+    granted_boot  REAL NOT NULL,       -- seconds on the boot clock
+    expires_boot  REAL NOT NULL,       -- seconds on the boot clock: when it is, or was, free
+    info          TEXT,
+    take          INTEGER,             -- of how many permits, where the name has permits; NULL: the name is a lock
+    acquired_at   TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', granted_wall, 'unixepoch')) VIRTUAL,
+    expires_at    TEXT GENERATED ALWAYS AS
+        (strftime('%Y-%m-%d %H:%M:%f', granted_wall + expires_boot - granted_boot, 'unixepoch')) VIRTUAL,
+    PRIMARY KEY (name, slot)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS {line} (
+    ticket    INTEGER PRIMARY KEY AUTOINCREMENT,
+    name      TEXT NOT NULL,
+    claim_id  TEXT NOT NULL,
+    seen_boot REAL NOT NULL,           -- when it last asked, on the boot clock
+    take      INTEGER NOT NULL DEFAULT 1
+);
+CREATE INDEX IF NOT EXISTS {line_index} ON {line} (name);
+CREATE TABLE IF NOT EXISTS {pool} (
+    name          TEXT PRIMARY KEY,    -- a name with permits: a semaphore, or a lock for readers and writers
+    permits       INTEGER NOT NULL,
+    fencing_token INTEGER NOT NULL     -- the last that was granted
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS {meta} (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+# Free for long enough, and not kept for anybody in line.
+_OLD = (
+    "(boot <> :boot OR expires_boot <= :before AND (expires_boot <= :alive OR name NOT IN (SELECT name FROM {line}))"
+    " AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive))"
+)
+# Pools that nobody has held for long enough, and nobody who is alive waits for.
+_EMPTY = "name NOT IN (SELECT name FROM {lease}) AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive)"
+_STATEMENTS = {
+    "read": (
+        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take FROM {lease}"
+        " WHERE name = ? AND slot = 1"
+    ),
+    # A name with a row, that is free or this claim's already, and for which nobody waits.
+    "grant_at_once": (
+        # 1 name, 2 claim, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 Unix time, 9 floor
+        "UPDATE {lease} SET claim_id = ?2, holder = ?3, info = ?4, boot = ?5,"
+        " expires_boot = CASE WHEN claim_id = ?2 THEN max(expires_boot, ?7) ELSE ?7 END, granted_boot = ?6,"
+        " granted_wall = CASE WHEN claim_id = ?2 THEN granted_wall ELSE ?8 END,"
+        " fencing_token = CASE WHEN claim_id = ?2 THEN fencing_token ELSE max(fencing_token, ?9) + 1 END"
+        " WHERE name = ?1 AND slot = 1 AND take IS NULL AND (claim_id = ?2 AND boot = ?5"
+        " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?6)"
+        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?1))"
+        " RETURNING fencing_token, granted_wall"
+    ),
+    # A lease in force, of the one claim or, when this is repeated, of the other already.
+    "transfer": (
+        # 1 name, 2 slot, 3 claim, 4 from, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 Unix time, 11 floor, 12 lock
+        "UPDATE {lease} SET claim_id = ?3, holder = ?5, info = ?6,"
+        " expires_boot = CASE WHEN claim_id = ?3 THEN max(expires_boot, ?9) ELSE ?9 END,"
+        " granted_boot = CASE WHEN claim_id = ?3 THEN granted_boot ELSE ?8 END,"
+        " granted_wall = CASE WHEN claim_id = ?3 THEN granted_wall ELSE ?10 END,"
+        " fencing_token = CASE WHEN claim_id = ?3 THEN fencing_token ELSE max(fencing_token, ?11) + 1 END"
+        " WHERE name = ?1 AND slot = ?2 AND claim_id IN (?3, ?4) AND boot = ?7 AND expires_boot > ?8"
+        " AND (take IS NULL) = ?12 RETURNING fencing_token, granted_wall"
+    ),
+    "grant": (
+        "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
+    ),
+    "renew": (
+        "UPDATE {lease} SET expires_boot = max(expires_boot, ?)"
+        " WHERE name = ? AND slot = ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    "release": (
+        "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = ?"
+        " WHERE name = ? AND slot BETWEEN ? AND ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    # Under a claim that nobody has, so that nothing renews it.
+    "release_later": (
+        "UPDATE {lease} SET claim_id = '', expires_boot = ?, info = coalesce(?, info)"
+        " WHERE name = ? AND slot BETWEEN ? AND ? AND claim_id = ? AND boot = ? AND expires_boot > ?"
+    ),
+    # What was kept (or broken) in the last boot is kept on in this one, for what the wall clock says is left of it:
+    # there is no other clock that goes on while the machine is off. If it was set back, for the whole time once more.
+    "carry_over": (
+        # 1 boot, 2 now, 3 Unix time, 4 the boot before
+        "UPDATE {lease} SET boot = ?1, granted_boot = ?2 + granted_wall - ?3,"
+        " expires_boot = ?2 + min(expires_boot - granted_boot, granted_wall + expires_boot - granted_boot - ?3)"
+        " WHERE claim_id = '' AND boot = ?4 AND granted_wall + expires_boot - granted_boot > ?3"
+    ),
+    "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
+    "anybody_before": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? LIMIT 1",
+    "place": "SELECT ticket FROM {line} WHERE name = ? AND claim_id = ?",
+    "enter": "INSERT INTO {line} (name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?)",
+    "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?, ?)",
+    "leave": "DELETE FROM {line} WHERE ticket = ?",
+    # With those who ask no more.
+    "leave_claim": "DELETE FROM {line} WHERE name = ? AND (claim_id = ? OR seen_boot <= ?)",
+    "read_pool": "SELECT permits, fencing_token FROM {pool} WHERE name = ?",
+    "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
+    "raise_pool": "UPDATE {pool} SET fencing_token = ? WHERE name = ?",
+    "tally": (
+        "SELECT p.fencing_token, EXISTS (SELECT 1 FROM {line} WHERE name = ?1),"
+        " max(l.claim_id = ?5), coalesce(sum(l.take), 0), count(l.slot), max(l.slot)"
+        " FROM {pool} p LEFT JOIN {lease} l"
+        " ON l.name = ?1 AND l.claim_id IS NOT NULL AND l.boot = ?2 AND l.expires_boot > ?3"
+        " WHERE p.name = ?1 AND p.permits = ?4 GROUP BY p.name"
+    ),
+    # The smallest number that nobody has who holds: 1, or the one after somebody's.
+    "first_gap": (
+        "SELECT number FROM (SELECT 1 AS number UNION ALL SELECT * FROM (SELECT slot + 1 FROM {lease}"
+        " WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ? ORDER BY slot))"
+        " WHERE NOT EXISTS (SELECT 1 FROM {lease} WHERE name = ? AND slot = number AND claim_id IS NOT NULL"
+        " AND boot = ? AND expires_boot > ?) LIMIT 1"
+    ),
+    "holdings": (
+        "SELECT slot, claim_id, take, coalesce(holder, ''), fencing_token, granted_wall, expires_boot - ? FROM {lease}"
+        " WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
+    ),
+    "read_line": "SELECT ticket, claim_id, take, ? - seen_boot FROM {line} WHERE name = ?",
+    "grant_permits": (
+        "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info, take) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    ),
+    "leave_until": "DELETE FROM {line} WHERE name = ? AND ticket <= ?",
+    "clear_line": "DELETE FROM {line}",
+    "peek": (
+        "SELECT claim_id IS NULL OR boot <> :boot OR expires_boot <= :now,"
+        " (SELECT claim_id FROM {line} WHERE name = :name ORDER BY ticket LIMIT 1), take IS NOT NULL"
+        " FROM {lease} WHERE name = :name AND slot = 1"
+    ),
+    # Whether enough is left for the first in line who is alive.
+    "peek_pool": (
+        "SELECT w.take <= p.permits - (SELECT coalesce(sum(take), 0) FROM {lease}"
+        " WHERE name = :name AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now), w.claim_id"
+        " FROM {pool} p JOIN {line} w ON w.name = p.name WHERE p.name = :name AND w.seen_boot > :alive"
+        " ORDER BY w.ticket LIMIT 1"
+    ),
+    "list": (
+        "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"
+        " (SELECT count(*) FROM {line} w WHERE w.name = l.name), coalesce(take, 1)"
+        " FROM {lease} l WHERE name >= ? AND name < ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
+        " ORDER BY name, slot"
+    ),
+    # A broken lease keeps its row until it would have expired, under a claim that nobody has.
+    "break": (
+        "UPDATE {lease} SET claim_id = '' WHERE name = :name AND fencing_token = :token AND claim_id IS NOT NULL"
+        " AND boot = :boot AND expires_boot > :now"
+    ),
+    "break_now": (
+        "UPDATE {lease} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = :now WHERE name = :name"
+        " AND fencing_token = :token AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now"
+    ),
+    "purge_floor": "SELECT max(fencing_token) FROM {lease} WHERE {old}",
+    "purge_line": "DELETE FROM {line} WHERE name IN (SELECT name FROM {lease} WHERE {old})",
+    "purge": "DELETE FROM {lease} WHERE {old}",
+    "purge_pool_floor": "SELECT max(fencing_token) FROM {pool} WHERE {empty}",
+    "purge_pool": "DELETE FROM {pool} WHERE {empty}",
+    "columns_of_lease": "PRAGMA table_info({lease})",
+    "columns_of_line": "PRAGMA table_info({line})",
+    "widen_lease": "ALTER TABLE {lease} ADD COLUMN take INTEGER",
+    "widen_line": "ALTER TABLE {line} ADD COLUMN take INTEGER NOT NULL DEFAULT 1",
+    "get_meta": "SELECT value FROM {meta} WHERE key = ?",
+    "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
+}
+
+
+def names(table: str) -> dict[str, str]:
+    """The tables, and what belongs to them, by what the statements call them."""
+    return {
+        "lease": quoted_table(table),
+        "line": quoted_table(table + "_line"),
+        "line_index": quoted_table(table + "_line_name"),
+        "pool": quoted_table(table + "_pool"),
+        "meta": quoted_table(table + "_meta"),
+    }
+
+
+def statements(names: dict[str, str]) -> dict[str, str]:
+    """Every statement by its name, with these names in it."""
+    more = {**names, "old": _OLD.format(**names), "empty": _EMPTY.format(**names)}
+    return {verb: text.format(**more) for verb, text in _STATEMENTS.items()}
