@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
-from dibs.stores.mysql_sql import EPOCH, GRACE, NOW, by_name, document, hexed, literal, us
+from dibs.stores.mysql_sql import EPOCH, GRACE, NOW
+from dibs.stores.mysql_values import by_name, document, hexed, literal, us
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
 if TYPE_CHECKING:
