@@ -24,7 +24,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, SetupRequired
+from dibs.errors import InvalidOption
 from dibs.store import (
     ANY_SLOT,
     LAST_TICKET,
@@ -43,7 +43,7 @@ from dibs.store import (
 )
 from dibs.stores import mysql_address, mysql_check, mysql_pools, rounds
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_link import Connection, TablesMissing
+from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_pins import Pins
 from dibs.stores.mysql_tables import Tables
 from dibs.stores.mysql_values import (
@@ -61,6 +61,7 @@ from dibs.stores.mysql_values import (
 )
 from dibs.stores.mysql_watch import MySQLWatch
 from dibs.stores.rounds import Row, Seen
+from dibs.stores.tables import TablesMissing, without_history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -270,8 +271,7 @@ class MySQLStore:
     def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         for part, _ in parts(rows):
             now_us = self._connection.server_now(deadline)
-            decide = partial(self._pools.acquire, part, outcomes, now_us)
-            wrote = self._connection.transaction(decide, deadline)
+            wrote = self._connection.transaction(partial(self._pools.acquire, part, outcomes, now_us), deadline)
             self._connection.wrote = self._connection.wrote or wrote
 
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
@@ -296,8 +296,7 @@ class MySQLStore:
             if not request.from_claim or (not request.permits and request.slot != 1):
                 continue
             if request.permits:
-                move = partial(self._pools.transfer, request, now_us)
-                moved = self._connection.transaction(move, deadline)
+                moved = self._connection.transaction(partial(self._pools.transfer, request, now_us), deadline)
                 self._connection.wrote = self._connection.wrote or moved is not None
             else:
                 moved = self._transfer(row, now_us, deadline)
@@ -431,18 +430,15 @@ class MySQLStore:
             if not names:
                 break
             after = names[-1]
-            empty = partial(self._pools.purge, names, us(older_than))
-            purged += self._connection.transaction(empty, deadline)
+            purged += self._connection.transaction(partial(self._pools.purge, names, us(older_than)), deadline)
             self._connection.wrote = self._connection.wrote or purged > 0
         return purged
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.reopen(deadline)
         self._connection.read_facts(deadline)
-        engines = {
-            (name or b"").decode(): (engine or b"").decode()
-            for name, engine in self._connection.ask(sql.ENGINES, deadline).rows
-        }
+        rows = self._connection.ask(sql.ENGINES, deadline).rows
+        engines = {(name or b"").decode(): (engine or b"").decode() for name, engine in rows}
         ours = {name: engine for name, engine in engines.items() if name in self._tables.called}
         return mysql_check.findings(self._connection.facts, ours)
 
@@ -467,7 +463,7 @@ class MySQLStore:
         try:
             rows = self._connection.attempt(self._tables.history() % (hexed(name), limit), deadline).rows
         except TablesMissing:
-            raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one") from None
+            raise without_history() from None
         return [
             StoredGrant(
                 int(slot or 0),

@@ -1,7 +1,6 @@
 """The conversation with MySQL or MariaDB: a statement or a transaction, and what came of it by the deadline.
 
-A connection is opened when it is needed. What cannot be told from an answer that is late belongs to a request that
-nobody waits for, so its connection is closed.
+A connection whose request ran out of time is closed, so a late reply is never read as the answer to something else.
 
 *Retries.* A deadlock (1213) or a lock wait (1205) rolls back a statement that is the whole transaction, so it is sent
 again, a bounded number of times. A transaction on permits is rolled back and begun again. Nothing else is.
@@ -17,7 +16,7 @@ from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
-from dibs.stores.mysql_pools import FloorMissing
+from dibs.stores.tables import TablesMissing, set_up, with_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,10 +54,6 @@ _TLS = frozenset((CR_SSL, 3159))
 # Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
 # a statement that ran into a limit or was killed.
 _NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024))
-
-
-class TablesMissing(Exception):
-    """The statement needs a table or column that is not there."""
 
 
 class _ThereAlready(Exception):
@@ -107,21 +102,7 @@ class Connection:
         """Do something on the connection; make the tables when it turns out that there are none."""
         if self._wire is None or self._wire.stale():
             self.reopen(deadline)
-        try:
-            return self._patiently(attempt, deadline)
-        except (TablesMissing, FloorMissing):
-            pass
-        try:
-            self.make(self._schema, deadline)
-        except SetupRequired as refused:
-            raise SetupRequired(
-                "the tables of dibs are missing or of an older version, and this login may not make them "
-                f"({refused}). Let somebody who may run `dibs setup`, or what `dibs schema` prints"
-            ) from refused
-        try:
-            return self._patiently(attempt, deadline)
-        except (TablesMissing, FloorMissing) as error:
-            raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+        return with_tables(partial(self._patiently, attempt, deadline), partial(self.make, self._schema, deadline))
 
     def transaction(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
         """Do the work, which is given a function that executes statements, in a transaction; make missing tables."""
@@ -142,12 +123,7 @@ class Connection:
     def setup(self, deadline: Deadline) -> None:
         """Make the tables, or bring them up to date."""
         self.reopen(deadline)
-        try:
-            self.make(self._schema, deadline)
-        except SetupRequired as refused:
-            raise SetupRequired(
-                f"{refused}. Let somebody with the right to make tables run `dibs setup`, or what `dibs schema` prints"
-            ) from refused
+        set_up(partial(self.make, self._schema, deadline))
 
     def make(self, schema: str, deadline: Deadline) -> None:
         """Make what these statements make."""

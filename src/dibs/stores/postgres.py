@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, SetupRequired
+from dibs.errors import InvalidOption
 from dibs.store import (
     PIN_KEEP_S,
     RELEASED,
@@ -26,7 +26,7 @@ from dibs.store import (
     StoredLease,
 )
 from dibs.stores import postgres_address, postgres_check, postgres_pools, postgres_sql, rounds
-from dibs.stores.postgres_link import Connection, TablesMissing
+from dibs.stores.postgres_link import Connection
 from dibs.stores.postgres_tables import Tables
 from dibs.stores.postgres_watch import PostgresWatch
 from dibs.stores.postgres_wire import (
@@ -44,6 +44,7 @@ from dibs.stores.postgres_wire import (
     texts,
 )
 from dibs.stores.rounds import Row, Seen
+from dibs.stores.tables import TablesMissing, without_history
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -304,7 +305,7 @@ class PostgresStore:
         try:
             result = self._connection.execute(self._tables.history(), (name.encode(), str(limit).encode()), deadline)
         except TablesMissing:
-            raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one") from None
+            raise without_history() from None
         get = result.get_value
         return [
             StoredGrant(

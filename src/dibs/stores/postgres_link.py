@@ -12,12 +12,14 @@ is made.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores.postgres_wire import milliseconds
+from dibs.stores.tables import TablesMissing, set_up, with_tables
 
 try:
     import psycopg.conninfo
@@ -69,10 +71,6 @@ SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setti
 """
 
 
-class TablesMissing(Exception):
-    """The statement needs a table, schema or column that is not there."""
-
-
 class Connection:
     """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt.
 
@@ -100,35 +98,11 @@ class Connection:
     def run_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip; make the tables when it turns out that there are none."""
         self.open(deadline)
-        try:
-            return self.execute_all(statements, deadline)
-        except TablesMissing:
-            pass
-        self._make_missing_tables(deadline)
-        try:
-            return self.execute_all(statements, deadline)
-        except TablesMissing as error:
-            raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
-
-    def _make_missing_tables(self, deadline: Deadline) -> None:
-        try:
-            self.make(self._schema, deadline)
-        except SetupRequired as refused:
-            raise SetupRequired(
-                f"the tables of dibs are missing or of an older version, and this login may not make them ({refused}). "
-                "Let somebody who may run `dibs setup`, or what `dibs schema` prints"
-            ) from refused
+        return with_tables(partial(self.execute_all, statements, deadline), partial(self.make, self._schema, deadline))
 
     def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         """Do the work, which begins and commits a transaction, or nothing of it; make missing tables."""
-        try:
-            self._transaction(work, deadline)
-        except TablesMissing:
-            self._make_missing_tables(deadline)
-            try:
-                self._transaction(work, deadline)
-            except TablesMissing as error:
-                raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+        with_tables(partial(self._transaction, work, deadline), partial(self.make, self._schema, deadline))
 
     def _transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         self.open(deadline)
@@ -145,12 +119,7 @@ class Connection:
 
     def setup(self, deadline: Deadline) -> None:
         """Make the tables, or bring them up to date."""
-        try:
-            self.make(self._schema, deadline)
-        except SetupRequired as refused:
-            raise SetupRequired(
-                f"{refused}. Let somebody with the right to make tables run `dibs setup`, or what `dibs schema` prints"
-            ) from refused
+        set_up(partial(self.make, self._schema, deadline))
 
     def make(self, schema: str, deadline: Deadline) -> None:
         """Make what these statements make."""
