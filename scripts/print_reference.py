@@ -253,7 +253,7 @@ LIMITS = {
     "dibs.stores.sqlite_boots": {
         "TOKENS_PER_BOOT": "by how much the floor under the tokens rises at each boot of the machine",
     },
-    "dibs.stores.postgres": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},
+    "dibs.stores.postgres_link": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},
     "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }

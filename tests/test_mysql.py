@@ -21,7 +21,9 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Mismatch, Release, Released, Renew, Renewed
 from dibs.stores import mysql_drivers
-from dibs.stores.mysql import MySQLStore, MySQLWatch
+from dibs.stores.mysql import MySQLStore
+from dibs.stores.mysql_link import Connection
+from dibs.stores.mysql_watch import MySQLWatch
 from dibs.testing import check_store
 from tests.servers.mysql import MariaDBServer
 
@@ -185,7 +187,7 @@ def test_words_of_the_drivers_are_understood() -> None:
     def where(text: str) -> Any:
         store = locate(text)[0].open()
         assert isinstance(store, MySQLStore)
-        return store._where
+        return store._connection.where
 
     plain = where("mariadb+pymysql://me:p%40ss@db:3307/prod?charset=utf8mb4")
     assert plain[:6] == ("db", 3307, "me", "p@ss", "prod", "")
@@ -343,18 +345,18 @@ def test_who_stops_in_the_middle_of_a_decision_does_not_keep_the_name(
 ) -> None:
     """A client that stops with a pool locked is ended by the server; others are granted permits soon after."""
     if kind == "MySQL":  # what is done where only whole connections can be ended
-        monkeypatch.setattr("dibs.stores.mysql.IDLE_CONNECTION_S", 2)
-        read = MySQLStore._read_facts
+        monkeypatch.setattr("dibs.stores.mysql_link.IDLE_CONNECTION_S", 2)
+        read = Connection.read_facts
         monkeypatch.setattr(
-            MySQLStore,
-            "_read_facts",
-            lambda self, deadline: (read(self, deadline), self._facts.update(version="8.4.3")),
+            Connection,
+            "read_facts",
+            lambda self, deadline: (read(self, deadline), self.facts.update(version="8.4.3")),
         )
     stopped, other = (locate(url)[0].open() for _ in range(2))
     assert isinstance(stopped, MySQLStore)
     assert isinstance(stopped.act([permits("x", "a-1", 2)], soon())[0], Granted)
-    stopped._execute("START TRANSACTION", soon())
-    stopped._execute("SELECT * FROM dibs_lease_pool FOR UPDATE", soon())
+    stopped._connection._execute("START TRANSACTION", soon())
+    stopped._connection._execute("SELECT * FROM dibs_lease_pool FOR UPDATE", soon())
     before = time.monotonic()
     (granted,) = other.act([permits("x", "b-1", 2)], soon())
     assert isinstance(granted, Granted)
@@ -689,7 +691,7 @@ def test_tls_is_used_when_asked_for(tls_mysql: MariaDBServer, certificates: Path
     with dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client, client.lock("x"):
         store = client._desk.session().lane._store
         assert isinstance(store, MySQLStore)
-        ((_, cipher),) = store._ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'", soon()).rows
+        ((_, cipher),) = store._connection.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'", soon()).rows
         assert cipher
 
 
@@ -787,9 +789,9 @@ def test_doctor_names_servers_with_several_writers(
     mysql_url: str, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], word: str
 ) -> None:
     """Galera and group replication with several primaries are named: several clocks decide there."""
-    read = MySQLStore._read_facts
+    read = Connection.read_facts
     monkeypatch.setattr(
-        MySQLStore, "_read_facts", lambda self, deadline: (read(self, deadline), self._facts.update(facts))
+        Connection, "read_facts", lambda self, deadline: (read(self, deadline), self.facts.update(facts))
     )
     with dibs.connect(mysql_url) as client:
         (finding,) = [finding for finding in _findings(client) if not finding.kept]
@@ -798,12 +800,12 @@ def test_doctor_names_servers_with_several_writers(
 
 def test_an_old_server_is_unsupported(mysql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before JSON_TABLE is Unsupported, with the versions that will do."""
-    read = MySQLStore._read_facts
+    read = Connection.read_facts
     for version in ("5.7.44", "8.0.3", "10.5.29-MariaDB"):
         monkeypatch.setattr(
-            MySQLStore,
-            "_read_facts",
-            lambda self, deadline, version=version: (read(self, deadline), self._facts.update(version=version)),
+            Connection,
+            "read_facts",
+            lambda self, deadline, version=version: (read(self, deadline), self.facts.update(version=version)),
         )
         with (
             dibs.connect(mysql_url) as client,
@@ -896,7 +898,7 @@ def test_a_connection_that_the_server_closed_is_opened_again(
     store = locate(url)[0].open()
     ((token, _, _),) = store.act([Acquire("x", "a-1", 60, "h")], soon())  # type: ignore[misc]
     assert isinstance(store, MySQLStore)
-    ((connection_id,),) = store._ask("SELECT CONNECTION_ID()", soon()).rows
+    ((connection_id,),) = store._connection.ask("SELECT CONNECTION_ID()", soon()).rows
     mysql.sql(f"KILL {int(connection_id or 0)}")
     time.sleep(0.4)
     (outcome,) = store.act([Release("x", "a-1")], soon())
@@ -1106,13 +1108,13 @@ def test_who_waited_does_not_slow_down_who_comes_later(url: str) -> None:
     assert isinstance(granted, Granted)
     store.act([Release("x", "b-1")], soon())
     sent: list[str] = []
-    ask = store._ask
+    ask = store._connection.ask
 
     def counted(statement: str, deadline: Deadline) -> Any:
         sent.append(statement)
         return ask(statement, deadline)
 
-    store._ask = counted  # type: ignore[method-assign]
+    store._connection.ask = counted  # type: ignore[method-assign]
     (again,) = store.act([Acquire("x", "c-1", 60, "h")], soon())
     assert isinstance(again, Granted)
     assert len(sent) == 1, sent

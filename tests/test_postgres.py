@@ -282,7 +282,7 @@ def test_losing_every_notification_costs_one_poll(
     client: dibs.Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: with all signals lost a waiter still acquires within one poll of the name being free."""
-    from dibs.stores.postgres import PostgresWatch
+    from dibs.stores.postgres_watch import PostgresWatch
 
     monkeypatch.setattr(PostgresWatch, "changed", lambda self, names: self._pg.consume_input() or [])
     with dibs.connect(postgres_url) as other:

@@ -26,7 +26,7 @@ from dibs.connecting import locate
 from dibs.errors import LimitMismatch, SetupRequired, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
-from dibs.stores import postgres, postgres_pools
+from dibs.stores import postgres_link, postgres_pools
 from dibs.stores.permits import decide
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
@@ -837,7 +837,7 @@ def test_a_grant_that_came_in_between_is_counted(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, pipelines: bool
 ) -> None:
     """A look at who holds that another's grant has overtaken grants nothing, with or without pipelines of libpq."""
-    monkeypatch.setattr(postgres, "PIPELINES", pipelines)
+    monkeypatch.setattr(postgres_link, "PIPELINES", pipelines)
     address, _ = locate(postgres_url)
     store = address.open()
     assert isinstance(store.act([asked("last", "claim-0", 2)], deadline())[0], Granted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_sql import hexed
+from dibs.stores.mysql_values import hexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

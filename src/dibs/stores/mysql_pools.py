@@ -14,8 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
-from dibs.stores.mysql_sql import EPOCH, GRACE, NOW, by_name, document, hexed, literal, us
+from dibs.stores.mysql_sql import EPOCH, GRACE, NOW
+from dibs.stores.mysql_values import by_name, document, hexed, literal, us
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.tables import TablesMissing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,10 +110,6 @@ AND p.fencing_token <= (SELECT m.value FROM {{meta}} AS m WHERE m.what = 'token_
 FORGET_SLOTS = "DELETE FROM {lease} WHERE name IN (%s) AND take IS NOT NULL"
 FORGET_LINE = "DELETE FROM {line} WHERE name IN (%s)"
 FORGET = "DELETE FROM {pool} WHERE name IN (%s)"
-
-
-class FloorMissing(Exception):
-    """There is no floor above which a new pool could begin: the tables were emptied."""
 
 
 class _Seen:
@@ -208,7 +206,7 @@ class Pools:
             execute(self._make % document(f'["{hexed(name)}",{asked[name][1].permits}]' for name in new))
             heads |= self._locked(new, execute)
             if any(name not in heads for name in new):
-                raise FloorMissing("there is no token floor")
+                raise TablesMissing("there is no token floor")  # they were emptied
             seen |= self._see(new, execute)
         return heads, seen
 

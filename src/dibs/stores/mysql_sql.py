@@ -18,13 +18,7 @@ made differs between statements for one table and for several.
 
 from __future__ import annotations
 
-from math import ceil
-from typing import TYPE_CHECKING
-
 from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # In this order: whoever finds the leases, and in them `take`, finds the rest, too, while another is still making it.
 SCHEMA = """\
@@ -354,45 +348,3 @@ ORDER BY name, slot LIMIT {PURGE_ROWS}"""
 PURGE_LINE = f"""\
 DELETE w FROM {{line}} AS w LEFT JOIN {{lease}} AS l ON l.name = w.name
 WHERE l.name IS NULL AND w.seen_at <= {GRACE}"""
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
-
-
-def hexed(text: str) -> str:
-    """A text as it stands between x' and ', or in a document."""
-    return text.encode().hex()
-
-
-def literal(text: str | None) -> str:
-    """A text, or NULL."""
-    return "NULL" if text is None else f"_utf8mb4 x'{hexed(text)}'"
-
-
-def us(seconds: float) -> int:
-    """Microseconds, rounded up."""
-    return ceil(seconds * 1e6)
-
-
-def optional(value: int | str | None) -> str:
-    """A number or text of a document, or null."""
-    if value is None:
-        return "null"
-    return f'"{hexed(value)}"' if isinstance(value, str) else str(value)
-
-
-def document(rows: Iterable[str]) -> str:
-    """The rows that ``asked()`` makes a table of."""
-    return f"[{','.join(rows)}]"
-
-
-def by_name(names: list[str], values: list[str]) -> str:
-    """An expression for the value that belongs to the name of a row: halves, until what is left has one value.
-
-    The names are literals, sorted, each once.
-    """
-    if values.count(values[0]) == len(values):
-        return values[0]
-    half = len(names) // 2
-    before, after = by_name(names[:half], values[:half]), by_name(names[half:], values[half:])
-    return f"IF(name < {names[half]}, {before}, {after})"

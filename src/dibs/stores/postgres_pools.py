@@ -9,12 +9,12 @@ transaction locks the name's row, in the order of names, before it looks and dec
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dibs.store import LAST_TICKET, LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 from dibs.stores.postgres_sql import OVER, UNPINNED
+from dibs.stores.postgres_wire import acquired, float8, instant, integer, numbers, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dibs.store import Acquire
     from dibs.stores.rounds import Row
 
-_FLOAT8 = Struct("!d").unpack
+    # A verb with its parameters; and what executes statements in one round trip.
+    Statement = tuple[str, Sequence[bytes | None]]
+    Execute = Callable[[Sequence[Statement]], list[PGresult]]
 
 # Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
 POOL_TAKE = f"""\
@@ -218,34 +220,41 @@ VERBS = (
     "POOL_FORGET",
     "COMMIT",
 )
-# A verb with its parameters.
-Statement = tuple[str, "Sequence[bytes | None]"]
 
 
-class Wire(NamedTuple):
-    """How the store talks to its server, and how values travel."""
-
-    #: Executes statements in one round trip.
-    execute: Callable[[Sequence[Statement]], list[PGresult]]
-    texts: Callable[[list[str | None]], bytes]
-    numbers: Callable[[list[Any]], bytes]
-    int: Callable[[bytes | None], int]
-    text: Callable[[bytes | None], str | None]
-    instant: Callable[[bytes | None], float]
+def take(rows: list[Row]) -> list[Statement]:
+    """What grants where it is plain that there are enough, the last in the flight."""
+    queue = ("POOL_QUEUE", (texts([row[0] for row in rows]),))
+    if len(rows) == 1:
+        request = rows[0][2]
+        return [queue, ("POOL_TAKE_ONE", (*acquired(rows), b"%d" % request.permits, b"%d" % request.take))]
+    of_pools = numbers([row[2].permits for row in rows]), numbers([row[2].take for row in rows])
+    return [queue, ("POOL_TAKE", (*acquired(rows), *of_pools))]
 
 
-def acquire(wire: Wire, begin: list[Statement], rows: list[Row], outcomes: list[Any]) -> None:
+def taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
+    """Note what was granted so; return the rest."""
+    get = result.get_value
+    granted = set()
+    for r in range(result.ntuples):
+        place = integer(get(r, 0)) - 1
+        granted.add(place)
+        outcomes[rows[place][1]] = Granted(integer(get(r, 1)), instant(get(r, 2)), integer(get(r, 3)))
+    return [row for place, row in enumerate(rows) if place not in granted]
+
+
+def acquire(execute: Execute, begin: list[Statement], rows: list[Row], outcomes: list[Any]) -> None:
     """Decide these acquires of permits, one a name, in one transaction."""
     asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
-    heads, holdings, lines = _locked(wire, list(asked), begin)
+    heads, holdings, lines = _locked(execute, list(asked), begin)
     new = [name for name in asked if name not in heads]
     if new:
-        make = ("POOL_MAKE", (wire.texts(list(new)), wire.numbers([asked[name][1].permits for name in new])))
-        more = _locked(wire, new, [make])
+        make = ("POOL_MAKE", (texts(new), numbers([asked[name][1].permits for name in new])))
+        more = _locked(execute, new, [make])
         heads, holdings, lines = heads | more[0], holdings | more[1], lines | more[2]
     over = [name for name, held in holdings.items() if any(holding.ends_in <= 0 for holding in held)]
     if over:
-        more = _locked(wire, over, [("POOL_END", (wire.texts(list(over)),))])
+        more = _locked(execute, over, [("POOL_END", (texts(over),))])
         holdings |= more[1]
     decisions = {
         name: decide(State(*heads[name], holdings.get(name, ()), lines.get(name, ())), request)
@@ -258,21 +267,20 @@ def acquire(wire: Wire, begin: list[Statement], rows: list[Row], outcomes: list[
     entering = [request for request in held if request.wake is not None]
     writes: list[Statement] = []
     if grants:
-        writes.append(_grant(wire, grants))
+        writes.append(_grant(grants))
     if resized:
-        names: list[str | None] = [request.name for request in resized]
-        numbers = wire.numbers([request.permits for request in resized])
-        writes.append(("POOL_RESIZE", (wire.texts(names), numbers)))
+        limits = numbers([request.permits for request in resized])
+        writes.append(("POOL_RESIZE", (texts([request.name for request in resized]), limits)))
     if entering:
-        writes.append(_enter(wire, entering))
-    results = wire.execute([*writes, ("COMMIT", ())])
+        writes.append(_enter(entering))
+    results = execute([*writes, ("COMMIT", ())])
     for name, decision in decisions.items():
         if not isinstance(decision, Grant):
             outcomes[asked[name][0]] = decision
     strangers = [name for name in asked if name not in heads]
     if grants:
         get = results[0].get_value
-        granted = {wire.text(get(r, 0)) or "": wire.instant(get(r, 1)) for r in range(results[0].ntuples)}
+        granted = {text(get(r, 0)) or "": instant(get(r, 1)) for r in range(results[0].ntuples)}
         for request, grant in grants:
             if request.name in granted:
                 index = asked[request.name][0]
@@ -282,77 +290,73 @@ def acquire(wire: Wire, begin: list[Statement], rows: list[Row], outcomes: list[
     if entering:
         get = results[-2].get_value
         for r in range(results[-2].ntuples):
-            index = asked[wire.text(get(r, 0)) or ""][0]
-            outcomes[index] = outcomes[index]._replace(ticket=wire.int(get(r, 1)))
+            index = asked[text(get(r, 0)) or ""][0]
+            outcomes[index] = outcomes[index]._replace(ticket=integer(get(r, 1)))
     if strangers:
-        _refuse_locks(wire, strangers)
+        _refuse_locks(execute, strangers)
         for name in strangers:
             outcomes[asked[name][0]] = Mismatch(0)
 
 
-def _refuse_locks(wire: Wire, names: list[str]) -> None:
+def _refuse_locks(execute: Execute, names: list[str]) -> None:
     """Names that are locks; StoreBusy if one is not, and only met somebody at the same moment."""
-    given = wire.texts(list(names))
-    locks, _ = wire.execute([("POOL_LOCKS", (given,)), ("POOL_FORGET", (given,))])
+    given = texts(names)
+    locks, _ = execute([("POOL_LOCKS", (given,)), ("POOL_FORGET", (given,))])
     if locks.ntuples < len(names):
         raise StoreBusy("a name changed while its permits were asked for")
 
 
 def _locked(
-    wire: Wire, names: list[str], before: list[Statement]
+    execute: Execute, names: list[str], before: list[Statement]
 ) -> tuple[dict[str, tuple[int, int]], dict[str, list[Holding]], dict[str, list[Waiting]]]:
     """Do what is to be done before, lock the names, and read their permits and tokens, who holds, and who waits."""
-    given = wire.texts(list(names))
-    *_, locked, read = wire.execute([*before, ("POOL_LOCK", (given,)), ("POOL_READ", (given,))])
+    given = texts(names)
+    *_, locked, read = execute([*before, ("POOL_LOCK", (given,)), ("POOL_READ", (given,))])
     get = locked.get_value
-    heads = {wire.text(get(r, 0)) or "": (wire.int(get(r, 1)), wire.int(get(r, 2))) for r in range(locked.ntuples)}
+    heads = {text(get(r, 0)) or "": (integer(get(r, 1)), integer(get(r, 2))) for r in range(locked.ntuples)}
     holdings: dict[str, list[Holding]] = {head: [] for head in heads}
     lines: dict[str, list[Waiting]] = {head: [] for head in heads}
     for r in range(read.ntuples):
         name, claim_id, take, slot, holder, number, acquired_at, seconds = (read.get_value(r, c) for c in range(8))
-        key, claim = wire.text(name) or "", wire.text(claim_id) or ""
-        (duration,) = _FLOAT8(seconds or b"")
+        key, claim = text(name) or "", text(claim_id) or ""
         if key not in heads:
             continue
         if slot is None:
-            lines[key].append(Waiting(wire.int(number), claim, wire.int(take), duration))
+            lines[key].append(Waiting(integer(number), claim, integer(take), float8(seconds)))
         else:
-            since = wire.instant(acquired_at)
-            holdings[key].append(
-                Holding(
-                    wire.int(slot), claim, wire.int(take), wire.text(holder) or "", wire.int(number), since, duration
-                )
-            )
+            since, ends_in = instant(acquired_at), float8(seconds)
+            who = claim, integer(take), text(holder) or ""
+            holdings[key].append(Holding(integer(slot), *who, integer(number), since, ends_in))
     return heads, holdings, lines
 
 
-def _grant(wire: Wire, grants: list[tuple[Acquire, Grant]]) -> Statement:
+def _grant(grants: list[tuple[Acquire, Grant]]) -> Statement:
     more = ["true" if grant.left > 0 else "false" for _, grant in grants]
     return (
         "POOL_GRANT",
         (
-            wire.texts([request.name for request, _ in grants]),
-            wire.numbers([grant.slot for _, grant in grants]),
-            wire.texts([request.claim_id for request, _ in grants]),
-            wire.texts([request.holder for request, _ in grants]),
-            wire.numbers([grant.fencing_token for _, grant in grants]),
-            wire.numbers([request.ttl for request, _ in grants]),
-            wire.texts([request.info for request, _ in grants]),
-            wire.numbers([grant.take for _, grant in grants]),
-            wire.numbers([grant.permits for _, grant in grants]),
+            texts([request.name for request, _ in grants]),
+            numbers([grant.slot for _, grant in grants]),
+            texts([request.claim_id for request, _ in grants]),
+            texts([request.holder for request, _ in grants]),
+            numbers([grant.fencing_token for _, grant in grants]),
+            numbers([request.ttl for request, _ in grants]),
+            texts([request.info for request, _ in grants]),
+            numbers([grant.take for _, grant in grants]),
+            numbers([grant.permits for _, grant in grants]),
             ("{" + ",".join(more) + "}").encode(),
         ),
     )
 
 
-def _enter(wire: Wire, requests: list[Acquire]) -> Statement:
+def _enter(requests: list[Acquire]) -> Statement:
     return (
         "POOL_ENTER",
         (
-            wire.texts([request.name for request in requests]),
-            wire.texts([request.claim_id for request in requests]),
-            wire.texts([request.wake and "dibs_" + request.wake for request in requests]),
-            wire.numbers([request.take for request in requests]),
-            wire.numbers([request.ticket for request in requests]),
+            texts([request.name for request in requests]),
+            texts([request.claim_id for request in requests]),
+            texts([request.wake and "dibs_" + request.wake for request in requests]),
+            numbers([request.take for request in requests]),
+            numbers([request.ticket for request in requests]),
         ),
     )

@@ -1,0 +1,302 @@
+"""The conversation with MySQL or MariaDB: a statement or a transaction, and what came of it by the deadline.
+
+A connection whose request ran out of time is closed, so a late reply is never read as the answer to something else.
+
+*Retries.* A deadlock (1213) or a lock wait (1205) rolls back a statement that is the whole transaction, so it is sent
+again, a bounded number of times. A transaction on permits is rolled back and begun again. Nothing else is.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from dibs.clock import boot_now
+from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
+from dibs.store import StoreBusy
+from dibs.stores import mysql_sql as sql
+from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
+from dibs.stores.tables import TablesMissing, set_up, with_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dibs.clock import Deadline
+    from dibs.stores.mysql_drivers import Answer, Link, Where
+
+_T = TypeVar("_T")
+
+MYSQL_MIN, MARIADB_MIN = (8, 0, 4), (10, 6)
+# How often a statement is sent again that the server rolled back for somebody else's locks.
+TRIES_MAX = 10
+# The server gives up on a lock after this long (it counts whole seconds), and tells us, instead of keeping us waiting.
+LOCK_WAIT_S = 1
+# A transaction on permits whose client has stopped is ended by the server after this long, on MariaDB; on MySQL, which
+# can only end whole connections, after this long. Idle connections are looked at sooner (mysql_drivers.IDLE_S).
+IDLE_TRANSACTION_S = 2
+IDLE_CONNECTION_S = 10
+# How long an interrupted caller waits for the answer to what it sent.
+FINISH_S = 0.5
+# The time of a grant, for people, is the server's as it was read this long ago at most, plus what has passed since.
+CLOCK_READ_S = 5.0
+
+# Codes of errors. Those of the client library are the first four, which both drivers use.
+CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
+_NO_TABLE = frozenset((1146, 1054))
+# Somebody else's locks; and a row that somebody else made at the same moment, where nobody else should.
+_TRY_AGAIN = frozenset((1062, 1205, 1213))
+_THERE_ALREADY = frozenset((1060, 1359))
+_READ_ONLY = frozenset((1290, 1792, 1836))
+_STATEMENT_BINLOG = frozenset((1665,))
+_LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
+_RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
+_TLS = frozenset((CR_SSL, 3159))
+# Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
+# a statement that ran into a limit or was killed.
+_NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024))
+
+
+class _ThereAlready(Exception):
+    """What was to be made is there."""
+
+
+class Connection:
+    """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt."""
+
+    def __init__(self, where: Where, connect: Callable[[Where, float], Link], schema: str) -> None:
+        self.where = where
+        self._connect = connect
+        #: What makes the tables.
+        self._schema = schema
+        self._wire: Wire | None = None
+        #: What the server told of itself when it was connected.
+        self.facts: dict[str, str] = {}
+        #: Something of the call under way has been applied. Whoever calls resets it.
+        self.wrote = False
+        #: The server's clock in microseconds, and the boot clock when it was read.
+        self._server_clock = (0, float("-inf"))
+        #: The server will end a transaction of ours in which nothing happens any more.
+        self._limited = False
+
+    # -- whatever it takes ----------------------------------------------------------------------------------------
+
+    def write(self, template: str, values: str | tuple[Any, ...], deadline: Deadline) -> int:
+        """How many rows it found to change."""
+        answer = self.ask(template % values, deadline)
+        self.wrote = self.wrote or answer.affected > 0
+        return answer.affected
+
+    def rows(self, template: str, values: str | tuple[Any, ...], deadline: Deadline) -> Sequence[tuple[Any, ...]]:
+        return self.ask(template % values, deadline).rows
+
+    def pieces(self, template: str, values: str | tuple[Any, ...], deadline: Deadline) -> list[bytes]:
+        """What GROUP_CONCAT put together."""
+        ((joined,),) = self.ask(template % values, deadline).rows
+        return joined.split(b",") if joined else []
+
+    def ask(self, statement: str, deadline: Deadline) -> Answer:
+        """Execute one statement; make the tables when it turns out that there are none."""
+        return self._with_tables(partial(self._execute, statement, deadline), deadline)
+
+    def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        """Do something on the connection; make the tables when it turns out that there are none."""
+        if self._wire is None or self._wire.stale():
+            self.reopen(deadline)
+        return with_tables(partial(self._patiently, attempt, deadline), partial(self.make, self._schema, deadline))
+
+    def transaction(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+        """Do the work, which is given a function that executes statements, in a transaction; make missing tables."""
+        return self._with_tables(partial(self._transaction, work, deadline), deadline)
+
+    def server_now(self, deadline: Deadline) -> int:
+        """The server's clock in microseconds of Unix time, nearly; for people, nothing is decided by it."""
+        read_us, read_at = self._server_clock
+        now = boot_now()
+        if now - read_at > CLOCK_READ_S:
+            ((text,),) = self.ask(sql.CLOCK, deadline).rows
+            read_us, read_at = self._server_clock = int(text or 0), boot_now()
+            return read_us
+        return read_us + int((now - read_at) * 1e6)
+
+    # -- tables ---------------------------------------------------------------------------------------------------
+
+    def setup(self, deadline: Deadline) -> None:
+        """Make the tables, or bring them up to date."""
+        self.reopen(deadline)
+        set_up(partial(self.make, self._schema, deadline))
+
+    def make(self, schema: str, deadline: Deadline) -> None:
+        """Make what these statements make."""
+        # Each is harmless when it is there, also when several make it at once: the server's own locks see to that.
+        for statement in schema.split(";\n"):
+            if statement.strip():
+                try:
+                    self.attempt(statement, deadline)
+                except _ThereAlready:  # a column or trigger that somebody else has made since we looked
+                    pass
+
+    # -- one statement, or transaction ----------------------------------------------------------------------------
+
+    def attempt(self, statement: str, deadline: Deadline) -> Answer:
+        """Execute one statement; TablesMissing."""
+        return self._patiently(partial(self._execute, statement, deadline), deadline)
+
+    def _patiently(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        """Again, when somebody else's locks were in the way: what was attempted has then been undone as a whole."""
+        for _ in range(TRIES_MAX):
+            try:
+                return attempt()
+            except StoreBusy as error:
+                busy = error
+                if deadline.remaining() <= LOCK_WAIT_S:
+                    break
+        if self.wrote:
+            raise StoreUnavailable(f"{busy}, after a part of the requests was done") from busy
+        raise busy
+
+    def _transaction(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+        """Do the work, which is given a function that executes statements, in a transaction, or nothing of it."""
+        if self._wire is None:  # closed by an error since the call began
+            self._open(deadline)
+        if not self._limited:
+            self._execute(sql.ON_MYSQL % IDLE_CONNECTION_S, deadline)
+            self._limited = True
+        try:
+            self._execute("START TRANSACTION", deadline)
+            done = work(partial(self._execute, deadline=deadline))
+            self._execute("COMMIT", deadline)
+        except BaseException:
+            # What was sent is not known to be undone before the server says so, or the connection is gone.
+            if self._wire is not None:
+                try:
+                    self._execute("ROLLBACK", deadline.within(FINISH_S))
+                except (StoreUnavailable, SetupRequired, StoreBusy):
+                    self.close()
+            raise
+        return done
+
+    def _execute(self, statement: str, deadline: Deadline) -> Answer:
+        wire = self._wire
+        if wire is None:  # closed by an error since the call began
+            self._open(deadline)
+            wire = self._wire
+        assert wire is not None
+        sent = False
+        try:
+            wire.send(statement)
+            sent = True
+            return wire.receive(deadline)
+        except TimedOut:
+            self.close()
+            raise StoreUnavailable(f"{self._shown} did not answer in time") from None
+        except ServerError as error:
+            self._refuse(error)
+        except BaseException:
+            # Ctrl-C. The server is at work on the statement; were it to finish after the release that follows on
+            # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            if sent:
+                self._let_finish(wire, deadline)
+            else:
+                self.close()
+            raise
+
+    def _let_finish(self, wire: Wire, deadline: Deadline) -> None:
+        try:
+            wire.receive(deadline.within(FINISH_S))
+        except ServerError:
+            pass
+        except TimedOut:
+            self.close()
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse(self, error: ServerError) -> NoReturn:
+        """Raise what an error of the server means."""
+        code = error.code
+        text = f"{self._shown}: {error}"
+        if code in _NO_TABLE:
+            raise TablesMissing(text) from error
+        if code in _THERE_ALREADY:
+            raise _ThereAlready(text) from error
+        if code in _TRY_AGAIN:
+            raise StoreBusy(text) from error
+        if code in _READ_ONLY:
+            self.close()  # behind one name there may be another server now
+            raise SetupRequired(f"{text}. Is this a replica? Name the primary in the URL") from error
+        if code in _STATEMENT_BINLOG:
+            raise SetupRequired(f"{text}. Set binlog_format to ROW or MIXED") from error
+        if code in _RIGHTS:
+            raise SetupRequired(text) from error
+        if code in _LOGIN:
+            self.close()
+            raise SetupRequired(f"{text}. Check user, password and database in the URL") from error
+        if code in _TLS:
+            self.close()
+            raise SetupRequired(f"{text}. Check ssl_mode, ssl_ca, ssl_cert and ssl_key in the URL") from error
+        lost = code == 0 or code in CONNECTION_LOST
+        if lost or code in _NOT_DONE:
+            self.close()
+        raise StoreUnavailable(text, maybe_applied=lost or self.wrote) from error
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    @property
+    def _shown(self) -> str:
+        return "MariaDB" if "MariaDB" in self.facts.get("version", "") else "MySQL"
+
+    def reopen(self, deadline: Deadline) -> None:
+        """Connect, unless there is a connection that the server has not closed while it was idle."""
+        if self._wire is not None and self._wire.stale():
+            self.close()
+        self._open(deadline)
+
+    def _open(self, deadline: Deadline) -> None:
+        if self._wire is not None:
+            return
+        left = deadline.remaining()
+        if left <= 0:
+            raise StoreUnavailable(f"{self._shown}: no time was left to connect", maybe_applied=self.wrote)
+        try:
+            self._wire = Wire(self._connect(self.where, left))
+        except ServerError as error:
+            try:
+                self._refuse(error)
+            except StoreUnavailable as unavailable:  # nothing was sent
+                unavailable.maybe_applied = self.wrote
+                raise
+        try:
+            self._get_ready(deadline)
+        except StoreUnavailable as unavailable:
+            self.close()
+            unavailable.maybe_applied = self.wrote
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _get_ready(self, deadline: Deadline) -> None:
+        """Read what decides our promises, and make the session ours."""
+        if self.where.ssl_mode not in ("disabled", "preferred") and not self._execute(sql.TLS, deadline).rows:
+            # mysqlclient on MariaDB's client library goes on in the clear when the server has no TLS.
+            raise SetupRequired(f"{self._shown}: ssl_mode={self.where.ssl_mode}, but the server offers no TLS")
+        self.read_facts(deadline)
+        version = self.facts["version"]
+        numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split("-")[0].split(".")[:3])
+        if numbers < (MARIADB_MIN if "MariaDB" in version else MYSQL_MIN):
+            raise Unsupported(f"dibs needs MySQL 8.0.4 or MariaDB 10.6, or later; this is {version}")
+        self._execute(sql.SETTINGS % (LOCK_WAIT_S, max(LOCK_WAIT_S, int(deadline.remaining()))), deadline)
+        self._execute(sql.ISOLATION, deadline)
+        self._limited = "MariaDB" in version
+        if self._limited:
+            self._execute(sql.ON_MARIADB % IDLE_TRANSACTION_S, deadline)
+        self._server_clock = (0, float("-inf"))
+
+    def read_facts(self, deadline: Deadline) -> None:
+        rows = self._execute(sql.FACTS, deadline).rows
+        self.facts = {(name or b"").decode().lower(): (value or b"").decode() for name, value in rows}
+
+    def close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()

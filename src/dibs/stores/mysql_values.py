@@ -1,0 +1,106 @@
+"""Values as they stand in statements: literals, documents, and the rows of requests as either.
+
+Texts are written as hexadecimal, so no escaping rule of any ``sql_mode`` has a say in them.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dibs.store import Release
+    from dibs.stores.rounds import Row
+
+# Rows of one statement; it keeps them locked until it is done. And how much text of `info` they may carry together.
+ROWS_MAX = 1000
+INFO_BYTES_MAX = 1_000_000
+
+
+def hexed(text: str) -> str:
+    """A text as it stands between x' and ', or in a document."""
+    return text.encode().hex()
+
+
+def literal(text: str | None) -> str:
+    """A text, or NULL."""
+    return "NULL" if text is None else f"_utf8mb4 x'{hexed(text)}'"
+
+
+def us(seconds: float) -> int:
+    """Microseconds, rounded up."""
+    return ceil(seconds * 1e6)
+
+
+def optional(value: int | str | None) -> str:
+    """A number or text of a document, or null."""
+    if value is None:
+        return "null"
+    return f'"{hexed(value)}"' if isinstance(value, str) else str(value)
+
+
+def document(rows: Iterable[str]) -> str:
+    """The rows that ``asked()`` makes a table of."""
+    return f"[{','.join(rows)}]"
+
+
+def by_name(names: list[str], values: list[str]) -> str:
+    """An expression for the value that belongs to the name of a row: halves, until what is left has one value.
+
+    The names are literals, sorted, each once.
+    """
+    if values.count(values[0]) == len(values):
+        return values[0]
+    half = len(names) // 2
+    before, after = by_name(names[:half], values[:half]), by_name(names[half:], values[half:])
+    return f"IF(name < {names[half]}, {before}, {after})"
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def claim_of(row: Row) -> str:
+    return f'["{hexed(row[2].name)}","{hexed(row[2].claim_id)}"]'
+
+
+def listed(requests: list[Release]) -> tuple[str, str]:
+    """The names, and what has to fit in the rows."""
+    names = [f"x'{hexed(r.name)}'" for r in requests]
+    claims = [f"({name},{r.slot:d},x'{hexed(r.claim_id)}')" for name, r in zip(names, requests, strict=True)]
+    return ",".join(names), ",".join(claims)
+
+
+def acquires(rows: list[Row]) -> str:
+    """Acquires with everything that a grant writes."""
+    return document(
+        f'["{hexed(r.name)}","{hexed(r.claim_id)}",{us(r.ttl)},"{hexed(r.holder)}",'
+        f"{optional(r.info)},{optional(r.ticket)}]"
+        for _, _, r in rows
+    )
+
+
+def grants(rows: list[Row]) -> tuple[str, ...]:
+    """What a grant writes to many rows, for GRANT_MANY. The rows are sorted by name."""
+    names = [f"x'{hexed(name)}'" for name, _, _ in rows]
+    claims = [f"x'{hexed(r.claim_id)}'" for _, _, r in rows]
+    return (
+        by_name(names, claims),
+        by_name(names, [literal(r.holder) for _, _, r in rows]),
+        by_name(names, [literal(r.info) for _, _, r in rows]),
+        by_name(names, [str(us(r.ttl)) for _, _, r in rows]),
+        ",".join(names),
+        ",".join(claims),
+    )
+
+
+def parts(rows: list[Row]) -> Iterator[tuple[list[Row], int]]:
+    """The rows in parts that one statement may carry, each with the place of its first row."""
+    first = size = 0
+    for place, row in enumerate(rows):
+        size += len(getattr(row[2], "info", None) or "")
+        if place - first >= ROWS_MAX or size > INFO_BYTES_MAX:
+            yield rows[first:place], first
+            first, size = place, len(getattr(row[2], "info", None) or "")
+    yield rows[first:], first

@@ -1,0 +1,43 @@
+"""What the settings of a PostgreSQL server leave of dibs's promises.
+
+``facts`` are what it told of itself when it was connected: see dibs.stores.postgres_link.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dibs.store import Finding
+
+
+def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
+    """What ``dibs doctor`` says."""
+    version, lasting = facts["version"], durable(facts)
+    return [
+        Finding("reachable", True, f"PostgreSQL {version // 10000}.{version % 10000}"),
+        Finding(
+            "writable",
+            not facts["recovery"] and facts["read_only"] == "off",
+            "this is a standby: name the primary, or add target_session_attrs=read-write to the URL"
+            if facts["recovery"]
+            else f"transaction_read_only={facts['read_only']}",
+        ),
+        Finding(
+            "grants survive a crash of the server",
+            lasting and facts["full_page_writes"] == "on",
+            f"fsync={facts['fsync']}, full_page_writes={facts['full_page_writes']}, "
+            f"synchronous_commit={facts['synchronous_commit']}"
+            + ("" if lasting else ": set fsync=on, or a crash may hand out a token twice"),
+        ),
+        Finding("names are kept exactly", facts["encoding"] == "UTF8", f"server_encoding={facts['encoding']}"),
+        Finding(
+            "waiters are woken by the release",
+            not pooled,
+            "LISTEN/NOTIFY" if not pooled else "behind a connection pooler waiters poll once a second",
+        ),
+    ]
+
+
+def durable(facts: dict[str, Any]) -> bool:
+    """Whether no crash loses an acknowledged commit."""
+    return bool(facts["fsync"] == "on" and facts["synchronous_commit"] != "off")

@@ -1,0 +1,353 @@
+"""The conversation with PostgreSQL: a statement, several, or a transaction, and what came of it by the deadline.
+
+Statements go through libpq's asynchronous calls as psycopg exposes them, not through cursors: a request must not last
+longer than its deadline, which a blocking call cannot promise, and skipping the cursor's adaptation is worth a quarter
+of a lone pair's time (``python -m benchmarks --only pg-lone``). A connection whose request ran out of time is dropped,
+so a late reply is never read as the answer to something else. Statements that belong together travel together (libpq's
+pipelines).
+
+Behind a connection pooler (told by a backend that is not the one that greeted us) nothing is prepared, and no setting
+is made.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dibs.clock import Readiness
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.store import StoreBusy
+from dibs.stores.postgres_wire import milliseconds
+from dibs.stores.tables import TablesMissing, set_up, with_tables
+
+try:
+    import psycopg.conninfo
+    from psycopg import pq
+except ImportError as missing:
+    raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from dibs.clock import Deadline
+
+    # A statement with its parameters.
+    Sql = tuple[bytes, Sequence[bytes | None]]
+
+# Parameters of the libpq that is installed may stand in the URL, too.
+LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+PIPELINES = pq.version() >= 140000
+SERVER_MIN = 120000
+# How long an interrupted caller waits for the answer to what it sent.
+FINISH_S = 0.5
+
+# What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
+# rows in an order of their own, which would let two clients lock rows in opposite orders.
+_SETTINGS = b"""\
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_material', 'off', false),
+    set_config('jit', 'off', false),
+    set_config('client_min_messages', 'error', false),
+    set_config('statement_timeout', $1, false),
+    set_config('idle_in_transaction_session_timeout', $1, false),
+    set_config('synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        false)
+"""
+# So that those who make tables at the same moment do it one after the other.
+_SETUP_LOCK = "SELECT pg_advisory_xact_lock(7095203471)"
+_FACTS = b"""\
+SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
+    current_setting('transaction_read_only')
+"""
+
+
+class Connection:
+    """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt.
+
+    ``known_good``, which those to one address share, is empty until one of them has been let in.
+    """
+
+    def __init__(self, conninfo: bytes, known_good: list[bool], schema: str) -> None:
+        self._conninfo = conninfo
+        self._known_good = known_good
+        #: What makes the tables.
+        self._schema = schema
+        self._pg: PGconn | None = None
+        self._ready: Readiness | None = None
+        self._prepared: set[bytes] = set()
+        #: A pooler is in front of the server.
+        self.pooled = False
+        #: What the server told of itself when it was connected.
+        self.facts: dict[str, Any] = {}
+
+    # -- whatever it takes ----------------------------------------------------------------------------------------
+
+    def run(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
+        return self.run_all([(sql, parameters)], deadline)[-1]
+
+    def run_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        """Execute statements in one round trip; make the tables when it turns out that there are none."""
+        self.open(deadline)
+        return with_tables(partial(self.execute_all, statements, deadline), partial(self.make, self._schema, deadline))
+
+    def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
+        """Do the work, which begins and commits a transaction, or nothing of it; make missing tables."""
+        with_tables(partial(self._transaction, work, deadline), partial(self.make, self._schema, deadline))
+
+    def _transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
+        self.open(deadline)
+        try:
+            work()
+        except BaseException:
+            # What was sent is not known to be undone before the server says so, or the connection is gone.
+            if self._pg is not None:
+                try:
+                    self._simple(b"ROLLBACK", deadline.within(FINISH_S))
+                except (StoreUnavailable, SetupRequired, StoreBusy, TablesMissing):
+                    self.close()
+            raise
+
+    def setup(self, deadline: Deadline) -> None:
+        """Make the tables, or bring them up to date."""
+        set_up(partial(self.make, self._schema, deadline))
+
+    def make(self, schema: str, deadline: Deadline) -> None:
+        """Make what these statements make."""
+        self.open(deadline)
+        # In one transaction behind one lock: CREATE … IF NOT EXISTS alone is not safe against itself.
+        self._simple(f"BEGIN; {_SETUP_LOCK};\n{schema}COMMIT".encode(), deadline)
+
+    # -- one flight -----------------------------------------------------------------------------------------------
+
+    def execute(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
+        return self.execute_all([(sql, parameters)], deadline)[-1]
+
+    def execute_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        """Execute statements in one round trip and one transaction (libpq before 14: one after the other)."""
+        pg = self._pg
+        assert pg is not None
+        if len(statements) > 1 and not PIPELINES:
+            return [self.execute(sql, parameters, deadline) for sql, parameters in statements]
+        try:
+            names = [b"" if self.pooled else self._prepare(pg, sql, deadline) for sql, _ in statements]
+            several = len(statements) > 1
+            if several:
+                pg.enter_pipeline_mode()
+            for name, (sql, parameters) in zip(names, statements, strict=True):
+                if name:
+                    pg.send_query_prepared(name, parameters, result_format=1)
+                else:
+                    pg.send_query_params(sql, parameters, result_format=1)
+            if several:
+                pg.pipeline_sync()
+            results = self._results(pg, deadline)
+        except (TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
+            raise
+        except psycopg.Error as error:
+            self.close()
+            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+        except StoreUnavailable:
+            self.close()
+            raise
+        except BaseException:
+            # Ctrl-C. The server is at work on the statement; were it to finish after the release that follows on
+            # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            self._let_finish(pg, deadline)
+            raise
+        for result in results:
+            self._check(result)
+        return results
+
+    def _prepare(self, pg: PGconn, sql: bytes, deadline: Deadline) -> bytes:
+        # A statement is its own name: there is a fixed handful of them.
+        name = b"dibs_%x" % (hash(sql) & 0xFFFFFFFFFFFFFFFF)
+        if name not in self._prepared:
+            pg.send_prepare(name, sql)
+            self._check(self._results(pg, deadline)[-1])
+            self._prepared.add(name)
+        return name
+
+    def _let_finish(self, pg: PGconn, deadline: Deadline) -> None:
+        try:
+            self._results(pg, deadline.within(FINISH_S))
+        except (psycopg.Error, StoreUnavailable):
+            self.close()
+        except BaseException:
+            self.close()
+            raise
+
+    def _simple(self, sql: bytes, deadline: Deadline) -> None:
+        """Several statements in one message; errors end them all."""
+        pg = self._pg
+        assert pg is not None
+        try:
+            pg.send_query(sql)
+            result = self._results(pg, deadline)[-1]
+            if pg.transaction_status != pq.TransactionStatus.IDLE:
+                pg.send_query(b"ROLLBACK")
+                self._results(pg, deadline)
+        except psycopg.Error as error:
+            self.close()
+            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._check(result)
+
+    def _results(self, pg: PGconn, deadline: Deadline) -> list[PGresult]:
+        """The answers to what was sent, one a statement; an error ends them."""
+        ready = self._ready
+        assert ready is not None
+        while pg.flush():
+            if not ready.writable(deadline.remaining()):
+                raise StoreUnavailable("PostgreSQL did not take the request in time")
+            pg.consume_input()
+        pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
+        answers: list[PGresult] = []
+        ended = not pipelined
+        while True:
+            while pg.is_busy():
+                if not ready.readable(deadline.remaining()):
+                    raise StoreUnavailable("PostgreSQL did not answer in time")
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:
+                if ended:
+                    break
+                ended = True  # of one statement's answers in a pipeline; another end is that of all
+                continue
+            ended = not pipelined
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                pg.get_result()
+                pg.exit_pipeline_mode()
+                break
+            if not answers or answers[-1].status != pq.ExecStatus.FATAL_ERROR:
+                answers.append(result)
+        if not answers:
+            raise StoreUnavailable("PostgreSQL closed the connection")
+        return answers
+
+    def _check(self, result: PGresult) -> PGresult:
+        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            return result
+        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        words = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+        text = f"PostgreSQL: {words} ({code})"
+        if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
+            raise TablesMissing(text)
+        if code in ("40P01", "40001", "55P03"):  # deadlock, serialization, lock not available: rolled back
+            raise StoreBusy(text)
+        if code == "25006":
+            raise SetupRequired(
+                f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL"
+            )
+        if code == "42501":
+            raise SetupRequired(text)
+        pg = self._pg
+        if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P") or code == "26000":
+            self.close()
+        raise StoreUnavailable(text, maybe_applied=not code or code.startswith(("08", "57P")))
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    def open(self, deadline: Deadline) -> None:
+        if self._pg is not None:
+            return
+        self._pg = self._connect(deadline)
+        self._ready = Readiness(self._pg.socket)
+        self._prepared = set()
+        self.pooled = True  # nothing is prepared before that is known
+        try:
+            self._get_ready(self._pg, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, deadline: Deadline) -> PGconn:
+        """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least."""
+        pg = pq.PGconn.connect_start(self._conninfo)
+        try:
+            while (polled := pg.connect_poll()) != pq.PollingStatus.OK:
+                if polled == pq.PollingStatus.FAILED:
+                    raise self._refused(pg)
+                # The socket changes when libpq goes on to the next address.
+                ready, left = Readiness(pg.socket), deadline.remaining()
+                writing = polled == pq.PollingStatus.WRITING
+                if not (ready.writable(left) if writing else ready.readable(left)):
+                    raise StoreUnavailable("PostgreSQL: connecting took too long", maybe_applied=False)
+        except BaseException:
+            pg.finish()
+            raise
+        pg.nonblocking = 1
+        if not self._known_good:
+            self._known_good.append(True)
+        return pg
+
+    def _refused(self, pg: PGconn) -> Exception:
+        # The text names host, port, user and database, never the password.
+        text = f"PostgreSQL: {' '.join(pg.get_error_message().split())}"
+        if not self._known_good:
+            answers = pq.PGconn.ping(self._conninfo + b" connect_timeout=2")
+            if answers == pq.Ping.OK:
+                # The server is up and takes logins, only not ours, and never has: that is no outage.
+                return SetupRequired(f"{text}. Check user, password and database in the URL")
+            if answers == pq.Ping.NO_ATTEMPT:
+                return SetupRequired(f"{text}. Check the options in the URL")
+        return StoreUnavailable(text, maybe_applied=False)
+
+    def _get_ready(self, pg: PGconn, deadline: Deadline) -> None:
+        """Read what decides our promises, and make the connection ours."""
+        if pg.server_version < SERVER_MIN:
+            raise Unsupported("dibs needs PostgreSQL 12 or later")
+        facts = self.execute(_FACTS, (), deadline)
+        pid, encoding, fsync, pages, commit, recovery, read_only = (
+            (facts.get_value(0, column) or b"").decode() for column in range(7)
+        )
+        if encoding != "UTF8":
+            raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
+        if pid == str(pg.backend_pid):
+            # The server gives up on a statement that we no longer wait for.
+            self.execute(_SETTINGS, (milliseconds(deadline),), deadline)
+            self.pooled = False
+            commit = "on" if commit == "off" else commit
+        self.facts = {
+            "version": pg.server_version,
+            "encoding": encoding,
+            "fsync": fsync,
+            "full_page_writes": pages,
+            "synchronous_commit": commit,
+            "recovery": recovery == "true",
+            "read_only": read_only,
+        }
+
+    def listen(self, channel: str, deadline: Deadline) -> PGconn | None:
+        """Ask for notifications, which can then be waited for and read; None where they do not get through."""
+        self.open(deadline)
+        if self.pooled:
+            return None
+        self._simple(f'LISTEN "{channel}"'.encode(), deadline)
+        return self._pg
+
+    def close(self) -> None:
+        pg, self._pg = self._pg, None
+        self._ready = None
+        if pg is not None:
+            pg.finish()
+
+
+def conninfo(parts: dict[str, Any]) -> bytes:
+    """Parameters as libpq takes them."""
+    try:
+        return psycopg.conninfo.make_conninfo("", **parts).encode()
+    except psycopg.Error as error:
+        raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None

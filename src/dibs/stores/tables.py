@@ -1,0 +1,50 @@
+"""How the SQL stores come to their tables: made when a statement finds none, or by who runs ``dibs setup``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from dibs.errors import SetupRequired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+
+class TablesMissing(Exception):
+    """The statement needs a table, schema, column or row that setting up makes. It has changed nothing."""
+
+
+def with_tables(attempt: Callable[[], _T], make: Callable[[], None]) -> _T:
+    """Attempt it; when it turns out that there are no tables, make them, and attempt it once more."""
+    try:
+        return attempt()
+    except TablesMissing:
+        pass
+    try:
+        make()
+    except SetupRequired as refused:
+        raise SetupRequired(
+            f"the tables of dibs are missing or of an older version, and this login may not make them ({refused}). "
+            "Let somebody who may run `dibs setup`, or what `dibs schema` prints"
+        ) from refused
+    try:
+        return attempt()
+    except TablesMissing as error:
+        raise SetupRequired(f"the tables of dibs do not fit this version: {error}") from error
+
+
+def set_up(make: Callable[[], None]) -> None:
+    """Make the tables, or bring them up to date, because somebody asked for it."""
+    try:
+        make()
+    except SetupRequired as refused:
+        raise SetupRequired(
+            f"{refused}. Let somebody with the right to make tables run `dibs setup`, or what `dibs schema` prints"
+        ) from refused
+
+
+def without_history() -> SetupRequired:
+    """What is raised where the tables of the history are missing."""
+    return SetupRequired("no history is kept here: `dibs setup --history 100` begins one")
