@@ -85,6 +85,9 @@ class Reduction(Ask):
 class TakeOver(AcquireAsk):
     """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
 
+    # What goes on under a pause: the lease is there already, and only changes hands.
+    pausable = False
+
     def __init__(
         self, request: Transfer, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
     ) -> None:
@@ -100,10 +103,10 @@ class TakeOver(AcquireAsk):
 
     def received(self, outcome: object) -> None:
         self.heard = True
-        if type(outcome) is Gone:
+        if type(outcome) is not Granted:
             self.settle(outcome)
         elif not self.dropped:
-            self._session.granted(self, outcome)  # type: ignore[arg-type]
+            self._session.granted(self, outcome)
 
 
 class Session:
