@@ -137,6 +137,6 @@ def adopting(
         here = "" if given.at == desk.address.shown else f" at {given.at}, and looked for at {desk.address.shown}"
         raise LeaseLost(
             f"the lease on {given.name!r} (token {given.fencing_token}) cannot be adopted: it expired after it was "
-            f"exported{here}, was adopted by another, or was broken"
+            f"exported{here}, was adopted by another, was broken, or is pinned (guard) in a transaction that is open"
         )
     return lease
