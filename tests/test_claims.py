@@ -205,6 +205,13 @@ def test_a_fork_holds_nothing(client: dibs.Client) -> None:
             assert next(batch, None) is None
 
         in_a_fork(child)
+
+        def ending() -> None:
+            with batch:
+                pass
+
+        in_a_fork(ending)
+        in_a_fork(batch.release)
         assert item.held
         assert len(client.leases("rows/")) == 3
 

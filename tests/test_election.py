@@ -22,8 +22,11 @@ import pytest
 import dibs
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
+from dibs.notes import MARK
 from dibs.standby import SEAT_TTL_S
 from dibs.succession import SPARE_S
+from dibs.waiting import NOTE_AFTER_S
+from tests.between import Between
 from tests.test_api import eventually, in_a_fork
 
 TTL_S = 1.5
@@ -670,6 +673,22 @@ def test_a_refused_standby_stands_in_no_line(client: dibs.Client, other: dibs.Cl
         other.election("full", standby_max=0).lead().__enter__()
     assert waiting(client, "full") == 0
     term.resign()
+
+
+def test_a_standby_in_its_seat_writes_no_notes(sqlite_url: str, client: dibs.Client) -> None:
+    """A standby waits for as long as it takes and holds nothing that others wait for: it is looked after by nobody."""
+    between = Between(sqlite_url)
+    term = won(client.election("calm"))
+    with between.client() as other:
+        standby = threading.Thread(target=lambda: won(other.election("calm", standby_max=2), None).resign())
+        standby.start()
+        eventually(lambda: waiting(client, "calm") == 1, "it stands by")
+        time.sleep(NOTE_AFTER_S + 0.5)
+        names = {request.name.partition(":")[0] for requests in between.calls for request in requests}
+        assert not any(MARK.rstrip(":") in name for name in names), names
+        term.resign()
+        standby.join(10)
+        assert not standby.is_alive()
 
 
 # -- looking on -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,20 @@ from hypothesis.stateful import run_state_machine_as_test
 import dibs
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import ANY_SLOT, GONE, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Renewed, StoreBusy
+from dibs.store import (
+    ANY_SLOT,
+    GONE,
+    RELEASED,
+    Acquire,
+    Granted,
+    Held,
+    Mismatch,
+    Release,
+    Renew,
+    Renewed,
+    StoreBusy,
+    Transfer,
+)
 from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_check import _answers_early
@@ -537,6 +550,21 @@ def test_permits_given_back_do_not_come_back(store: EtcdStore, other_store: Etcd
 
     other_store._pools._look = looked  # type: ignore[assignment, method-assign]
     assert act(other_store, permits("n", "a-1", 5, take=3)) == first
+    assert [lease.take for lease in store.leases("n", "o", soon())] == [1]
+
+
+def test_permits_given_back_are_not_transferred(store: EtcdStore, other_store: EtcdStore) -> None:
+    """A transfer that looked before the claim gave some permits back moves those that it has kept."""
+    act(store, permits("n", "a-1", 5, take=5))
+    move = other_store._move
+
+    def late(*arguments: Any) -> Any:
+        other_store._move = move  # type: ignore[method-assign]
+        act(store, permits("n", "a-1", 5, take=1))
+        return move(*arguments)
+
+    other_store._move = late  # type: ignore[assignment, method-assign]
+    assert type(act(other_store, Transfer("n", "b-1", 60, "host/b", "a-1", permits=5))) is Granted
     assert [lease.take for lease in store.leases("n", "o", soon())] == [1]
 
 

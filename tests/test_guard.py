@@ -375,6 +375,90 @@ def test_a_slot_of_a_semaphore(scene: Scene) -> None:
 
 
 @server_scenes
+@pytest.mark.parametrize("what", ["lock", "permit"])
+def test_what_is_pinned_changes_hands_after_the_commit(scene: Scene, what: str) -> None:
+    """A lease that was exported under its pin is nobody's to adopt before the transaction has ended, and is then."""
+    caller = scene.caller()
+    lock = scene.holder.lock("x", ttl=20) if what == "lock" else scene.holder.semaphore("x", 1, ttl=20)
+    lease = lock.acquire(timeout=0)
+    assert lease is not None
+    lease.guard(caller.given)
+    state = lease.export()
+    with pytest.raises(dibs.LeaseLost, match="is pinned"):
+        scene.other.adopt(state)
+    caller.commit()
+    adopted = scene.other.adopt(state)
+    assert adopted.fencing_token > lease.fencing_token
+    adopted.release()
+
+
+@server_scenes
+def test_a_pinned_term_is_not_handed_over(scene: Scene) -> None:
+    """Who resigns for a successor inside its transaction leads no more, and nobody else does before the commit."""
+    caller = scene.caller()
+    term = scene.holder.election("x", value=1, ttl=20).campaign(timeout=0)
+    assert term is not None
+    term.guard(caller.given)
+    assert not term.resign(to=2, timeout=0.5)
+    assert not term.held
+    assert not term.lost.is_set()
+    assert scene.kept_out()
+    caller.commit()
+    scene.enters().release()
+
+
+@server_scenes
+def test_an_interrupted_export_leaves_the_pin(scene: Scene) -> None:
+    """An export that is interrupted gives the lease back, and lets nobody in before the transaction has ended."""
+    caller = scene.caller()
+    lease = scene.holder.lock("x", ttl=20).acquire(timeout=0)
+    assert lease is not None
+    lease.guard(caller.given)
+    steps = lease._exporting()
+    next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)
+    time.sleep(0.3)
+    assert scene.kept_out()
+    caller.commit()
+    scene.enters().release()
+
+
+@server_scenes
+def test_a_release_that_does_not_know_the_slot_leaves_the_pin(scene: Scene) -> None:
+    """Where the store may know a permit by another slot than it told, its release is found, and the pin counts."""
+    caller = scene.caller()
+    first = scene.other.semaphore("s", 2).acquire(timeout=0)
+    lease = scene.holder.semaphore("s", 2, ttl=20).acquire(timeout=0)
+    assert first is not None
+    assert lease is not None
+    lease.guard(caller.given)
+    lease._hold.any_slot = True  # as after a downgrade without an answer
+    assert lease.release()
+    assert scene.other.semaphore("s", 2).acquire(timeout=0) is None
+    caller.commit()
+    again = scene.other.semaphore("s", 2).acquire(timeout=3)
+    assert again is not None
+    again.release()
+    first.release()
+
+
+@every_kind
+def test_what_is_released_after_the_commit_is_kept_for_its_time(scene: Scene) -> None:
+    """``min_hold`` goes on when the lease is handed over to a transaction, from when it was asked for."""
+    caller = scene.caller()
+    lease = scene.holder.lock("x", min_hold=1.5).acquire(timeout=0)
+    asked_at = time.monotonic()
+    assert lease is not None
+    caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
+    lease.release_after_commit(caller.given)
+    caller.commit()
+    assert scene.kept_out()
+    scene.enters().release()
+    assert time.monotonic() - asked_at > 1.3
+
+
+@server_scenes
 def test_an_old_snapshot_does_not_deceive(scene: Scene) -> None:
     """A transaction whose snapshot is older than the takeover is told all the same: the look is not its own."""
     caller, lease = scene.caller(), scene.short()

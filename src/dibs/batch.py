@@ -13,6 +13,7 @@ Nothing is remembered of an item that was finished: that it need not be done aga
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -47,6 +48,8 @@ class Ends:
 
     def release(self, item: Item[Any]) -> bool:
         """Send the release of an item on its way; False when it was lost. Whoever calls starts the lane."""
+        if self.forked():
+            return False
         ask = self.session.release(item._hold)
         if ask is None:
             if item._hold.state == LOST:
@@ -56,9 +59,13 @@ class Ends:
         self.pending.append((item.key, item.value, ask))
         return True
 
+    def forked(self) -> bool:
+        """Whether this is a forked child, which holds nothing of it, and whose lane is its parent's."""
+        return self.session.pid != os.getpid()
+
     def settling(self) -> Steps[None]:
         """Wait until the store has answered to every release, and learn what had been lost by then."""
-        while self.pending:
+        while self.pending and not self.forked():
             key, value, ask = self.pending[-1]
             yield self.session, ask, None
             self.pending.pop()
@@ -181,6 +188,8 @@ class BatchFacts(Generic[V]):
             self._give_back(stale)
 
     def _give_back(self, items: Iterable[Item[V]]) -> None:
+        if self._ends.forked():
+            return
         try:
             for item in items:
                 self._ends.release(item)

@@ -204,7 +204,10 @@ class ElectionCore(LockCore[L]):
             return None
         limit_s = None if until is None else max(0.0, until - session.clock.now()) + session.request_timeout_s
         try:
-            return (yield from taking_over(session, self._key, claim, 1, self.terms, owner, self._make_lease, limit_s))
+            steps = taking_over(
+                session, self._key, claim, 1, self.terms, owner, self._make_lease, limit_s, pausable=True
+            )
+            return (yield from steps)
         except LeaseLost:  # this process slept from then until its end: it campaigns on
             return None
 

@@ -272,7 +272,8 @@ class Client:
         fencing token; at no moment in between was it free. It is a new grant: the parameters, those of ``lock``, count
         from now, and of the old lease only the info stays, unless another is given.
 
-        Raises LeaseLost when there is nothing to adopt any more: it expired, was adopted before, or was broken.
+        Raises LeaseLost when there is nothing to adopt: it expired, was adopted before, was broken, or is pinned
+        (``guard``) in a transaction that has not ended; when that has, it can be adopted until its ttl is over.
         InvalidOption, before anything is sent, for what is no such state, or one from another store or namespace.
         StoreUnavailable when the store gives no answer: what was exported ends by its ttl, unless it is adopted yet.
         """

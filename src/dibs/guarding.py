@@ -62,10 +62,11 @@ def guard(lease: LeaseFacts, door: Door) -> Talk[None]:
 def release_after_commit(lease: LeaseFacts, door: Door) -> Talk[None]:
     """Pin the lease, then give it back: the store lets nobody in before the transaction has ended."""
     pin = yield from _pinned(lease, door)
-    if pin.release:
+    if pin.release is not None:
         # Where the pin is the lock on everything: given back inside the transaction itself. If that is rolled back,
         # the release that waits behind it does it.
-        yield Said(pin.release)
+        keep = lease._hold.t0 + lease._hold.terms.min_hold - lease._session.clock.now()
+        yield Said(pin.release(keep))
     yield lease._releasing()
 
 

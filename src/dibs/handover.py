@@ -95,12 +95,16 @@ def taking_over(
     owner: object,
     make_lease: Callable[[Session, Hold, str], L],
     limit_s: float | None = None,
+    *,
+    pausable: bool = False,
 ) -> Steps[L | None]:
     """Transfer what a claim holds to one of this session; its lease, or None when there was nothing to be had.
 
-    The store has as long for its answer as the lane repeats a request, or ``limit_s``.
+    The store has as long for its answer as the lane repeats a request, or ``limit_s``. ``pausable``: not while an
+    operator has stopped new grants of the name.
     """
     ask = session.wish_for(key, from_claim, slot, terms, owner)
+    ask.pausable = pausable
     name = key.partition(":")[2]
     try:
         session.submit(ask)
@@ -133,6 +137,6 @@ def adopting(
         here = "" if given.at == desk.address.shown else f" at {given.at}, and looked for at {desk.address.shown}"
         raise LeaseLost(
             f"the lease on {given.name!r} (token {given.fencing_token}) cannot be adopted: it expired after it was "
-            f"exported{here}, was adopted by another, or was broken"
+            f"exported{here}, was adopted by another, was broken, or is pinned (guard) in a transaction that is open"
         )
     return lease

@@ -26,7 +26,8 @@ class HistoryRecord(NamedTuple):
     """A grant of a name in the past, or the one in force. Times are the store's.
 
     ``ended_at`` and ``ending`` are None while it is in force. ``ending`` is "released", "expired" (the store let it
-    end because nobody had renewed it) or "broken" (by an operator).
+    end because nobody had renewed it), "broken" (by an operator) or "transferred" (exported, and adopted under the
+    next token; or a term that was handed over).
     """
 
     name: str

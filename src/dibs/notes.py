@@ -245,8 +245,11 @@ class Notes:
         return waiter.ask in self._waiters and not (waiter.ask.settled or waiter.ask.dropped)
 
     def _held_by(self, owner: object, now: float) -> list[Hold]:
-        """What an owner holds and would go on holding for as long as it waits. The caller holds the mutex."""
-        holds = self._session.owned.get(owner, ())
+        """What an owner holds and would go on holding for as long as it waits. The caller holds the mutex.
+
+        (Of what users know: nobody waits for a name of dibs's own, such as the seat of a standby.)
+        """
+        holds = [hold for hold in self._session.owned.get(owner, ()) if hold.key.startswith(self._names)]
         return [hold for hold in holds if hold.state == HELD and not hold.orphan and _lasts(hold) - now > SOON_S]
 
     def _note(self, waiter: _Waiter, holds: Sequence[Hold]) -> Acquire | None:

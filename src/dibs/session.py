@@ -85,6 +85,9 @@ class Reduction(Ask):
 class TakeOver(AcquireAsk):
     """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
 
+    # What goes on under a pause: the lease is there already, and only changes hands.
+    pausable = False
+
     def __init__(
         self, request: Transfer, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
     ) -> None:
@@ -100,10 +103,10 @@ class TakeOver(AcquireAsk):
 
     def received(self, outcome: object) -> None:
         self.heard = True
-        if type(outcome) is Gone:
+        if type(outcome) is not Granted:
             self.settle(outcome)
         elif not self.dropped:
-            self._session.granted(self, outcome)  # type: ignore[arg-type]
+            self._session.granted(self, outcome)
 
 
 class Session:
@@ -375,9 +378,15 @@ class Session:
         """Release what was exported by this ask, if it was: its state will never be known to anybody."""
         with self.mutex:
             if hold.exported is ask:
-                release = Release(hold.key, hold.claim_id, hold.granted.slot)
-                self.lane.put(Ask(release, self.clock.now() + self.patience_s))
+                self._not_held(hold)
+                self.lane.put(Ask(self.release_of(hold), self.clock.now() + self.patience_s))
         self.lane.start()
+
+    def release_of(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Release:
+        """The request that ends a hold in the store."""
+        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
+            keep = max(keep, PIN_KEEP_S)
+        return Release(hold.key, hold.claim_id, ANY_SLOT if hold.any_slot else hold.granted.slot, None, keep, info)
 
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
@@ -385,11 +394,7 @@ class Session:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
-            keep = max(keep, PIN_KEEP_S)
-        slot = ANY_SLOT if hold.any_slot else hold.granted.slot
-        request = Release(hold.key, hold.claim_id, slot, None, keep, info)
-        ask = Ask(request, now + self.patience_s)
+        ask = Ask(self.release_of(hold, keep, info), now + self.patience_s)
         if self.renewer.forget(hold):
             hold.after_renewal = ask  # so that no renewal reaches the store after the release
         else:

@@ -264,8 +264,9 @@ class Pin(NamedTuple):
     lock: str
     #: ``lock`` is itself a renewal, and brings a row if the lease is in force.
     renews: bool = False
-    #: A statement that gives the lease back inside that transaction; "" where the store does it while it is pinned.
-    release: str = ""
+    #: Makes a statement that gives the lease back inside that transaction, and keeps it for so many seconds (or not, if
+    #: there are none); None where the store does it while it is pinned.
+    release: Callable[[float], str] | None = None
 
 
 class Finding(NamedTuple):

@@ -75,8 +75,11 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         request = Transfer(hold.key, claim, ttl, session.holder, hold.claim_id, info)
         outcome = yield from _answered(session, request)
         if isinstance(outcome, Gone):
-            session.found_gone(hold)
-            raise LeaseLost(lease._why())
+            # Where it is pinned (guard), it is nobody's to hand over: it is free when that transaction has ended.
+            if not hold.pins or isinstance((yield from _answered(session, session.release_of(hold))), Gone):
+                session.found_gone(hold)
+                raise LeaseLost(lease._why())
+            return False
         until = session.clock.now() + timeout_s
         while session.clock.now() < until and not session.closed:
             yield session, session.pause(), min(LOOK_S, max(0.0, until - session.clock.now()))
@@ -90,8 +93,9 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         return _leads(record, to)
     except BaseException:
         # Whatever came in between: it is resigned, and neither claim is kept.
-        for each in (claim, hold.claim_id) if hold.exported is parting else ():
-            session.ask(Release(hold.key, each))
+        if hold.exported is parting:
+            session.ask(Release(hold.key, claim))
+            session.ask(session.release_of(hold))
         session.lane.start()
         raise
 

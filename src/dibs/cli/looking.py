@@ -48,7 +48,8 @@ examples:
   dibs history nightly --json | jq '.[] | select(.ending == "expired")'
                                                 holders that died, or could not renew in time
 
-ENDED is "released" by its holder, "expired" since nobody had renewed it, or "broken" by an operator.
+ENDED is "released" by its holder, "expired" since nobody had renewed it, "broken" by an operator, or "transferred" by
+its holder to whoever comes next.
 """
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(

@@ -315,7 +315,8 @@ class EtcdStore:
             seen = sources[row.place]
             value = keys.value_of(row.request, since, seen.shown().take)
             mine = keys.put(self._claim_of(row), value, lease)
-            return keys.txn([keys.unchanged(seen)], [keys.delete(seen.key), mine])
+            # (As it was read: had it been reduced since, this would take more again.)
+            return keys.txn([keys.same(seen)], [keys.delete(seen.key), mine])
 
         ttls = [whole(row.request.ttl) for row in rows]
         leases, sent = self._leases.attach(rows, text, ttls, deadline)

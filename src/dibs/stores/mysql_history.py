@@ -1,8 +1,9 @@
 """MySQL's history of grants: a table that triggers on the leases fill, whoever writes there.
 
 A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
-'' with the same end: broken. It becomes NULL with the same end, another token takes its place, or its row is deleted:
-it had expired. Triggers fire for renewals, too, where there is no WHEN; what they look up then is nothing.
+'' with the same end: broken. Another token takes its place before its end: transferred. It becomes NULL with the same
+end, another token takes its place later, or its row is deleted: it had expired. Triggers fire for renewals, too, where
+there is no WHEN; what they look up then is nothing.
 
 Each trigger is one statement, so that they can be read from a file without another delimiter. They act with the rights
 of whoever set them up: logins that run dibs need none on the table, except to read it.
@@ -25,9 +26,12 @@ UPDATE {history} SET ending = 'expired', ended_at = OLD.expires_at
     WHERE name = OLD.name AND fencing_token = OLD.fencing_token AND ended_at IS NULL"""
 _END = f"""\
 UPDATE {{history}} SET
-    ending = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
+    ending = CASE
+        WHEN NEW.fencing_token <> OLD.fencing_token AND OLD.expires_at > UTC_TIMESTAMP(6) THEN 'transferred'
+        WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
         WHEN NEW.expires_at <> OLD.expires_at THEN 'released' WHEN NEW.claim_id = '' THEN 'broken' ELSE 'expired' END,
-    ended_at = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN OLD.expires_at
+    ended_at = CASE
+        WHEN NEW.fencing_token <> OLD.fencing_token THEN LEAST(OLD.expires_at, UTC_TIMESTAMP(6))
         WHEN NEW.claim_id = '' THEN UTC_TIMESTAMP(6) ELSE NEW.expires_at END
     WHERE name = IF({_IS_END}, OLD.name, NULL) AND fencing_token = OLD.fencing_token AND ended_at IS NULL"""
 _TRIGGERS = {
@@ -49,7 +53,7 @@ CREATE TABLE IF NOT EXISTS {history} (      -- who had which name: the last {kee
     holder        VARCHAR(1000),
     acquired_at   DATETIME(6) NOT NULL,
     ended_at      DATETIME(6),              -- NULL: it is in force, or has expired and nobody got the name since
-    ending        VARCHAR(20),              -- released, expired, broken
+    ending        VARCHAR(20),              -- released, expired, broken, transferred
     info          TEXT,
     PRIMARY KEY (name, fencing_token)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;

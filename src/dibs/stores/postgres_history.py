@@ -1,8 +1,9 @@
 """PostgreSQL's history of grants: a table that triggers on the leases fill, whoever writes there.
 
 A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
-'' with the same end: broken. It becomes NULL with the same end, another token takes its place, or its row is deleted:
-it had expired. A renewal changes none of this, and fires no trigger.
+'' with the same end: broken. Another token takes its place before its end: transferred. It becomes NULL with the same
+end, another token takes its place later, or its row is deleted: it had expired. A renewal changes none of this, and
+fires no trigger.
 
 The function acts with the rights of whoever set it up: roles that run dibs need none on the table, except to read it.
 """
@@ -17,7 +18,7 @@ CREATE TABLE IF NOT EXISTS {history} (    -- who had which name: the last {keep}
     holder        text,
     acquired_at   timestamptz NOT NULL,
     ended_at      timestamptz,            -- NULL: it is in force, or has expired and nobody got the name since
-    ending        text,                   -- released, expired, broken
+    ending        text,                   -- released, expired, broken, transferred
     info          text,
     PRIMARY KEY (name, fencing_token)
 ) WITH (fillfactor = 70);
@@ -26,10 +27,13 @@ SET search_path = pg_catalog, pg_temp AS $dibs$
 BEGIN
     IF TG_OP = 'UPDATE' AND OLD.claim_id <> '' THEN
         UPDATE {history} AS h SET
-            ending = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
+            ending = CASE
+                WHEN NEW.fencing_token <> OLD.fencing_token AND OLD.expires_at > NEW.acquired_at THEN 'transferred'
+                WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
                 WHEN NEW.expires_at <> OLD.expires_at THEN 'released'
                 WHEN NEW.claim_id = '' THEN 'broken' ELSE 'expired' END,
-            ended_at = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN OLD.expires_at
+            ended_at = CASE
+                WHEN NEW.fencing_token <> OLD.fencing_token THEN least(OLD.expires_at, NEW.acquired_at)
                 WHEN NEW.claim_id = '' THEN clock_timestamp() ELSE NEW.expires_at END
         WHERE h.name = OLD.name AND h.fencing_token = OLD.fencing_token AND h.ended_at IS NULL;
     ELSIF TG_OP = 'DELETE' THEN

@@ -270,7 +270,9 @@ SELECT array_agg(r.i), count(CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake,
 # The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
 RELEASE_PINNED = f"""\
 WITH asked AS MATERIALIZED (
-    SELECT *, {UNPINNED.format(row="r")} AS unpinned FROM {{asked}} AS r (name, slot, claim_id, ticket, i)
+    SELECT a.i, a.name, coalesce(l.slot, a.slot) AS slot, a.claim_id, a.ticket, {UNPINNED.format(row="l")} AS unpinned
+    FROM {{asked}} AS a (name, slot, claim_id, ticket, i)
+    LEFT JOIN {{lease}} AS l ON l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id
 ), relaxed AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 ), released AS (

@@ -1,9 +1,9 @@
 """SQLite's history of grants: a table that triggers on the leases fill, whoever writes there.
 
 A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
-'' with the same end: broken. Another token takes its place, or its row is deleted: it had expired. A renewal changes
-none of this, and fires no trigger. (REPLACE deletes a row without a trigger, so what it takes the place of is looked
-up before.)
+'' with the same end: broken. Another token takes its place before its end: transferred. Another one does later, or its
+row is deleted: it had expired. A renewal changes none of this, and fires no trigger. (REPLACE deletes a row without a
+trigger, so what it takes the place of is looked up before.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ INSERT OR IGNORE INTO {history} (name, fencing_token, slot, holder, info, grante
     DELETE FROM {history} WHERE name = NEW.name AND fencing_token <= (SELECT fencing_token FROM {history}
         WHERE name = NEW.name ORDER BY fencing_token DESC LIMIT 1 OFFSET {keep});"""
 _OLD_END = "OLD.granted_wall + OLD.expires_boot - OLD.granted_boot"
+_IS_MOVE = "NEW.fencing_token <> OLD.fencing_token AND NEW.boot = OLD.boot AND OLD.expires_boot > NEW.granted_boot"
 _TRIGGERS = ("made", "replaced", "ended", "granted", "purged")
 
 # Each statement by itself: those of triggers have semicolons inside.
@@ -31,7 +32,7 @@ CREATE TABLE IF NOT EXISTS {history} (
     info          TEXT,
     granted_wall  REAL NOT NULL,       -- Unix time
     ended_wall    REAL,                -- NULL: it is in force, or has expired and nobody got the name since
-    ending        TEXT,                -- released, expired, broken
+    ending        TEXT,                -- released, expired, broken, transferred
     acquired_at   TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', granted_wall, 'unixepoch')) VIRTUAL,
     ended_at      TEXT GENERATED ALWAYS AS (strftime('%Y-%m-%d %H:%M:%f', ended_wall, 'unixepoch')) VIRTUAL,
     PRIMARY KEY (name, fencing_token)
@@ -52,9 +53,10 @@ END""",
 CREATE TRIGGER {{ended}} AFTER UPDATE ON {{lease}}
 WHEN OLD.claim_id <> '' AND (NEW.claim_id IS NOT OLD.claim_id OR NEW.fencing_token <> OLD.fencing_token) BEGIN
     UPDATE {{history}} SET
-        ending = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
+        ending = CASE WHEN {_IS_MOVE} THEN 'transferred' WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
             WHEN NEW.claim_id = '' AND NEW.expires_boot = OLD.expires_boot THEN 'broken' ELSE 'released' END,
-        ended_wall = CASE WHEN NEW.fencing_token <> OLD.fencing_token THEN {_OLD_END} ELSE {_NOW} END
+        ended_wall = CASE WHEN {_IS_MOVE} THEN NEW.granted_wall
+            WHEN NEW.fencing_token <> OLD.fencing_token THEN {_OLD_END} ELSE {_NOW} END
     WHERE name = OLD.name AND fencing_token = OLD.fencing_token AND ended_wall IS NULL;
 END""",
     f"""\

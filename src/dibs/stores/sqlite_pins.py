@@ -35,8 +35,11 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
         f"WHERE name = '{name}' AND slot = {request.slot:d} AND claim_id = '{claim_id}' AND boot = {file.boot:d}"
         f" AND expires_boot > {now!r} RETURNING slot"
     )
-    return Pin(
-        f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}",
-        renews=True,
-        release=f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}",
-    )
+
+    def given_back(keep: float) -> str:
+        if keep > 0:
+            return f"UPDATE {table} SET claim_id = '', expires_boot = {boot_now() + keep!r} {ours}"
+        return f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}"
+
+    lock = f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}"
+    return Pin(lock, renews=True, release=given_back)

@@ -472,7 +472,9 @@ class ZooKeeperStore:
         source, path = holder_node(permit, request.from_claim), holder_node(permit, request.claim_id)
         known, given = pool.grants.get(path), pool.grants.get(source)
         if known is not None and known.told is not None:
-            return known.told if (yield from self._extend(known, ttl, deadline)) else GONE
+            if (yield from self._extend(known, ttl, deadline)):
+                return known.told
+            pool.forget(known)  # it held once, and may be given it again
         if given is not None and (given.session.over or boot_now() >= given.until):
             return GONE  # its time is over, and the warden about to end it
         session = pool.session_for(ttl, deadline)

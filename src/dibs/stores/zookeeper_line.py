@@ -108,6 +108,11 @@ class Line:
         if type(done) is No and new and done.at == 0 and done.why == ABSENT:
             yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
 
+    def change(self, request: Acquire, session: Session, own: Waiter) -> Flights:
+        """Make the waiter's node say how many permits it wants now, in the place that it has."""
+        node = waiter_node(self._nodes.line(request.name), request.claim_id, own.number, request.take)
+        yield [session.multi([("delete", own.path), ("create", node, b"", self._acl, True, False)])]
+
     def stand(
         self,
         request: Acquire,

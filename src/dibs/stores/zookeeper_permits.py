@@ -185,6 +185,9 @@ class Permits:
             if view.own is None and request.wake is not None:
                 yield from self._line.enter(request, session, view.number, new=not view.has_line)
                 continue
+            if view.own is not None and view.own.take != request.take and request.wake is not None:
+                yield from self._line.change(request, session, view.own)
+                continue
             held = yield from self._refusal(session, permit, decision, view, signs)
             if view.own is None or request.wake is None:
                 return held

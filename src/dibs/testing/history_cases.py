@@ -125,6 +125,22 @@ async def other_endings_are_told_apart(face: Face) -> None:
 
 
 @case("history", history)
+async def what_changed_hands_is_told_apart(face: Face) -> None:
+    """What was exported and adopted ended when it was, and neither expired nor was released; permits, too."""
+    client, other = await kept(face), face.client()
+    for name, lock in (("job", client.lock("job", ttl=60)), ("gpu", client.semaphore("gpu", 2, ttl=60))):
+        lease = await had(face, lock, timeout=0)
+        await asyncio.sleep(0.05)
+        adopted = await face.do(other.adopt, await face.do(lease.export))
+        await asyncio.sleep(0.05)
+        await face.do(adopted.release)
+        newer, older = await face.do(client.history, name)
+        equal((newer.ending, older.ending), ("released", "transferred"), f"how the grants of {name!r} ended")
+        equal((newer.holder, older.holder), (adopted.holder, lease.holder), f"who held {name!r}")
+        assert older.acquired_at < older.ended_at <= newer.acquired_at, f"{older} and then {newer}"
+
+
+@case("history", history)
 async def what_was_kept_is_no_grant(face: Face) -> None:
     """A release that keeps the name (min_hold, once) ends the grant when it is given back, not when it is free."""
     client = await kept(face)

@@ -150,6 +150,24 @@ async def holders_finish(face: Face) -> None:
 
 
 @case("pause", pauses)
+async def what_is_held_may_change_hands(face: Face) -> None:
+    """A lease that is exported can be adopted while its name is paused: it is there already. A term gets no heir."""
+    ours, theirs = face.client(), face.client()
+    lease = await had(face, ours.lock("job"), timeout=0)
+    term = await face.do(ours.election("chief", value=1).campaign, timeout=0)
+    reserve = task(face.do(face.client().election("chief", value=2, priority=-1).campaign, timeout=4))
+    await face.do(theirs.pause, "*", "why", ttl=60)
+    began = time.monotonic()
+    adopted = await face.do(theirs.adopt, await face.do(lease.export))
+    assert time.monotonic() - began < WOKEN_S, "the adoption had to wait"
+    equal((adopted.held, adopted.fencing_token > lease.fencing_token), (True, True), "the adopted lease")
+    await face.do(adopted.release)
+    equal(await face.do(term.resign, to=2, timeout=2), False, "whether the reserve took the term over")
+    equal(await reserve, None, "its campaign")
+    await refused(face, ours.lock("job"), "the name, once it was released")
+
+
+@case("pause", pauses)
 async def waiters_wait_on_and_are_served_after_a_resume(face: Face) -> None:
     """Who waits for a name that is paused, before or meanwhile, goes on waiting, and has it soon after the resume."""
     ours, theirs, operator = face.client(), face.client(), face.client()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, LockTimeout, NotHeld, Unsupported, WouldDeadlock
-from dibs.store import ANY_SLOT, GONE, LINE_GRACE_S, RELEASED, Granted, Mismatch, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, GONE, LINE_GRACE_S, PIN_KEEP_S, RELEASED, Granted, Mismatch, Release, Renew, Renewed
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, asking, claims, equal, held, rising, together, until
 from dibs.testing.client_cases import had, raises, task, waiting
 
@@ -201,6 +201,9 @@ def who_was_not_told_its_slot_can_give_it_back(bench: Bench) -> None:
     equal([lease.slot for lease in store.leases(name)], [1], "slots left")
     equal(store.act(Release(name, a, ANY_SLOT, None, 60)), [RELEASED], "a, whose slot is to be kept")
     equal([lease.slot for lease in store.leases(name)], [1], "slots kept")
+    equal(slot(store.act(permits(name, b, 3))[0], "b, again"), 2, "b's slot")
+    equal(store.act(Release(name, b, ANY_SLOT, None, PIN_KEEP_S)), [RELEASED], "b, as if it might be pinned")
+    until(lambda: [lease.slot for lease in store.leases(name)] == [1], "b's slot is free")
 
 
 @STORE_CASES.case("P14", pools)
