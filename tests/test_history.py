@@ -164,7 +164,7 @@ def test_a_mysql_user_needs_no_more_rights(mysql: MariaDBServer, mysql_url: str)
     mysql.create_user(user)
     with dibs.connect(mysql_url) as admin:
         admin.setup()
-        for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_meta"):
+        for table in ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_guard", "dibs_lease_meta"):
             mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.`{table}` TO '{user}'@'127.0.0.1'")
         admin.setup(history=5)
         with dibs.connect(mysql.url(database, user=user) + "?driver=pymysql") as app:
