@@ -105,7 +105,7 @@ def test_both_doors_take_the_same() -> None:
     ]
     assert doors[0] == doors[1]
     from dibs.aio import AsyncLost
-    from dibs.lease import Lost
+    from dibs.lost import Lost
 
     for name in ("is_set", "wait"):
         one, two = inspect.signature(getattr(Lost, name)), inspect.signature(getattr(AsyncLost, name))

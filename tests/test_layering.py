@@ -263,7 +263,9 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.guarding": {*CONTRACT, *DATA, "dibs.door"},
     "dibs.fencing": {"dibs.errors", "dibs.door", "dibs.guarding", "dibs.stores.identifiers"},
     # Primitives.
-    "dibs.lease": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding"},
+    "dibs.lost": {"dibs.hold", "dibs.names"},
+    "dibs.copies": {"dibs.errors"},
+    "dibs.lease": {*CONTRACT, *DATA, "dibs.copies", "dibs.door", "dibs.guarding", "dibs.lost"},
     "dibs.grips": {"dibs.errors"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
@@ -274,6 +276,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.steps",
         "dibs.grips",
         "dibs.lease",
+        "dibs.lost",
         "dibs.lock",
         "dibs.lockable",
     },
@@ -321,7 +324,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The same for asyncio, a subject a module; all of them take steps by way of the first.
     "dibs.aio.tasks": {"dibs.steps"},
-    "dibs.aio.lease": {"dibs.errors", "dibs.names", "dibs.door", "dibs.guarding", "dibs.lease", "dibs.aio.tasks"},
+    "dibs.aio.lease": {
+        "dibs.errors",
+        "dibs.names",
+        "dibs.door",
+        "dibs.guarding",
+        "dibs.lease",
+        "dibs.lost",
+        "dibs.aio.tasks",
+    },
     "dibs.aio.block": {"dibs.hold", "dibs.aio.tasks"},
     "dibs.aio.lockable": {
         "dibs.errors",

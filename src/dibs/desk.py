@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
+from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.steps import acting
@@ -58,7 +58,7 @@ class LeaseRecord(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.name!r} is held by {people_call(self.holder)} (token {self.fencing_token}), "
-            f"for {self.expires_in:.1f} s more unless renewed"
+            f"for {lasting(self.expires_in)} more unless renewed"
         )
 
 
@@ -100,6 +100,10 @@ class Desk:
         #: By process: after a fork the parent's session stays here, so that nothing of it is ever closed by the child.
         self._sessions: dict[int, Session] = {}
         self.closed = False
+
+    def warn_no_more(self) -> None:
+        """Of best effort, for the command line: a process each time, whose words cron mails. Doctor says it all."""
+        _WARNED.add(self.address.capabilities.store)
 
     def session(self) -> Session:
         """The session of this process."""

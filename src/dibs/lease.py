@@ -7,20 +7,20 @@ threads (``dibs.aio.AsyncLease`` has them for tasks). Whether a lease is held is
 from __future__ import annotations
 
 import os
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
+from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
 from dibs.steps import run
 from dibs.store import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
-    from dibs.clock import Gate
+    from dibs.copies import LostLease
     from dibs.hold import Hold
     from dibs.lane import Ask
     from dibs.names import Seconds
@@ -227,12 +227,16 @@ class LeaseFacts:
         return f"<{type(self).__name__} {self._name!r} token {self._hold.granted.fencing_token}, {state}>"
 
     def __copy__(self) -> LostLease:
+        from dibs.copies import LostLease
+
         return LostLease(self._name, self._hold.granted.fencing_token)
 
     def __deepcopy__(self, memo: object) -> LostLease:
         return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from dibs.copies import LostLease
+
         return LostLease, (self._name, self._hold.granted.fencing_token)
 
     def __del__(self) -> None:
@@ -284,107 +288,6 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
     if lost is not None:
         raise lost
     return confirmed
-
-
-class LostFacts:
-    """The loss of a lease, or of the first of several: decided by the clock alone."""
-
-    __slots__ = ("_leases",)
-
-    def __init__(self, *leases: LeaseFacts) -> None:
-        self._leases = leases
-
-    def is_set(self) -> bool:
-        """True once a lease is over without having been released."""
-        return any(not lease.held and lease._hold.state != RELEASED for lease in self._leases)
-
-    def _held(self) -> list[LeaseFacts]:
-        return [lease for lease in self._leases if lease.held]
-
-
-class Lost(LostFacts):
-    """The event of a lease's loss, as ``threading.Event`` without ``set``; it also fires by the clock alone."""
-
-    __slots__ = ()
-
-    def wait(self, timeout: Seconds | None = None) -> bool:
-        """Block until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
-        clock = self._leases[0]._session.clock
-        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        gate: Gate | None = None
-        while not self.is_set() and (held := self._held()):
-            if gate is None:
-                gate = clock.gate()
-                tell = _once(gate.open)
-                for lease in held:
-                    lease._session.when_over(lease._hold, tell)
-            now = clock.now()
-            if until is not None and now >= until:
-                break
-            # Trust moves on with each renewal: its end as known now is the time for another look.
-            look_at = min(lease._hold.trusted_until for lease in held)
-            if gate.wait(look_at - now if until is None else min(look_at, until) - now):
-                gate = None
-        return self.is_set()
-
-
-def _once(function: Callable[[], None]) -> Callable[[], None]:
-    """The same, to be called by several threads of which the first counts."""
-    calls = count()
-    return lambda: None if next(calls) else function()
-
-
-class _LongLost:
-    """The event of a loss that has already happened."""
-
-    def is_set(self) -> bool:
-        """Always True."""
-        return True
-
-    def wait(self, timeout: Seconds | None = None) -> bool:
-        """True at once."""
-        return True
-
-
-class LostLease:
-    """What a copied or unpickled lease is: a name and a token, holding nothing and able to do nothing."""
-
-    held = False
-    lost = _LongLost()
-
-    def __init__(self, name: str, fencing_token: int) -> None:
-        self.name = name
-        self.fencing_token = fencing_token
-
-    def remaining(self) -> float:
-        """Always 0."""
-        return 0.0
-
-    def check(self) -> None:
-        """Always raises LeaseLost."""
-        raise LeaseLost(f"this is a copy of a lease on {self.name!r}; only the original object holds it")
-
-    def renew(self, ttl: Seconds | None = None) -> None:
-        """Always raises LeaseLost."""
-        self.check()
-
-    def release(self) -> bool:
-        """Always raises LeaseLost."""
-        self.check()
-        return False
-
-    def export(self) -> dict[str, Any]:
-        """Always raises LeaseLost."""
-        self.check()
-        return {}
-
-    def guard(self, connection: Any) -> None:
-        """Always raises LeaseLost."""
-        self.check()
-
-    def release_after_commit(self, connection: Any) -> None:
-        """Always raises LeaseLost."""
-        self.check()
 
 
 class Lease(LeaseFacts):

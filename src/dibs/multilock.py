@@ -15,6 +15,7 @@ from dibs.grips import Gripped
 from dibs.lease import Lease, LeaseFacts, Lost, releasing_all
 from dibs.lock import LockCore, obtain_all, wait_limit
 from dibs.lockable import Lockable
+from dibs.lost import Lost
 from dibs.names import check_name
 from dibs.steps import all_of, run
 

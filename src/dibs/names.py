@@ -72,13 +72,13 @@ def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WA
         try:
             value = float(value)
         except OverflowError:
-            raise InvalidOption(f"{what} is at most {most:g} s") from None
+            raise InvalidOption(f"{what} is at most {most:,.10g} s") from None
     if math.isnan(value):
         raise InvalidOption(f"{what} is not a number (NaN)")
     if value < least:
         raise InvalidOption(f"{what} is at least {least:g} s, not {value:g}")
     if value > most:
-        raise InvalidOption(f"{what} is at most {most:g} s, not {value:g}")
+        raise InvalidOption(f"{what} is at most {most:,.10g} s, not {value:,.10g}")
     return float(value)
 
 
@@ -114,3 +114,11 @@ def people_call(holder: str) -> str:
     host, _, rest = holder.partition("/")
     pid = rest.partition("/")[0]
     return f"{host} (pid {pid})" if pid.isdigit() else holder
+
+
+def lasting(seconds: float) -> str:
+    """How long something lasts, as people would say it."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

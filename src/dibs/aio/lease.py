@@ -10,7 +10,8 @@ from dibs import guarding
 from dibs.aio.tasks import Begun, call_in, take
 from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
-from dibs.lease import LeaseFacts, LostFacts
+from dibs.lease import LeaseFacts
+from dibs.lost import LostFacts
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:

@@ -54,6 +54,7 @@ def doctor(args: argparse.Namespace) -> int:
     """``dibs doctor``."""
     named = parse(args.require or "")
     client, in_url = asked_for(args, undemanding)
+    client._desk.warn_no_more()
     required = list(dict.fromkeys([*parse(in_url), *named]))
     code = 0
     offered: Capabilities | None = None

@@ -1,0 +1,64 @@
+"""The event of a loss: what ``lease.lost`` is. Whether a lease is lost is decided by this process's clock alone."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from dibs.hold import RELEASED
+from dibs.names import check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.clock import Gate
+    from dibs.lease import LeaseFacts
+    from dibs.names import Seconds
+
+
+class LostFacts:
+    """The loss of a lease, or of the first of several: decided by the clock alone."""
+
+    __slots__ = ("_leases",)
+
+    def __init__(self, *leases: LeaseFacts) -> None:
+        self._leases = leases
+
+    def is_set(self) -> bool:
+        """True once a lease is over without having been released."""
+        return any(not lease.held and lease._hold.state != RELEASED for lease in self._leases)
+
+    def _held(self) -> list[LeaseFacts]:
+        return [lease for lease in self._leases if lease.held]
+
+
+class Lost(LostFacts):
+    """The event of a lease's loss, as ``threading.Event`` without ``set``; it also fires by the clock alone."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Block until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
+        clock = self._leases[0]._session.clock
+        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        gate: Gate | None = None
+        while not self.is_set() and (held := self._held()):
+            if gate is None:
+                gate = clock.gate()
+                tell = _once(gate.open)
+                for lease in held:
+                    lease._session.when_over(lease._hold, tell)
+            now = clock.now()
+            if until is not None and now >= until:
+                break
+            # Trust moves on with each renewal: its end as known now is the time for another look.
+            look_at = min(lease._hold.trusted_until for lease in held)
+            if gate.wait(look_at - now if until is None else min(look_at, until) - now):
+                gate = None
+        return self.is_set()
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    """The same, to be called by several threads of which the first counts."""
+    calls = count()
+    return lambda: None if next(calls) else function()
