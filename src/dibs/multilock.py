@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
-from dibs.lease import Lease, LeaseFacts, Lost, releasing_all
+from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore, obtain_all, wait_limit
 from dibs.lockable import Lockable
 from dibs.lost import Lost
