@@ -88,6 +88,8 @@ def test_version(dibs: Dibs) -> None:
         ("break", "x", "--token", "new"),
         ("purge",),
         ("purge", "--older-than", "yesterday"),
+        ("schema", "--column", "token"),
+        ("schema", "--fence", "account", "--history", "100"),
         ("show", "a\nb"),
         ("--url", "sqlite://app:hunter2@host/x", "ls"),
         ("ls", "--url", "app:hunter2@db"),
@@ -102,6 +104,20 @@ def test_wrong_usage_is_64(dibs: Dibs, args: tuple[str, ...]) -> None:
     assert done.stderr.startswith("dibs: ")
     assert done.stderr.count("\n") == 1
     assert "hunter2" not in done.stderr
+
+
+def test_a_mistyped_command_is_recognised(dibs: Dibs) -> None:
+    """The command that was meant is named, and those that there are."""
+    done = dibs("pasue", "x")
+    assert done.stderr.startswith("dibs: there is no command 'pasue' (did you mean 'pause'?). dibs has run, elect, ")
+
+
+@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/x", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/x"])
+def test_what_drivers_say_becomes_sentences(dibs: Dibs, url: str) -> None:
+    """No two stops in a row, and no two sentences without one."""
+    said = dibs("--url", url, "ls").stderr
+    assert ".." not in said
+    assert "refused Is" not in said
 
 
 # -- ls and show -------------------------------------------------------------------------------------------------------

@@ -102,10 +102,28 @@ def test_what_is_not_paused_cannot_be_resumed(dibs: Dibs, client: library.Client
     assert (done.returncode, done.stderr) == (1, "dibs: 'x' is not paused; there are 'x*'\n")
 
 
+def test_a_pause_that_is_interrupted_is_told(dibs: Dibs, client: library.Client) -> None:
+    """Ctrl-C before it is in force: 130, and whoever typed it is told that it may be there."""
+    pausing = dibs.start("pause", "x")
+    until(client.pauses)
+    pausing.send_signal(signal.SIGINT)
+    out, err = pausing.communicate()
+    assert (out, err) == ("", "dibs: 'x' may be paused by now; `dibs pause` lists the pauses\n")
+    assert pausing.returncode == 130
+
+
+def test_a_star_in_the_middle_is_a_character(dibs: Dibs, client: library.Client) -> None:
+    """It is paused as it stands, and said so: whoever meant a pattern should know."""
+    assert "Only a * at the end" in dibs("pause", "a*b").stdout
+    assert "Only a * at the end" not in dibs("pause", "a*").stdout
+    assert [pause.name for pause in client.pauses()] == ["a*", "a*b"]
+
+
 @pytest.mark.parametrize(
     "args, code",
     [
         (("pause", "--note", "why"), 64),
+        (("pause", "x", "--note", "why" * 2000), 64),
         (("pause", "x", "--for", "soon"), 64),
         (("pause", "x", "--for", "0"), 64),
         (("pause", "x", "--for", "400d"), 64),

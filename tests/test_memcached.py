@@ -658,6 +658,13 @@ def test_best_effort_is_said_in_the_log_once(
         assert "best effort" in caplog.text
 
 
+def test_best_effort_is_not_said_by_each_command(memcached_url: str) -> None:
+    """cron mails what `dibs run` says, so it says nothing while nothing is wrong; `dibs doctor` says it all."""
+    command = [sys.executable, "-m", "dibs", "--url", memcached_url, "run", "quiet", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_best_effort_is_said_by_capabilities_and_doctor(client: dibs.Client, memcached_url: str) -> None:
     """`capabilities` and doctor promise no durability, no line and no strict tokens; requiring them is refused."""
     offered = client.capabilities

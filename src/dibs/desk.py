@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.names import check_info, check_name, check_namespace, check_seconds, people_call
+from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.steps import acting
@@ -58,7 +58,7 @@ class LeaseRecord(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.name!r} is held by {people_call(self.holder)} (token {self.fencing_token}), "
-            f"for {self.expires_in:.1f} s more unless renewed"
+            f"for {lasting(self.expires_in)} more unless renewed"
         )
 
 
@@ -262,6 +262,11 @@ def _capabilities(store: Store, deadline: Deadline) -> Capabilities:
 
 # Stores of which this process has been warned. (Module-level, since that is once a process, not once a client.)
 _WARNED: set[str] = set()
+
+
+def warn_no_more(address: StoreAddress) -> None:
+    """Not in this process: the command line is a new one each time, and cron mails what it says. Doctor says it all."""
+    _WARNED.add(address.capabilities.store)
 
 
 def _warn_of_best_effort(address: StoreAddress) -> None:

@@ -10,7 +10,7 @@ from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
-from dibs.names import check_name, check_seconds, people_call
+from dibs.names import check_name, check_seconds, lasting, people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class LockCore(Gripped[L]):
         return LockTimeout(
             f"{name!r} is held by {people_call(held.holder)} since {since:%Y-%m-%d %H:%M:%S %Z} "
             f"(token {held.fencing_token}); "
-            f"unless renewed, it is free in {held.free_in:.1f} s. Gave up {wait}.",
+            f"unless renewed, it is free in {lasting(held.free_in)}. Gave up {wait}.",
             name=name,
             holder=held.holder,
             since=held.acquired_at,

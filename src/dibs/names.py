@@ -114,3 +114,11 @@ def people_call(holder: str) -> str:
     host, _, rest = holder.partition("/")
     pid = rest.partition("/")[0]
     return f"{host} (pid {pid})" if pid.isdigit() else holder
+
+
+def lasting(seconds: float) -> str:
+    """How long something lasts, as people would say it."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -63,11 +63,15 @@ def pausing(desk: Desk, name: str, note: str | None, ttl: Seconds | None, by: st
     pauses = _pauses(desk)
     limits = desk.address.capabilities
     least, most = limits.ttl_min_s, limits.ttl_max_s
-    ttl_s = check_seconds("ttl", min(PAUSE_DEFAULT_S, most) if ttl is None else ttl, least=least, most=most)
+    ttl = min(PAUSE_DEFAULT_S, most) if ttl is None else ttl
+    ttl_s = check_seconds("the ttl of a pause", ttl, least=least, most=most)
     for what, value in (("note", note), ("by", by)):
         if value is not None and not isinstance(value, str):
             raise InvalidOption(f"{what} is a str, not {value!r}")
-    info = check_info({"name": check_name(name), "note": note, "by": by or _who()})
+    try:
+        info = check_info({"name": check_name(name), "note": note, "by": by or _who()})
+    except InvalidOption as error:
+        raise InvalidOption(f"the note cannot be kept: {error}") from None
     session = desk.session()
     claim_id = f"{session.client_id}-pause-{os.urandom(4).hex()}"
     key = pauses.key if pauses.permits else f"{pauses.key}/{os.urandom(8).hex()}"

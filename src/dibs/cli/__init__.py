@@ -165,6 +165,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace | None:
             vars(args).setdefault(option, None)
         args.command = command
         return args
+    if argv and not argv[0].startswith("-"):
+        from dibs.errors import did_you_mean
+
+        near = did_you_mean(argv[0], COMMANDS)
+        raise CommandError(USAGE, f"there is no command {argv[0]!r}{near}. dibs has {', '.join(COMMANDS)}")
     parser = Parser(
         prog="dibs",
         description="Who gets to do this? Locks and leases, kept in a database you already have.",
@@ -274,8 +279,11 @@ def exit_code(error: DibsError) -> int:
 def connect(args: argparse.Namespace) -> Client:
     """The client that --url, $DIBS_URL and --namespace ask for. Nothing is sent yet."""
     from dibs.connecting import connect as client_of
+    from dibs.desk import warn_no_more
 
-    return asked_for(args, lambda url, namespace: client_of(url, namespace=namespace))
+    client = asked_for(args, lambda url, namespace: client_of(url, namespace=namespace))
+    warn_no_more(client._desk.address)
+    return client
 
 
 def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None], T]) -> T:

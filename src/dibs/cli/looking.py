@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import BUSY, CommandError, connect, duration
-from dibs.cli.looks import json_option, json_text, lasting, local, print_json, table
-from dibs.names import check_name, people_call
+from dibs.cli.looks import json_option, json_text, local, print_json, table
+from dibs.names import check_name, lasting, people_call
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,8 @@ LIMIT_DEFAULT = 20
 def _wait_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Wait until nobody holds NAME (with a * at its end: any name that begins so), and take nothing. Somebody may hold it
-again a moment later: to have it yourself, use `dibs run`; to keep it free, `dibs pause` it before."""
+again a moment later: to have it yourself, use `dibs run`; to keep it free, `dibs pause` it before. A name that is kept
+(--min-hold, --once-per) counts as held."""
     parser.epilog = """\
 examples:
   dibs wait nightly && shutdown now             when the job is over

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.names import people_call
+from dibs.names import lasting, people_call
 
 if TYPE_CHECKING:
     import argparse
@@ -49,14 +49,6 @@ def lease_row(record: LeaseRecord) -> tuple[object, ...]:
 def local(moment: datetime) -> str:
     """A moment as the people of this machine tell it."""
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def lasting(seconds: float) -> str:
-    """How long something lasts."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def lease_json(record: LeaseRecord, pauses: Sequence[Pause] = ()) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, cast
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
-from dibs.cli.looks import json_option, json_text, lasting, lease_json, lease_row, local, pauses_of, print_json, table
+from dibs.cli.looks import json_option, json_text, lease_json, lease_row, local, pauses_of, print_json, table
 from dibs.errors import Unsupported
 from dibs.history import HISTORY_KEPT_MAX
-from dibs.names import people_call
+from dibs.names import lasting, people_call
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ examples:
 """
     _history_option(parser)
     parser.add_argument("--fence", metavar="TABLE", help="print a trigger that fences this table")
-    parser.add_argument("--column", metavar="NAME", default="fence", help="where its rows keep tokens (%(default)s)")
+    parser.add_argument("--column", metavar="NAME", help="where its rows keep tokens (default: fence)")
 
 
 def _history_option(parser: argparse.ArgumentParser) -> None:
@@ -241,7 +241,13 @@ def setup(args: argparse.Namespace) -> int:
 def schema(args: argparse.Namespace) -> int:
     """``dibs schema``."""
     if args.fence is not None:
+        if args.history is not None:
+            raise CommandError(
+                USAGE, "--fence prints a trigger for a table of yours, --history tables of dibs: one of them"
+            )
         return _print_fence(args)
+    if args.column is not None:
+        raise CommandError(USAGE, "--column needs --fence TABLE: the table that the column is in")
     address = connect(args)._desk.address
     store = address.open()
     print(store.schema().rstrip())
@@ -259,7 +265,7 @@ def _print_fence(args: argparse.Namespace) -> int:
     dialect = {"PostgreSQL": POSTGRESQL, "MySQL / MariaDB": MYSQL, "SQLite": SQLITE}.get(store)
     if dialect is None:
         raise CommandError(USAGE, f"{store} has no tables to fence; name the database of the table with --url")
-    text = trigger_sql(dialect, args.fence, args.column).rstrip()
+    text = trigger_sql(dialect, args.fence, args.column or "fence").rstrip()
     # The semicolons inside are not the end for the program `mysql`.
     print(f"DELIMITER $$\n{text}$$\nDELIMITER ;" if dialect == MYSQL else text)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
 from dibs.cli.looks import json_option, lease_json, lease_row, local, pause_json, print_json, table
 
 if TYPE_CHECKING:
@@ -61,12 +61,18 @@ def pause(args: argparse.Namespace) -> int:
             else:
                 print("\n".join(map(str, pauses)) or "Nothing is paused.")
             return 0
-        made = client.pause(args.name, args.note, ttl=args.ttl)
+        try:
+            made = client.pause(args.name, args.note, ttl=args.ttl)
+        except KeyboardInterrupt:
+            say(f"{args.name!r} may be paused by now; `dibs pause` lists the pauses")
+            raise
         holders = [record for record in client.leases(args.name.removesuffix("*")) if made.covers(record.name)]
     if args.json:
         print_json({**pause_json(made), "holders": [lease_json(record, [made]) for record in holders]})
         return 0
     print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume` ends it before.")
+    if "*" in made.name[:-1]:
+        print("(Only a * at the end stands for whatever follows; any other is just that character.)")
     if holders:
         print("\nThese hold still, and may finish:\n")
         print(table(("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO"), map(lease_row, holders)))

@@ -14,9 +14,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import SIGNALLED, USAGE, CommandError, connect, duration
-from dibs.cli.looks import json_option, json_text, lasting, lease_json, pause_json, pauses_of, table
+from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, table
 from dibs.errors import StoreUnavailable
-from dibs.names import people_call
+from dibs.names import lasting, people_call
 
 if TYPE_CHECKING:
     import argparse

@@ -295,7 +295,8 @@ class Connection:
 
     def _refused(self, pg: PGconn) -> Exception:
         # The text names host, port, user and database, never the password.
-        text = f"PostgreSQL: {' '.join(pg.get_error_message().split())}"
+        lines = [" ".join(line.split()) for line in pg.get_error_message().splitlines()]
+        text = f"PostgreSQL: {'. '.join(line for line in lines if line).rstrip('.')}"
         if not self._known_good:
             answers = pq.PGconn.ping(self._conninfo + b" connect_timeout=2")
             if answers == pq.Ping.OK:

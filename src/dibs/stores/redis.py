@@ -252,7 +252,9 @@ class RedisStore:
             return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {error.text}")
         elif error.code in ("ERR", ""):
             # Of the commands in our scripts that is a right that is missing (before Redis 7.2), or a value not ours.
-            raise SetupRequired(f"Redis: {error.text}. Has this login the rights that `dibs schema` prints?")
+            raise SetupRequired(
+                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints?"
+            )
         raise self._failure(error, maybe_applied=True)
 
     def _wait_for_replicas(self, requests: Sequence[StoreRequest], outcomes: Sequence[Any], deadline: Deadline) -> None:

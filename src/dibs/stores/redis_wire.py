@@ -218,7 +218,7 @@ def refusal(line: bytes) -> Refusal:
 
 def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool) -> Exception:
     """The error of dibs for what a server refused as a whole."""
-    text = f"{where}: {answer.text}"
+    text = f"{where}: {answer.text}".rstrip(".")
     if answer.code in LOGIN:
         return SetupRequired(f"{text}. docs/how-to/redis.md lists the rights that dibs needs")
     if answer.code == "READONLY" and not worked:
@@ -250,20 +250,22 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
         connection.connect()
     except (redis.ConnectionError, redis.TimeoutError) as error:
         cause: BaseException | None = error
+        said = str(error).rstrip(".")
         while cause is not None:
             # No authority, no certificate file, or a certificate for somebody else: that is no outage.
             wrong = isinstance(cause, (ssl.SSLError, FileNotFoundError)) and place.tls and host is not None
             if wrong and not place.worked:
-                raise SetupRequired(f"{where}: {error}. Check the TLS options in the URL") from error
+                raise SetupRequired(f"{where}: {said}. Check the TLS options in the URL") from error
             if isinstance(cause, redis.AuthenticationError):
-                raise SetupRequired(f"{where}: {error}. Check user and password in the URL") from error
+                raise SetupRequired(f"{where}: {said}. Check user and password in the URL") from error
             cause = cause.__cause__ or cause.__context__
         hint = "" if place.worked else f". Does it {'speak' if place.tls else 'want'} TLS (rediss://)?"
-        raise StoreUnavailable(f"{where}: {error}{hint}", maybe_applied=False) from error
+        raise StoreUnavailable(f"{where}: {said}{hint}", maybe_applied=False) from error
     except redis.InvalidResponse as error:
         raise SetupRequired(f"{where}: that is no Redis, or it wants TLS (rediss://): {error}") from error
     except redis.RedisError as error:
-        raise SetupRequired(f"{where}: {error}. Check user, password and database in the URL") from error
+        said = str(error).rstrip(".")
+        raise SetupRequired(f"{where}: {said}. Check user, password and database in the URL") from error
     except OSError as error:
         raise StoreUnavailable(f"{where}: {error}", maybe_applied=False) from error
     return Wire(connection, where)
