@@ -110,7 +110,7 @@ STORE_OPTIONS = """\
 
 | store | option | meaning | default |
 | --- | --- | --- | --- |
-| SQLite | `table` | the table; two more are named after it | `dibs_lease` |
+| SQLite | `table` | the table; the others are named after it | `dibs_lease` |
 | PostgreSQL | `table` | the same | `dibs_lease` |
 | PostgreSQL | `schema` | the schema of the tables | `public` |
 | MySQL | `table` | the same | `dibs_lease` |
@@ -191,7 +191,7 @@ CAPABILITY_WORDS = {
     "clock": "The clock on which leases end",
     "waiting_line": "In which order waiters are served",
     "signal": "What wakes a waiter",
-    "queue": "Could keep a durable queue (not in this version)",
+    "queue": "Durable queues (in this version no store has them)",
     "durable": "An acknowledged grant outlives a crash and a power cut (SQLite: its token is never repeated)",
     "ttl_min_s": "Shortest ttl, in seconds",
     "ttl_max_s": "Longest ttl, in seconds",
@@ -210,7 +210,7 @@ CLIENT_OPTION_WORDS = {
     "patience": "seconds for which a store that was reached before is tried again",
     "require": "promises without which nothing is handed out, with commas between: "
     + ", ".join(f"`{name}`" for name in PROMISES),
-    "lock_order_warnings": "warn when two names are taken in both orders: `true` or `false`",
+    "lock_order_warnings": "warn when two names are taken in both orders: `yes` or `no`",
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
@@ -223,7 +223,11 @@ EXIT_CODES = (
     ("BUG", "a fault of dibs"),
     ("SYSTEM", "the system refused a process"),
     ("UNWRITABLE", "output could not be written"),
-    ("BUSY", "held by another, or paused, for as long as it was to wait; `elect`: there are standbys enough"),
+    (
+        "BUSY",
+        "held by another, or paused, for as long as it was to wait; `elect`: there are standbys enough, or a newer one "
+        "took this one's place",
+    ),
     ("LOST", "the lease was lost, the command stopped"),
     ("MISCONFIGURED", "not set up, or misconfigured"),
     ("NOT_EXECUTABLE", "the command cannot be executed"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -93,6 +95,45 @@ def test_a_role_that_may_not_make_tables_is_told_what_to_do(postgres: PostgresSe
         lease = app.lock("x").acquire(timeout=0)
         assert lease is not None
         lease.release()
+
+
+def sql_of_the_page(begins: str) -> str:
+    """The block of SQL on the page for PostgreSQL that begins so."""
+    page = Path(__file__).parent.parent / "docs" / "how-to" / "postgresql.md"
+    (block,) = re.findall(rf"^```sql\n({begins}.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return str(block)
+
+
+def test_the_rights_on_the_page_are_enough(postgres: PostgresServer, postgres_url: str) -> None:
+    """A role with the rights that the page names, and no others, can do all that clients do."""
+    database = database_of(postgres_url)
+    role = f"app_{database}"
+    postgres.create_user(role)
+    with dibs.connect(postgres_url) as admin:
+        admin.setup()
+    postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    with dibs.connect(postgres.url(database, user=role)) as app:
+        with app.lock("x", timeout=0), app.semaphore("s", 2, timeout=0), app.rwlock("r", timeout=0).write():
+            assert len(app.leases()) == 3
+        app.pause("x")
+        assert app.resume("x")
+        with app.election("e", standby_max=1).lead():
+            pass
+        app.purge(0)
+
+
+def test_the_page_lifts_tokens_after_a_restore(postgres: PostgresServer, postgres_url: str) -> None:
+    """What the page says to run makes tokens of all kinds of names greater by as much, of new names, too."""
+    with dibs.connect(postgres_url) as client:
+        locks = [client.lock("x"), client.semaphore("s", 2)]
+        before = []
+        for lock in locks:
+            with lock as lease:
+                before.append(lease.fencing_token)
+        postgres.psql(sql_of_the_page("UPDATE"), database=database_of(postgres_url))
+        for lock, old in zip([*locks, client.lock("new"), client.semaphore("n", 2)], [*before, 0, 0], strict=True):
+            with lock as lease:
+                assert lease.fencing_token > old + 2**40 - 1
 
 
 def test_schema_and_table_are_options(postgres_url: str) -> None:
