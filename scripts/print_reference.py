@@ -225,8 +225,7 @@ EXIT_CODES = (
     ("UNWRITABLE", "output could not be written"),
     (
         "BUSY",
-        "held by another, or paused, for as long as it was to wait; `elect`: there are standbys enough, or a newer one "
-        "took this one's place",
+        "held by another, or paused, for as long as it was to wait; `elect`: standbys enough, or replaced as one",
     ),
     ("LOST", "the lease was lost, the command stopped"),
     ("MISCONFIGURED", "not set up, or misconfigured"),

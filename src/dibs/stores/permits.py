@@ -1,8 +1,9 @@
 """Who gets permits of a pool: one decision, the same for every store.
 
-A store reads what is here called ``State``, asks ``decide``, and writes what it is told: while it holds the name against
-everybody else, or in a transaction that fails when something came in between. (A lock needs no such reading: one conditional write decides.) A grant takes from the line whoever has
-not asked for ``LINE_GRACE_S``; should one of them ask again, it comes back to its old place.
+A store reads what is here called ``State``, asks ``decide``, and writes what it is told: while it holds the name
+against everybody else, or in a transaction that fails when something came in between. (A lock needs no such reading:
+one conditional write decides.) A grant takes from the line whoever has not asked for ``LINE_GRACE_S``; should one of
+them ask again, it comes back to its old place.
 """
 
 from __future__ import annotations
