@@ -101,6 +101,10 @@ class Desk:
         self._sessions: dict[int, Session] = {}
         self.closed = False
 
+    def warn_no_more(self) -> None:
+        """Of best effort, for the command line: a process each time, whose words cron mails. Doctor says it all."""
+        _WARNED.add(self.address.capabilities.store)
+
     def session(self) -> Session:
         """The session of this process."""
         pid = os.getpid()
@@ -262,11 +266,6 @@ def _capabilities(store: Store, deadline: Deadline) -> Capabilities:
 
 # Stores of which this process has been warned. (Module-level, since that is once a process, not once a client.)
 _WARNED: set[str] = set()
-
-
-def warn_no_more(address: StoreAddress) -> None:
-    """Not in this process: the command line is a new one each time, and cron mails what it says. Doctor says it all."""
-    _WARNED.add(address.capabilities.store)
 
 
 def _warn_of_best_effort(address: StoreAddress) -> None:

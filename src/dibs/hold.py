@@ -82,6 +82,10 @@ class Hold:
         """Boot-clock time beyond which it is not renewed (max_hold)."""
         return self.t0 + self.terms.max_hold
 
+    def reaches_its_end(self) -> bool:
+        """Whether max_hold leaves no room for another renewal."""
+        return self.terms.max_hold != FOREVER and self.trusted_until + self.ttl > self.ends_at
+
     def waits_for_us(self) -> bool:
         """Whether its release must wait for a transaction of our own caller's."""
         return any(door.blocks_all() for door in self.pins)
@@ -92,6 +96,6 @@ class Hold:
             return f"it could not be renewed in time: {self.last_error}"
         if not self.terms.renew:
             return f"its ttl of {self.ttl:g} s is over, and it was taken with renew=False"
-        if self.terms.max_hold != FOREVER and self.trusted_until + self.ttl > self.ends_at:
+        if self.reaches_its_end():
             return f"its max_hold of {self.terms.max_hold:g} s is over"
         return "it could not be renewed in time: this process was stopped, or too busy"

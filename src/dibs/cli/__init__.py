@@ -279,10 +279,9 @@ def exit_code(error: DibsError) -> int:
 def connect(args: argparse.Namespace) -> Client:
     """The client that --url, $DIBS_URL and --namespace ask for. Nothing is sent yet."""
     from dibs.connecting import connect as client_of
-    from dibs.desk import warn_no_more
 
     client = asked_for(args, lambda url, namespace: client_of(url, namespace=namespace))
-    warn_no_more(client._desk.address)
+    client._desk.warn_no_more()
     return client
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dibs.cli import asked_for, exit_code
 from dibs.connecting import undemanding
-from dibs.desk import warn_no_more
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.promises import PROMISES, broken, parse, told
 from dibs.steps import run
@@ -55,7 +54,7 @@ def doctor(args: argparse.Namespace) -> int:
     """``dibs doctor``."""
     named = parse(args.require or "")
     client, in_url = asked_for(args, undemanding)
-    warn_no_more(client._desk.address)
+    client._desk.warn_no_more()
     required = list(dict.fromkeys([*parse(in_url), *named]))
     code = 0
     offered: Capabilities | None = None

@@ -582,11 +582,14 @@ class Supervisor:
         elif not self._lease.held:
             self._stop(self._lost())
         elif now >= self._last_moment() - self._grace_s:
-            error = self._lease._hold.last_error
-            self._stop(
-                f"{self._lease.name!r} could not be renewed and is lost in {self._lease.trusted_until - now:.1f} s"
-                + (f": {error}" if error is not None else "")
-            )
+            hold = self._lease._hold
+            if hold.last_error is None and hold.reaches_its_end():
+                self._stop(f"it has held {self._lease.name!r} for as long as --max-hold lets it")
+            else:
+                self._stop(
+                    f"{self._lease.name!r} could not be renewed and is lost in {self._lease.trusted_until - now:.1f} s"
+                    + (f": {hold.last_error}" if hold.last_error is not None else "")
+                )
         else:
             try:
                 self._tell_guard()
