@@ -108,6 +108,15 @@ def test_overlapping_programs_work_each_row_once(store: str, request: pytest.Fix
             worker.communicate()
 
 
+def test_items_that_are_no_keys_say_how_to_get_one(client: dibs.Client) -> None:
+    """Rows are what a newcomer passes first."""
+    with pytest.raises(
+        dibs.InvalidName, match=r"not dict: .*; say what tells one item from the others: key=lambda item"
+    ):
+        client.claims("orders").take([{"id": 1}])
+    assert len(client.claims("orders").take([{"id": 1}], key=lambda row: row["id"])) == 1
+
+
 def test_a_thousand_are_one_call(sqlite_url: str) -> None:
     """A thousand items travel to the store in one call, and what is left of them in another."""
     between = Between(sqlite_url)

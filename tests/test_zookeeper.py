@@ -681,7 +681,7 @@ def test_what_is_kept_outlives_process_and_server(own_zookeeper: ZooKeeperServer
 def test_nothing_is_kept_for_longer_than_a_session() -> None:
     """A time to keep a name that no session can last is refused when it is asked for, with the limit and the store."""
     with dibs.connect("zookeeper://192.0.2.1") as client:
-        with pytest.raises(dibs.InvalidOption, match=r"keep \(on ZooKeeper\) is at most 37 s, not 86400"):
+        with pytest.raises(dibs.InvalidOption, match=r"keep \(on ZooKeeper\) is at most 37 s, not 86,400"):
             client.once("report", keep=86400)
         with pytest.raises(dibs.InvalidOption, match="min_hold is at most 37 s"):
             client.lock("report", min_hold=38)

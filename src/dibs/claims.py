@@ -13,7 +13,7 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.batch import BatchFacts, Ends, Item
-from dibs.errors import InvalidOption, StoreUnavailable, once_more
+from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, once_more
 from dibs.hold import Hold
 from dibs.names import check_name, check_seconds
 from dibs.once_keys import check_key
@@ -76,7 +76,11 @@ class ClaimsCore(Generic[B]):
             raise InvalidOption(f"key is a function of an item that returns its key, not {key!r}")
         keyed: dict[str, V] = {}
         for item in items:
-            text = check_key(item if key is None else key(item))
+            try:
+                text = check_key(item if key is None else key(item))
+            except InvalidName as error:
+                hint = "; say what tells one item from the others: key=lambda item: …" if key is None else ""
+                raise InvalidName(f"{error}{hint}") from None
             if text not in keyed:
                 check_name(f"{self.source}/{text}")
                 keyed[text] = item

@@ -72,13 +72,13 @@ def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WA
         try:
             value = float(value)
         except OverflowError:
-            raise InvalidOption(f"{what} is at most {most:g} s") from None
+            raise InvalidOption(f"{what} is at most {most:,.10g} s") from None
     if math.isnan(value):
         raise InvalidOption(f"{what} is not a number (NaN)")
     if value < least:
         raise InvalidOption(f"{what} is at least {least:g} s, not {value:g}")
     if value > most:
-        raise InvalidOption(f"{what} is at most {most:g} s, not {value:g}")
+        raise InvalidOption(f"{what} is at most {most:,.10g} s, not {value:,.10g}")
     return float(value)
 
 

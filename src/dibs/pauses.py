@@ -123,5 +123,5 @@ def told_by(row: StoredLease) -> tuple[str, str]:
     note = note_of(row)
     since, until = (datetime.fromtimestamp(when).astimezone() for when in (row.acquired_at, row.expires_at))
     text = f"is paused by {note.get('by') or people_call(row.holder)} since {since:%Y-%m-%d %H:%M:%S %Z}"
-    text += f", until {until:%Y-%m-%d %H:%M:%S} at the latest"
+    text += f", until {until:%Y-%m-%d %H:%M:%S %Z} at the latest"
     return str(note.get("name", "")), f"{text}: {note['note']}" if note.get("note") else text
