@@ -114,7 +114,8 @@ def test_items_that_are_no_keys_say_how_to_get_one(client: dibs.Client) -> None:
         dibs.InvalidName, match=r"not dict: .*; say what tells one item from the others: key=lambda item"
     ):
         client.claims("orders").take([{"id": 1}])
-    assert len(client.claims("orders").take([{"id": 1}], key=lambda row: row["id"])) == 1
+    with client.claims("orders").take([{"id": 1}], key=lambda row: row["id"]) as batch:
+        assert len(batch) == 1
 
 
 def test_a_thousand_are_one_call(sqlite_url: str) -> None:
