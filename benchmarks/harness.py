@@ -62,8 +62,10 @@ class Race(NamedTuple):
     targets: tuple[Target, ...]
 
     def ratio(self, peer: str) -> float:
-        """The median of dibs as a multiple of the peer's median."""
+        """The median of dibs as a multiple of the peer's median; 1 of dibs itself."""
         subject = next(iter(self.samples))
+        if peer == subject:  # (which may be 0: so many were out of order, say)
+            return 1.0
         return median(self.samples[subject]) / median(self.samples[peer])
 
     def reached(self, target: Target) -> float:
