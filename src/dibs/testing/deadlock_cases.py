@@ -21,8 +21,8 @@ case = CLIENT_CASES.case
 
 # Long enough for a ring to be told, had it been taken for one.
 QUIET_S = TOLD_WITHIN_S + 0.5
-# On a machine that is busy with other cases everything is late. That a ring is told within TOLD_WITHIN_S is checked where
-# time is virtual (tests/simulation/rings.py), and measured by benchmarks/deadlock.py.
+# On a machine that is busy with other cases everything is late. That a ring is told within TOLD_WITHIN_S is checked
+# where time is virtual (tests/simulation/rings.py), and measured by benchmarks/deadlock.py.
 BUSY_S = 3.0
 
 
