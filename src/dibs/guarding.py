@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
     from dibs.store import Pin, Pinning
 
+# How often a row to be locked is made anew that somebody deleted meanwhile.
+PIN_TRIES = 5
 T = TypeVar("T")
 # What is yielded is a statement or steps; what is sent is an Answer, or what the steps returned.
 Talk = Generator["Said | Steps[Any]", Any, T]
@@ -83,10 +85,15 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
         request = Renew(hold.key, hold.claim_id, hold.ttl, hold.granted.slot)
         files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
         rows = files.rows if files is not None else None
-        pin: Pin = yield acting(session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by))
-        # From here on a release is one that has the pin looked at, whatever comes of this.
-        hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
-        locked: Answer = yield Said(pin.lock)
+        for _ in range(PIN_TRIES):
+            pin: Pin = yield acting(
+                session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by)
+            )
+            # From here on a release is one that has the pin looked at, whatever comes of this.
+            hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
+            locked: Answer = yield Said(pin.lock)
+            if pin.renews or locked.rows:
+                break  # (On MySQL somebody may have deleted the row before it was locked, for an earlier lease's.)
         if pin.renews:
             if not locked.rows:
                 session.lose(hold, GONE_REASON)
