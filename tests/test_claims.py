@@ -61,7 +61,7 @@ while rows := due(range(first, first + count)):
                 sys.stdin.readline()
             done.append(item.value)
     if not batch.won:
-        time.sleep(0.02)
+        time.sleep(0.02)  # the dead one's are held until their ttl is over
 """
 
 

@@ -50,7 +50,7 @@ def test_a_maintenance_window(dibs: Dibs, client: library.Client) -> None:
     told = waiter.stderr.readline()
     assert re.fullmatch(r"dibs: 'deploy/web' is paused by \S+ since .*: OPS-7\n", told)
     wait = dibs.start("wait", "deploy/*")
-    time.sleep(0.5)
+    time.sleep(0.5)  # for what must not happen: that one of them goes on
     assert (wait.poll(), waiter.poll()) == (None, None)
     holder.release()
     assert wait.communicate()[0] == ""
@@ -167,7 +167,7 @@ def test_wait_for_a_name(dibs: Dibs, client: library.Client) -> None:
             assert done.returncode == 75
             assert re.match(rf"dibs: 'x' is held by .*\(token {lease.fencing_token}\)", done.stderr)
         waiting = dibs.start("wait", "x", "--timeout", "30")
-        time.sleep(0.5)
+        time.sleep(0.5)  # for what must not happen: that it ends
         assert waiting.poll() is None
     assert waiting.wait(10) == 0
     with client.lock("x") as again:
@@ -178,7 +178,8 @@ def test_wait_ends_with_ctrl_c(dibs: Dibs, client: library.Client) -> None:
     """130, and not a word."""
     with client.lock("x"):
         waiting = dibs.start("wait", "x")
-        time.sleep(1.0)
+        files = Path(f"/proc/{waiting.pid}/fd")
+        until(lambda: any(os.path.realpath(file).endswith(".db") for file in files.iterdir()))  # it looks
         waiting.send_signal(signal.SIGINT)
         assert waiting.communicate() == ("", "")
         assert waiting.returncode == 130

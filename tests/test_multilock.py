@@ -95,6 +95,36 @@ def test_a_hundred_free_names_take_one_call_of_a_task(between: Between) -> None:
     assert [kinds(call) for call in between.calls] == [["Acquire"], ["Release"]]
 
 
+def test_one_call_also_while_the_lane_is_served(tmp_path: Path) -> None:
+    """All travel together, too, when another thread serves the lane just then and would take what it finds."""
+    between = Between(f"sqlite:///{tmp_path}/dibs.db")
+    over = False
+
+    async def busy(client: dibs.AsyncClient, name: str) -> None:
+        while not over:
+            async with client.lock(name):
+                pass
+
+    async def main() -> None:
+        nonlocal over
+        async with between.async_client() as client:
+            others = [asyncio.create_task(busy(client, f"other{i}")) for i in range(3)]
+            for _ in range(200):
+                async with client.multilock(HUNDRED):
+                    pass
+            over = True
+            await asyncio.gather(*others)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(main())
+    finally:
+        sys.setswitchinterval(usual)
+    ours = [[request for request in call if request.name.endswith(tuple(HUNDRED))] for call in between.calls]
+    assert {len(call) for call in ours} <= {0, 100}
+
+
 def test_what_was_had_is_given_back_before_the_wait(between: Between, client: dibs.Client, other: dibs.Client) -> None:
     """When one name is held, the others are given back before anything is waited for, and one name is waited for."""
     held = other.lock("n50").acquire()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.errors import LeaseLost
@@ -46,18 +47,18 @@ class Ends:
         #: What was not held any more when it ended, by its key.
         self.lost: dict[str, Any] = {}
 
-    def release(self, item: Item[Any]) -> bool:
-        """Send the release of an item on its way; False when it was lost. Whoever calls starts the lane."""
+    def release(self, *items: Item[Any]) -> bool:
+        """Send the releases of items on their way, in one call; False if one was lost. The caller starts the lane."""
         if self.forked():
             return False
-        ask = self.session.release(item._hold)
-        if ask is None:
-            if item._hold.state == LOST:
+        kept = True
+        for item, ask in zip(items, self.session.release_all([item._hold for item in items]), strict=True):
+            if ask is not None:
+                self.pending.append((item.key, item.value, ask))
+            elif item._hold.state == LOST:
                 self.lost[item.key] = item.value
-                return False
-            return True
-        self.pending.append((item.key, item.value, ask))
-        return True
+                kept = False
+        return kept
 
     def forked(self) -> bool:
         """Whether this is a forked child, which holds nothing of it, and whose lane is its parent's."""
@@ -191,8 +192,7 @@ class BatchFacts(Generic[V]):
         if self._ends.forked():
             return
         try:
-            for item in items:
-                self._ends.release(item)
+            self._ends.release(*items)
         finally:
             self._ends.session.lane.start()
 
@@ -200,10 +200,8 @@ class BatchFacts(Generic[V]):
         """Finish the item at hand, if that has not been done. If it was lost, that stands in ``lost``."""
         item, self._current = self._current, None
         if item is not None:
-            try:
+            with suppress(LeaseLost):
                 item.done()
-            except LeaseLost:
-                pass
 
     def _move_on(self) -> Item[V] | None:
         """Finish the item at hand; the next one, or None at the end."""

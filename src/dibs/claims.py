@@ -108,8 +108,7 @@ class ClaimsCore(Generic[B]):
                 yield from self._claim(session, owner, part, won, busy, ends)
                 fruitful = len(won) > had
         except BaseException:
-            for item in won:
-                ends.release(item)
+            ends.release(*won)
             session.lane.start()
             raise
         batch = self._make_batch(won if limit is None else won[:limit], busy, ends, self._margin_s)

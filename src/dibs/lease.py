@@ -263,14 +263,11 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
         return not leases
     session = leases[0]._session
     try:
-        for lease in leases:
-            try:
-                ask = lease._let_go()
-            except LeaseLost as error:
-                lost = lost or error
-            else:
-                if ask is not None:
-                    asks.append((lease, ask))
+        for lease, ask in zip(leases, session.release_all([lease._hold for lease in leases]), strict=True):
+            if ask is not None:
+                asks.append((lease, ask))
+            elif lease._hold.state == LOST:
+                lost = lost or LeaseLost(lease._why())
         for _, ask in asks:
             if not ask.settled:
                 yield session, ask, None

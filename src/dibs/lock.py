@@ -160,8 +160,7 @@ def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | No
     session = cores[0]._desk.session()
     asks = [session.wish(core._key, core.terms, owner, False) for core in cores]
     try:
-        for ask in asks:
-            session.submit(ask)
+        session.submit_all(asks)
         leases: list[L | None] = []
         for core, ask in zip(cores, asks, strict=True):
             settled = ask.settled or (yield session, ask, session.request_timeout_s)

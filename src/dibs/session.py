@@ -187,21 +187,23 @@ class Session:
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
         with self.mutex:
-            if self.closed:
-                raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
-            if self.lane.full():
-                raise StoreUnavailable("too many requests are waiting for the store already", maybe_applied=False)
+            self._open_to_more()
             if ask.blocking:
                 self.waiting.enter(ask)
             else:
                 self.lane.put(ask)
 
+    def _open_to_more(self) -> None:
+        if self.closed:
+            raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
+        if self.lane.full():
+            raise StoreUnavailable("too many requests are waiting for the store already", maybe_applied=False)
+
     def submit_all(self, asks: Sequence[AcquireAsk]) -> None:
         """The same for several that are asked for once, without waiting; all of them or none."""
-        for ask in asks[:1]:
-            self.submit(ask)
         with self.mutex:
-            for ask in asks[1:]:
+            self._open_to_more()
+            for ask in asks:
                 self.lane.put(ask)
 
     def granted(self, ask: AcquireAsk, outcome: Granted) -> None:
@@ -353,6 +355,36 @@ class Session:
         for listener in listeners or ():
             listener()
         return ask
+
+    def release_all(self, holds: Sequence[Hold]) -> list[Ask | None]:
+        """``release`` of several, queued at once so that they travel in one call; an ask or None for each."""
+        asks: list[Ask | None] = [None] * len(holds)
+        listeners: list[Callable[[], None]] = []
+        late: list[Hold] = []
+        try:
+            with self.mutex:
+                now = self.clock.now()
+                for place, hold in enumerate(holds):
+                    if hold.state == HELD and now < hold.trusted_until:
+                        hold.state = RELEASED
+                        listeners += hold.listeners or ()
+                        hold.listeners = None
+                        asks[place] = self._end(hold, now)
+                    elif hold.state == HELD:
+                        late.append(hold)
+        except BaseException:
+            # As above; of those that were not reached, the caller's own clean-up takes care.
+            with self.mutex:
+                for hold in holds:
+                    if hold.state == RELEASED:
+                        self._end(hold, self.clock.now())
+            self.lane.start()
+            raise
+        for hold in late:
+            self.lose(hold, hold.why_over())
+        for listener in listeners:
+            listener()
+        return asks
 
     def export(self, hold: Hold, ask: Ask) -> bool:
         """End a hold here and leave its lease in force in the store, for whoever adopts it; False when it had ended.

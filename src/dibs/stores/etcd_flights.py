@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.stores import etcd_keys as keys
@@ -70,11 +71,10 @@ class Flights:
         if len(operations) > 1:
             starts = range(0, len(operations), OPS_MAX)
             together = [("kv/txn", keys.txn((), operations[start : start + OPS_MAX])) for start in starts]
-            try:
+            # Out of space, etcd up to 3.5.1 refuses all transactions, but no read or deletion by itself.
+            with suppress(NoSpace):
                 answers = self._gateway.flight([*before, *together], deadline)
                 return [part for answer in answers[len(before) :] for part in answer["responses"]], _terms(answers)
-            except NoSpace:
-                pass  # etcd up to 3.5.1 then refuses all transactions, but no read or deletion by itself
         single = [keys.by_itself(operation) for operation in operations]
         answers = self._gateway.flight([*before, *((path, body) for path, body, _ in single)], deadline)
         named = zip(single, answers[len(before) :], strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from dibs.clock import boot_now
@@ -165,10 +166,8 @@ class Leases:
         """Send transactions that put places in line, which hang on an etcd lease of this store."""
         if self.of_line:
             alive = ("lease/keepalive", keepalives([self.of_line]))
-            try:
+            with suppress(LeaseGone):  # when nobody here has asked for so long that all places are gone
                 return self._flights.transactions([text(row, self.of_line) for row in rows], deadline, [alive])
-            except LeaseGone:
-                pass  # nobody here has asked for so long that all places are gone
         self.of_line = self._new([LINE_TTL_S], deadline)[0]
         return self._flights.transactions([text(row, self.of_line) for row in rows], deadline)
 

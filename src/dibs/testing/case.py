@@ -121,6 +121,37 @@ def until(attempt: Callable[[], T | None], what: str, limit_s: float = PATIENCE_
         time.sleep(0.005)
 
 
+class Lateness:
+    """``with Lateness() as late:`` measures for how long this machine kept a thread from running that was to run.
+
+    For promises of how soon something happens: on a machine that is busy with other things everything is as late.
+    """
+
+    #: A thread that only sleeps wakes up to this much late on an idle machine, too.
+    USUAL_S = 0.005
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
+
+    def _measure(self) -> None:
+        while not self._end.is_set():
+            before = time.monotonic()
+            self._end.wait(0.01)
+            over = time.monotonic() - before - 0.01
+            if over > self.USUAL_S:
+                self.seconds += over
+
+    def __enter__(self) -> Lateness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
 # -- a store on the bench ---------------------------------------------------------------------------------------------
 
 
