@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.errors": set(),
     "dibs.trust": set(),
     "dibs.store": set(),
+    "dibs.jobs": set(),
     # Stores: the contract and their own kind. Never a session, and never each other.
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
@@ -37,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
     "dibs.stores.tables": {"dibs.errors"},
-    "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
+    "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
+    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
     "dibs.stores.sqlite": {
         *CONTRACT,
         "dibs.stores",
@@ -466,6 +468,7 @@ LONG = {
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
+    "dibs.testing.job_cases": "a list of cases",
     "dibs.testing.pool_cases": "a list of cases",
     "dibs.testing.election_cases": "a list of cases",
     "dibs.testing.transfer_cases": "a list of cases",

@@ -34,12 +34,14 @@ from dibs.store import (
     Transfer,
     Watch,
 )
+from dibs.stores.memory_jobs import MemoryJobs
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from dibs.clock import Deadline
+    from dibs.stores.memory_jobs import Job
 
 CAPABILITIES = Capabilities(
     store="memory",
@@ -48,7 +50,7 @@ CAPABILITIES = Capabilities(
     clock="the host's boot clock",
     waiting_line="FIFO",
     signal="poll of a change counter",
-    queue=False,
+    queue=True,
     durable=False,
     ttl_min_s=0.05,
     ttl_max_s=30 * 24 * 3600.0,
@@ -139,6 +141,8 @@ class Shelf:
         self.lines: dict[str, list[_Waiter]] = {}
         self.last_ticket = 0
         self.token_floor = 0
+        self.jobs: dict[int, Job] = {}
+        self.last_job = 0
         self.changes = 0
         # Unix time = boot time + this; a process has no other use for the wall clock here than to show it.
         self.wall_offset = 0.0
@@ -147,6 +151,7 @@ class Shelf:
 class MemoryStore:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+        self.jobs = MemoryJobs(shelf)
 
     @property
     def capabilities(self) -> Capabilities:

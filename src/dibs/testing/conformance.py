@@ -18,6 +18,7 @@ from dibs.testing import (
     deadlock_cases,
     election_cases,
     history_cases,
+    job_cases,
     line_cases,
     multilock_cases,
     once_cases,
@@ -47,6 +48,7 @@ _MODULES = (
     pause_cases,
     history_cases,
     claims_cases,
+    job_cases,
     transfer_cases,
 )
 
