@@ -163,8 +163,8 @@ import sys, dibs
 with dibs.connect(sys.argv[1]) as client:
     for line in sys.stdin:
         lease = client.lock("x").acquire(timeout=0)
+        if lease: lease.release()  # before it is stopped: whoever is stopped while it writes keeps SQLite's file locked
         print("granted" if lease else "refused", flush=True)
-        if lease: lease.release()
 """
     command = [sys.executable, "-c", program, url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
