@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dibs.once import Once
     from dibs.once_keys import Key
     from dibs.pausing import Pause
+    from dibs.queue import Queue
+    from dibs.queue_core import QueueDepth
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
@@ -112,6 +114,41 @@ class Client:
         from dibs.claims import Batch, Claims, claims_core
 
         return Claims(claims_core(self._desk, source, Batch, ttl, renew, margin, info))
+
+    def queue(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        max_hold: Seconds | None = None,
+        max_tries: int | None = 10,
+        priority: int = 0,
+        group_limit: int | None = None,
+        keep_results: Seconds = 0,
+    ) -> Queue:
+        """Describe a durable queue of work; nothing is sent.
+
+        ttl: seconds after which the jobs of a worker that died are handed out again. renew: extend the claim on jobs
+        while somebody has them. max_hold: extend it no more after this time, so that a handler that never returns loses
+        its job. max_tries, priority: of jobs that are put without saying so themselves; None tries for ever. A job that
+        has no tries left is dead: kept, with its last error. group_limit: how many jobs of a group may be worked at a
+        time, by what takes through this object; 1 means one after the other in the order of their puts; name one limit
+        everywhere. keep_results: keep done and cancelled jobs, with their results, for so many seconds.
+
+        Raises InvalidName, InvalidOption, and Unsupported where the store keeps no queues.
+        """
+        from dibs.queue import Job, JobBatch, Queue
+        from dibs.queue_core import make_queue
+
+        options = (ttl, renew, max_hold, max_tries, priority, group_limit, keep_results)
+        return Queue(make_queue(self._desk, name, *options, Job, JobBatch))
+
+    def queues(self, prefix: str = "") -> list[QueueDepth]:
+        """The queues of this namespace whose name starts with ``prefix`` and that have jobs, and how deep they are."""
+        from dibs.queue_core import listing_queues
+
+        return run(listing_queues(self._desk, prefix))
 
     def election(
         self,

@@ -77,6 +77,25 @@ class ResultNotKept(DibsError, ValueError):
         self.result = result
 
 
+class JobExists(DibsError, ValueError):
+    """A live job of the queue has this ``key``; nothing was put. Its ``id``, and whether it is worked (``claimed``)."""
+
+    def __init__(self, message: str, *, key: str = "", id: int = 0, claimed: bool = False) -> None:  # noqa: A002
+        super().__init__(message)
+        self.key = key
+        self.id = id
+        self.claimed = claimed
+
+
+class JobFailed(DibsError):
+    """The job that was waited for has ended without being done: ``state`` is dead or cancelled, ``error`` its last."""
+
+    def __init__(self, message: str, *, state: str = "dead", error: str | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.error = error
+
+
 class LimitMismatch(DibsError, ValueError):
     """Two clients use one semaphore with different limits."""
 

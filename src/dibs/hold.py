@@ -7,7 +7,9 @@ and looks again (``Session.expire``) before it says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from dibs.store import Renew, Renewed
 
 if TYPE_CHECKING:
     from collections import OrderedDict
@@ -53,6 +55,8 @@ class Hold:
     in_flight = False
     #: Not empty once it was pinned: the last transaction, and others that may have to be waited for.
     pins: tuple[Door, ...] = ()
+    #: It is a claim on jobs (``dibs.job_hold``), not a lease.
+    of_jobs = False
     #: The release that waits for the renewal under way to be over.
     after_renewal: Ask | None = None
 
@@ -76,6 +80,14 @@ class Hold:
         self.t0 = t0
         #: Boot-clock time at which the holder's belief ends.
         self.trusted_until = t0 + terms.trust_s
+
+    def renewal(self, ttl: float) -> Any:
+        """The request that lets it go on for ``ttl`` seconds from now."""
+        return Renew(self.key, self.claim_id, ttl, self.granted.slot)
+
+    def renewed_by(self, outcome: Any) -> float | None:
+        """Until when the store keeps it, by the answer to a renewal; None when it is gone."""
+        return outcome.expires_at if type(outcome) is Renewed else None
 
     @property
     def ends_at(self) -> float:

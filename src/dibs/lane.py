@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Requests in one call to the store.
 BATCH_MAX = 1000
+# Bytes of payload in one call to the store, unless a single ask has more.
+WEIGHT_MAX = 2**24
 # Asks that wait for a place in a batch; more acquires are refused at once.
 QUEUE_MAX = 100_000
 # The lane's thread ends after this long without work.
@@ -42,6 +44,8 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
 # Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
 BUSY_PAUSE_S = 0.0005
+# Which act of the store carries an ask: that on leases, that on jobs, or (an Act) none but its own.
+LEASES, JOBS, ALONE = range(3)
 # What serving answers instead of a pause when nothing is left to serve.
 SERVED = -1.0
 
@@ -61,6 +65,10 @@ class Ask:
     trouble: Exception | None = None
     #: Nobody wants the answer any more: it is not sent (again).
     dropped = False
+    #: LEASES, JOBS or ALONE.
+    kind = LEASES
+    #: Bytes of payload it carries.
+    weight = 0
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False
     _gate: Gate | None = None
@@ -121,9 +129,29 @@ class Ask:
 class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
 
+    kind = ALONE
+
+
+class JobAsk(Ask):
+    """A request of the contract of jobs (``dibs.jobs``)."""
+
+    kind = JOBS
+
 
 # Marks that the lane's own thread was woken; who serves is marked by an object made for the occasion.
 _THREAD = object()
+
+
+def _together(queue: list[Ask]) -> int:
+    """How many of the first asks are of one kind, and not too much for one call; at least one."""
+    kind, weight = queue[0].kind, 0
+    if kind == ALONE:
+        return 1
+    for place, ask in enumerate(queue[:BATCH_MAX]):
+        weight += ask.weight
+        if place and (ask.kind != kind or weight > WEIGHT_MAX):
+            return place
+    return BATCH_MAX
 
 
 class Lane:
@@ -144,7 +172,7 @@ class Lane:
         self._name = name
         self._pauses = pauses
         self._queue: list[Ask] = []
-        self._acts = 0  # how many of them are Acts
+        self._others = 0  # how many of them are no requests on leases
         self._server: object | None = None
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
@@ -164,8 +192,8 @@ class Lane:
 
     def put(self, ask: Ask) -> None:
         """Queue an ask. The caller holds the mutex and calls ``drive`` or ``start`` afterwards."""
-        if type(ask) is Act:
-            self._acts += 1
+        if ask.kind != LEASES:
+            self._others += 1
         # In this order: a Ctrl-C in between may lead to its being asked twice, but not to its being forgotten.
         self._queue.append(ask)
         ask.in_lane = True
@@ -291,19 +319,21 @@ class Lane:
     def _take(self) -> None:
         """Make the next batch. The caller holds the mutex.
 
-        An Act goes alone. Where releases wait beside acquires, the releases go first by themselves: they are quick, and
-        whoever is told of one may ask again in time for the call that the acquires then share. What is taken is in the
-        batch before it leaves the queue, so that a Ctrl-C in between loses nothing.
+        An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
+        go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
+        acquires then share. What is taken is in the batch before it leaves the queue, so that a Ctrl-C in between loses
+        nothing.
         """
         queue = self._queue
         if len(queue) == 1:
             self._batch = queue
             self._queue = []
-            self._acts = 0
+            self._others = 0
             return
-        size = BATCH_MAX
-        if self._acts:
-            size = next((i for i, ask in enumerate(queue) if type(ask) is Act), size) or 1
+        size, kind = BATCH_MAX, LEASES
+        if self._others:
+            kind = queue[0].kind
+            size = _together(queue)
         batch = queue[:size]
         releases = [] if self._releases_only else [ask for ask in batch if type(ask.request) is Release]
         self._releases_only = bool(releases) and len(releases) < len(batch)
@@ -313,8 +343,8 @@ class Lane:
         else:
             self._batch = batch
             del queue[:size]
-            if type(batch[0]) is Act:
-                self._acts -= 1
+            if kind != LEASES:
+                self._others -= len(batch)
 
     def _perform(self) -> float:
         """Carry the batch to the store and its outcomes back; return how long to pause before the next call.
@@ -378,14 +408,16 @@ class Lane:
 
     def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
         store = self._opened()
-        if type(batch[0]) is Act:
+        if batch[0].kind == ALONE:
             outcomes = [batch[0].request(store, deadline)]
-        elif paused:
-            sent = [ask.request for ask in batch if ask not in paused]
-            answers = iter(store.act(sent, deadline) if sent else ())
-            outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
         else:
-            outcomes = store.act([ask.request for ask in batch], deadline)
+            act: Any = store.act if batch[0].kind == LEASES else store.jobs.act  # type: ignore[attr-defined]
+            if paused:
+                sent = [ask.request for ask in batch if ask not in paused]
+                answers = iter(act(sent, deadline) if sent else ())
+                outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
+            else:
+                outcomes = act([ask.request for ask in batch], deadline)
         self._reached = True
         return outcomes
 

@@ -17,7 +17,7 @@ from dibs.steps import run
 from dibs.store import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from dibs.copies import LostLease
@@ -112,6 +112,12 @@ class LeaseFacts:
     @property
     def _given_back(self) -> bool:
         return self._hold.state == RELEASED
+
+    def _is_lost(self) -> bool:
+        return not self.held and self._hold.state != RELEASED
+
+    def _when_over(self, listener: Callable[[], None]) -> None:
+        self._session.when_over(self._hold, listener)
 
     def _end(self) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""

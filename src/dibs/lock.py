@@ -74,12 +74,7 @@ class LockCore(Gripped[L]):
             else:
                 settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s and not ask.heard:
-                with session.mutex:
-                    session.waiting.hurry(ask)
-            if not settled and limit_s and not ask.heard:
-                # A first answer may take one request's time longer than the wait.
-                answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
-                settled = yield session, ask, max(0.0, answer_s)
+                settled = yield from heard_in_time(session, ask, limit_s)
             hold = self._answered(session, ask, settled)
             if hold is None:
                 return None
@@ -99,13 +94,8 @@ class LockCore(Gripped[L]):
 
     def _answered(self, session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
         """What became of an ask that is waited for no longer; None when the answer is "not now"."""
-        if not settled and not (ask.blocking and ask.heard):
-            waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
-            raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
-        hold = ask.outcome if ask.settled else None
-        if ask.error is not None:
-            raise once_more(ask.error)
-        if type(hold) is Hold:
+        hold = answered(session, ask, settled)
+        if hold is not None:
             return hold
         self.refused = (ask.seen, session.clock.now() - ask.started_at)
         session.withdraw(ask)
@@ -148,6 +138,29 @@ class LockCore(Gripped[L]):
         session = self._desk.session()
         hold = session.held.get(self._key)
         return hold is not None and session.is_held(hold)
+
+
+def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bool]:
+    """The time of an ask is over; whether it is settled once it has been answered, or the store had time to answer."""
+    with session.mutex:
+        if not ask.heard:
+            session.waiting.hurry(ask)
+    if ask.heard:
+        return ask.settled
+    # A first answer may take one request's time longer than the wait.
+    answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
+    return (yield session, ask, max(0.0, answer_s))
+
+
+def answered(session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
+    """What became of an ask that is waited for no longer; None when the answer is "not now"."""
+    if not settled and not (ask.blocking and ask.heard):
+        waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
+        raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
+    if ask.error is not None:
+        raise once_more(ask.error)
+    hold = ask.outcome if ask.settled else None
+    return hold if isinstance(hold, Hold) else None
 
 
 def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | None]]:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dibs.hold import RELEASED
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.clock import Gate
-    from dibs.lease import LeaseFacts
+    from dibs.hold import Hold
     from dibs.names import Seconds
+    from dibs.session import Session
+
+
+class Losable(Protocol):
+    """A lease, or a job."""
+
+    @property
+    def held(self) -> bool: ...
+    @property
+    def _hold(self) -> Hold: ...
+    @property
+    def _session(self) -> Session: ...
+    def _is_lost(self) -> bool: ...
+    def _when_over(self, listener: Callable[[], None]) -> None: ...
 
 
 class LostFacts:
@@ -21,14 +34,14 @@ class LostFacts:
 
     __slots__ = ("_leases",)
 
-    def __init__(self, *leases: LeaseFacts) -> None:
+    def __init__(self, *leases: Losable) -> None:
         self._leases = leases
 
     def is_set(self) -> bool:
         """True once a lease is over without having been released."""
-        return any(not lease.held and lease._hold.state != RELEASED for lease in self._leases)
+        return any(lease._is_lost() for lease in self._leases)
 
-    def _held(self) -> list[LeaseFacts]:
+    def _held(self) -> list[Losable]:
         return [lease for lease in self._leases if lease.held]
 
 
@@ -47,7 +60,7 @@ class Lost(LostFacts):
                 gate = clock.gate()
                 tell = _once(gate.open)
                 for lease in held:
-                    lease._session.when_over(lease._hold, tell)
+                    lease._when_over(tell)
             now = clock.now()
             if until is not None and now >= until:
                 break

@@ -29,6 +29,8 @@ PAUSES_FRESH_S = 1.0
 # A request is refused only by a list of pauses that was read within this time: so a resume is soon noticed.
 PAUSED_FRESH_S = 0.3
 assert PAUSED_FRESH_S <= PAUSES_FRESH_S
+# What the name of a queue begins with in a pause.
+QUEUE = "queue/"
 # A waiter that was told of a pause asks again after this, or after its poll if that is sooner.
 ASK_AGAIN_S = 1.0
 
@@ -40,6 +42,7 @@ class Pauses:
         #: Where they are kept: the slots of one name, or (where names have no permits) names that begin so.
         self.key = f"{namespace}~paused"
         self._users = f"{namespace}:"
+        self._queues = f"{namespace}~queue:"
         self.before = self.key + ("\x01" if permits else "\U0010ffff")
         self.permits = permits
         #: When the list is too old to send a first request by it (to refuse one by it, if there are pauses).
@@ -92,9 +95,12 @@ class Pauses:
 
     def refusal(self, key: str) -> Held | None:
         """The answer to a first request for a name (with its namespace), if that is paused."""
-        if not key.startswith(self._users):  # dibs's own, of which operators know nothing
+        if key.startswith(self._users):
+            name = key[len(self._users) :]
+        elif key.startswith(self._queues):
+            name = QUEUE + key[len(self._queues) :]
+        else:  # dibs's own, of which operators know nothing
             return None
-        name = key[len(self._users) :]
         held = self._names.get(name)
         if held is None:
             held = next((held for prefix, held in self._prefixes if name.startswith(prefix)), None)

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Deadline
 from dibs.errors import without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.lane import Ask
-from dibs.store import Renew, Renewed, StoreBusy
+from dibs.store import StoreBusy
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock
@@ -301,19 +301,16 @@ class Renewer:
         # In the order of names, so that two sessions never lock rows in opposite orders.
         batch.sort(key=lambda hold: hold.key)
         ttls = [self._renewal_ttl(hold, t0) for hold in batch]
-        requests = [
-            Renew(hold.key, hold.claim_id, ttl, hold.granted.slot) for hold, ttl in zip(batch, ttls, strict=True)
-        ]
-        outcomes: list[object] = []
-        unknown: BaseException | None = None
-        try:
-            if self._store is None:
-                self._store = self._open_store()
-            outcomes = list(self._store.act(requests, Deadline(self._clock, until)))
-            self.failures = 0
-        except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
-            unknown = without_frames(error)
-            self.failures += 1
+        requests = [hold.renewal(ttl) for hold, ttl in zip(batch, ttls, strict=True)]
+        outcomes: list[Any] = [None] * len(batch)
+        of_jobs = [index for index, hold in enumerate(batch) if hold.of_jobs]
+        if of_jobs:
+            of_leases = [index for index, hold in enumerate(batch) if not hold.of_jobs]
+            if of_leases:
+                self._call(of_leases, requests, outcomes, until, of_jobs=False)
+            self._call(of_jobs, requests, outcomes, until, of_jobs=True)
+        else:
+            self._call(range(len(batch)), requests, outcomes, until, of_jobs=False)
         finished: list[Hold] = []
         gone: list[Hold] = []
         with self._mutex:
@@ -325,23 +322,41 @@ class Renewer:
                 hold.in_flight = False
                 if hold.state != HELD:
                     finished.append(hold)
-                elif unknown is not None:
-                    if not isinstance(unknown, StoreBusy):
-                        hold.last_error = unknown
+                elif isinstance(outcomes[index], Exception):
+                    if not isinstance(outcomes[index], StoreBusy):
+                        hold.last_error = outcomes[index]
                     self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
-                elif type(outcomes[index]) is not Renewed:
-                    gone.append(hold)
                 else:
-                    self._extend(hold, outcomes[index], t0, ttls[index], now)  # type: ignore[arg-type]
+                    expires_at = hold.renewed_by(outcomes[index])
+                    if expires_at is None:
+                        gone.append(hold)
+                    else:
+                        self._extend(hold, expires_at, t0, ttls[index], now)
         for hold in gone:
             self._lose(hold, GONE_REASON)
         for hold in finished:
             self._renewal_over(hold)
 
-    def _extend(self, hold: Hold, renewed: Renewed, t0: float, ttl: float, now: float) -> None:
+    def _call(
+        self, which: Sequence[int], requests: Sequence[Any], outcomes: list[Any], until: float, *, of_jobs: bool
+    ) -> None:
+        """Send some of the requests; what came of each, or why that is unknown, stands among the outcomes then."""
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            act: Any = self._store.jobs.act if of_jobs else self._store.act  # type: ignore[attr-defined]
+            answers = act([requests[index] for index in which], Deadline(self._clock, until))
+            self.failures = 0
+        except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
+            answers = [without_frames(error)] * len(which)
+            self.failures += 1
+        for index, answer in zip(which, answers, strict=True):
+            outcomes[index] = answer
+
+    def _extend(self, hold: Hold, expires_at: float, t0: float, ttl: float, now: float) -> None:
         if now < hold.trusted_until:
             hold.trusted_until = max(hold.trusted_until, local_deadline(t0, ttl, self._margin_s))
-            hold.renewed_until = renewed.expires_at
+            hold.renewed_until = expires_at
             hold.last_error = None
             self.track(hold, t0)
         else:  # the answer came too late: whoever looked has already been told that the trust was over

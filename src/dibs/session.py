@@ -18,19 +18,16 @@ from weakref import WeakSet
 from dibs.clock import RealClock
 from dibs.errors import StoreUnavailable
 from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
-from dibs.lane import Act, Ask, Lane
+from dibs.lane import Act, Ask, JobAsk, Lane
 from dibs.renewer import Renewer
 from dibs.store import (
     ANY_SLOT,
-    ANY_TICKET,
     GONE,
     PIN_KEEP_S,
     Acquire,
     Gone,
     Granted,
     Release,
-    Renew,
-    Renewed,
     Transfer,
 )
 from dibs.trust import local_deadline
@@ -100,6 +97,11 @@ class TakeOver(AcquireAsk):
 
     def may_be_known(self) -> bool:
         return self.t0 is not None and type(self.outcome) is not Gone
+
+    def undoing(self) -> Ask:
+        request, session = self.request, self._session
+        release = Release(request.name, request.claim_id, request.slot)
+        return Ask(release, session.clock.now() + session.patience_s)
 
     def received(self, outcome: object) -> None:
         self.heard = True
@@ -198,6 +200,12 @@ class Session:
             raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
         if self.lane.full():
             raise StoreUnavailable("too many requests are waiting for the store already", maybe_applied=False)
+
+    def send(self, ask: Ask) -> None:
+        """Queue any other ask, unless the client is closed or too much waits already."""
+        with self.mutex:
+            self._open_to_more()
+            self.lane.put(ask)
 
     def submit_all(self, asks: Sequence[AcquireAsk]) -> None:
         """The same for several that are asked for once, without waiting; all of them or none."""
@@ -298,22 +306,12 @@ class Session:
                 self.waiting.leave_line(ask)
             if hold is None and not self.closed and ask.may_be_known():
                 # It was sent, so it may be granted or in line yet; this release travels behind it.
-                self.lane.put(self._undo(ask))
+                self.lane.put(ask.undoing())
         if isinstance(hold, Hold):
             hold.given = hold.orphan = False  # whatever was made of it, nobody has it in hand
             self.give_back(hold)
         else:
             self.lane.start()
-
-    def _undo(self, ask: AcquireAsk) -> Ask:
-        """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
-        request = ask.request
-        if type(request) is Transfer:
-            release = Release(request.name, request.claim_id, request.slot)
-            return Ask(release, self.clock.now() + self.patience_s)
-        ticket = ANY_TICKET if request.ticket is None and ask.blocking else request.ticket
-        slot = ANY_SLOT if request.permits else 1
-        return Ask(Release(request.name, request.claim_id, slot, ticket), self.clock.now() + self.patience_s)
 
     def tell_paused(self, key: str, held: Held) -> None:
         """Somebody waits for a name that is paused: say so once for each name and pause. Under the mutex."""
@@ -423,12 +421,25 @@ class Session:
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         self._not_held(hold)
+        if hold.of_jobs:
+            return self._end_of_jobs(hold, now)
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
         ask = Ask(self.release_of(hold, keep, info), now + self.patience_s)
         if self.renewer.forget(hold):
             hold.after_renewal = ask  # so that no renewal reaches the store after the release
+        else:
+            self.lane.put(ask)
+            self.waiting.nudge(hold.key)
+        return ask
+
+    def _end_of_jobs(self, hold: Hold, now: float) -> Ask:
+        """The same for a claim on jobs. (A renewal that reaches the store after its end finds nothing to extend.)"""
+        self.renewer.forget(hold)
+        ask = JobAsk(hold.giving_back(), now + self.patience_s)  # type: ignore[attr-defined]
+        if hold.state == LOST and hold.given:
+            ask.settle(None)  # it is left to its ttl: whoever lost it was at work, and that counts as a try
         else:
             self.lane.put(ask)
             self.waiting.nudge(hold.key)
@@ -569,7 +580,7 @@ class Session:
         with self.mutex:
             now = self.clock.now()
             wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
-            ask = Ask(Renew(hold.key, hold.claim_id, wanted, hold.granted.slot), now + self.patience_s)
+            ask = (JobAsk if hold.of_jobs else Ask)(hold.renewal(wanted), now + self.patience_s)
             self.lane.put(ask)
             return ask
 
@@ -585,11 +596,11 @@ class Session:
 
     def renewed(self, hold: Hold, ask: Ask) -> bool:
         """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
-        outcome = ask.outcome
-        if isinstance(outcome, Gone):
+        with self.mutex:
+            expires_at = hold.renewed_by(ask.outcome)
+        if expires_at is None:
             self.lose(hold, GONE_REASON)
             return False
-        assert isinstance(outcome, Renewed)
         assert ask.t0 is not None
         ttl = ask.request.ttl
         with self.mutex:
@@ -599,7 +610,7 @@ class Session:
                 # Renewals never shorten a lease, so the longest of those that were answered may be trusted.
                 hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
                 hold.ttl = ttl
-                hold.renewed_until = outcome.expires_at
+                hold.renewed_until = expires_at
                 if not self.renewer.forget(hold):
                     self.renewer.track(hold, ask.t0)
                 return True
@@ -663,7 +674,7 @@ class Session:
             for ask in waiters:
                 ask.dropped = True
                 if ask.may_be_known():
-                    undo = self._undo(ask)
+                    undo = ask.undoing()
                     self.lane.put(undo)
                     releases.append(undo)
             sleeps = list(self._sleeps)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline
 from dibs.errors import LimitMismatch
-from dibs.lane import Ask
-from dibs.store import LINE_GRACE_S, PERMITS_MAX, Acquire, Held, Mismatch
+from dibs.lane import JOBS, Ask
+from dibs.store import ANY_SLOT, ANY_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Held, Mismatch, Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,8 @@ POLL_MAX_S = 1.0
 assert POLL_MAX_S < LINE_GRACE_S
 # No waiter asks sooner than this after it was told Held.
 ASK_AGAIN_MIN_S = 0.001
+# … except after a hint for jobs: it may stand for more than was there to see when it came.
+LOOK_AGAIN_S = 0.01
 # Where hints must be looked for, the pause between looks is this part of the time waited so far …
 LOOK_PART = 0.02
 # … between the watch's own interval and this many times that.
@@ -83,6 +85,13 @@ class AcquireAsk(Ask):
         if not self.blocking and type(self.outcome) is Held and self.trouble is None:
             return False  # it was asked for once, and refused
         return self.t0 is not None or self.request.ticket is not None
+
+    def undoing(self) -> Ask:
+        """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
+        request, session = self.request, self._session
+        ticket = ANY_TICKET if request.ticket is None and self.blocking else request.ticket
+        slot = ANY_SLOT if request.permits else 1
+        return Ask(Release(request.name, request.claim_id, slot, ticket), session.clock.now() + session.patience_s)
 
     def received(self, outcome: object) -> None:
         self.heard = True
@@ -230,7 +239,7 @@ class Waiting:
             ask.request = ask.request._replace(ticket=held.ticket)
         pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
         if ask.hinted:
-            ask.hinted, pause = False, 0.0
+            ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
         ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
         self._asleep[ask.request.name] = ask
         self._pushes += 1
@@ -324,6 +333,7 @@ class Waiting:
         for key in changed:  # type: ignore[attr-defined]
             ask = self._asleep.pop(key, None)
             if ask is not None:
+                ask.hinted = ask.kind == JOBS
                 due.append(ask)
             elif key in self._lines:
                 first = self._lines[key][0]

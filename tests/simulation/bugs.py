@@ -19,7 +19,7 @@ from dibs.lock import LockCore
 from dibs.renewer import Renewer
 from dibs.session import Reduction, Session
 from dibs.stores.memory import MemoryStore
-from dibs.waiting import Waiting
+from dibs.waiting import AcquireAsk, Waiting
 from tests.simulation.process import SimClock
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ PERMIT_BUGS = (
         "a withdrawn acquire undone for the first slot only",
         ("P9",),
         4300,
-        (Edit(Session, "_undo", "slot = ANY_SLOT if request.permits else 1", "slot = 1"),),
+        (Edit(AcquireAsk, "undoing", "slot = ANY_SLOT if request.permits else 1", "slot = 1"),),
     ),
     Bug(
         "a downgrade that takes the name again",

@@ -14,6 +14,7 @@ from dibs.aio.lease import AsyncLease, AsyncLost
 from dibs.aio.lockable import AsyncLock, AsyncLockable
 from dibs.aio.multilock import AsyncMultiLease, AsyncMultiLock
 from dibs.aio.once import AsyncOnce, AsyncOnceRun
+from dibs.aio.queue import AsyncJob, AsyncJobBatch, AsyncQueue
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
 
@@ -22,6 +23,8 @@ __all__ = [
     "AsyncClaims",
     "AsyncClient",
     "AsyncElection",
+    "AsyncJob",
+    "AsyncJobBatch",
     "AsyncLead",
     "AsyncLeaders",
     "AsyncLease",
@@ -32,6 +35,7 @@ __all__ = [
     "AsyncMultiLock",
     "AsyncOnce",
     "AsyncOnceRun",
+    "AsyncQueue",
     "AsyncRWLock",
     "AsyncSemaphore",
     "AsyncTerm",

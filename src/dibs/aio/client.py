@@ -11,6 +11,7 @@ from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLock
 from dibs.aio.multilock import AsyncMultiLease, AsyncMultiLock
 from dibs.aio.once import AsyncOnce, AsyncOnceRun
+from dibs.aio.queue import AsyncJob, AsyncJobBatch, AsyncQueue
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
 from dibs.aio.tasks import owner, take
@@ -24,6 +25,7 @@ from dibs.names import check_name
 from dibs.once import OnceCore, once_options
 from dibs.once_keys import key_of_calls
 from dibs.pausing import listing, pausing, resuming
+from dibs.queue_core import listing_queues, make_queue
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
+    from dibs.queue_core import QueueDepth
     from dibs.store import Capabilities
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -96,6 +99,26 @@ class AsyncClient:
     ) -> AsyncClaims:
         """Describe claims on items of ``source``; see ``dibs.Client.claims``."""
         return AsyncClaims(claims_core(self._desk, source, AsyncBatch, ttl, renew, margin, info))
+
+    def queue(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        renew: bool = True,
+        max_hold: Seconds | None = None,
+        max_tries: int | None = 10,
+        priority: int = 0,
+        group_limit: int | None = None,
+        keep_results: Seconds = 0,
+    ) -> AsyncQueue:
+        """Describe a durable queue of work; see ``dibs.Client.queue``."""
+        options = (ttl, renew, max_hold, max_tries, priority, group_limit, keep_results)
+        return AsyncQueue(make_queue(self._desk, name, *options, AsyncJob, AsyncJobBatch))
+
+    async def queues(self, prefix: str = "") -> list[QueueDepth]:
+        """The queues of this namespace whose name starts with ``prefix`` and that have jobs, and how deep they are."""
+        return await take(listing_queues(self._desk, prefix))
 
     def election(
         self,

@@ -39,7 +39,7 @@ class AsyncLost(LostFacts):
             if over is None:
                 over = asyncio.Event()
                 for lease in held:
-                    lease._session.when_over(lease._hold, partial(call_in, loop, over.set))
+                    lease._when_over(partial(call_in, loop, over.set))
             now = clock.now()
             if until is not None and now >= until:
                 break
@@ -85,12 +85,12 @@ class AsyncLease(LeaseFacts):
         ``dibs.Lease.guard`` takes, which blocks the event loop as any use of it does.
         """
         door = door_to(connection)
-        await _converse(guarding.guard(self, door), door)
+        await converse(guarding.guard(self, door), door)
 
     async def release_after_commit(self, connection: Any) -> None:
         """Give it back, and keep others out until the transaction has ended; see ``dibs.Lease``."""
         door = door_to(connection)
-        await _converse(guarding.release_after_commit(self, door), door)
+        await converse(guarding.release_after_commit(self, door), door)
 
     async def __aenter__(self) -> AsyncLease:
         return self
@@ -103,7 +103,7 @@ class AsyncLease(LeaseFacts):
                 raise
 
 
-async def _converse(talk: Talk[T], door: Door) -> T:
+async def converse(talk: Talk[T], door: Door) -> T:
     """Carry a talk with the store and the caller's connection along in this task."""
     try:
         said = next(talk)

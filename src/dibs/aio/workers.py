@@ -1,0 +1,107 @@
+"""Handlers in tasks: ``await queue.run(handler, workers=4)``. What is taken when, how jobs end: see ``dibs.crew``.
+
+One task takes jobs; each job is worked in a task of its own. A handler whose job is lost is cancelled. Where the event
+loop is the main thread's, SIGTERM and Ctrl-C end it in order, as for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dibs.aio.tasks import call_in, owner, take
+from dibs.crew import Crew
+from dibs.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dibs.aio.queue import AsyncJob
+    from dibs.names import Seconds
+    from dibs.queue_core import QueueCore
+
+
+async def run_in_tasks(
+    core: QueueCore[Any, Any],
+    handler: Callable[[AsyncJob], Awaitable[Any]],
+    workers: int,
+    prefetch: int,
+    drain_timeout: Seconds,
+    idle: Seconds | None,
+    stop: Any,
+) -> int:
+    """Work until it is time to stop; how many jobs were done."""
+    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(type(handler).__call__):
+        raise InvalidOption(f"handler is an async function that takes a job, not {handler!r}")
+    crew = Crew(core, workers, prefetch, drain_timeout, idle, stop)
+    loop = asyncio.get_running_loop()
+    tasks: dict[asyncio.Task[None], AsyncJob] = {}
+
+    async def work(job: AsyncJob) -> None:
+        try:
+            result = await handler(job)
+        except asyncio.CancelledError:
+            crew.give_back(job)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
+            crew.raised(job, error)
+        else:
+            crew.succeeded(job, result)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        crew.over(tasks.pop(task))
+
+    def lost(task: asyncio.Task[None], job: AsyncJob) -> None:
+        if job._is_lost():
+            task.cancel()
+
+    def start(job: Any) -> None:
+        task = loop.create_task(work(job), name=f"job {job.id} of {job.queue}")
+        tasks[task] = job
+        task.add_done_callback(ended)
+        job._when_over(partial(call_in, loop, partial(lost, task, job)))
+
+    crew.start = start
+    with _Signals(crew, loop):
+        try:
+            await take(crew.dispatching(owner()))
+            crew.drop_waiting()
+            await take(crew.draining())
+        finally:
+            crew.drop_waiting()
+            crew.stopping = True
+            while tasks:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await take(crew.settling())
+    return crew.done
+
+
+class _Signals:
+    """While it is open, SIGTERM and the first Ctrl-C tell the crew to stop. Nothing where the loop may not have it."""
+
+    def __init__(self, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+        self._crew = crew
+        self._loop = loop
+        self._taken: list[int] = []
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self._loop.add_signal_handler(number, self._stop)
+                self._taken.append(number)
+            except (ValueError, RuntimeError, NotImplementedError):  # not the main thread
+                return
+
+    def _stop(self) -> None:
+        if self._crew.stopping:  # the second is for whoever does not want to wait
+            self.__exit__()
+            signal.raise_signal(signal.SIGINT)
+        self._crew.stopping = True
+
+    def __exit__(self, *exc: object) -> None:
+        while self._taken:
+            self._loop.remove_signal_handler(self._taken.pop())

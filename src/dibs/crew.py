@@ -1,0 +1,246 @@
+"""What workers of one process have in hand: how many jobs to take next, who works which, and how they end.
+
+``dibs.workers`` runs handlers in threads and ``dibs.aio.workers`` in tasks; what is decided is decided here. A job is
+*waiting* (claimed, not begun), *running*, or ended. Jobs are taken beyond the number of workers only while these are
+quick: as many as ended in the last moment, so that a slow handler keeps no other process's jobs waiting.
+
+A job whose claim has expired often, because its worker ended without a word, is worked *alone*: nothing else runs in
+this process meanwhile, and nothing is taken. If it ends this process as well, it takes nobody with it.
+
+``crew.mutex`` guards the counts. What the store says to an end is heard in the claim lane, which only notes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import InvalidOption, StoreUnavailable
+from dibs.job_batch import result_text
+from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
+from dibs.names import check_seconds
+from dibs.new_jobs import error_text
+from dibs.queue_core import TURN_S, Patience, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.job_batch import JobFacts
+    from dibs.lane import Ask
+    from dibs.names import Seconds
+    from dibs.queue_core import QueueCore
+    from dibs.session import Session
+    from dibs.steps import Steps
+
+WORKERS_MAX = 1_000
+# "Quick" is counted over this time.
+PACE_S = 0.1
+# Whoever found the store away tries again after this.
+AWAY_S = 1.0
+
+log = logging.getLogger("dibs")
+
+
+class Crew:
+    """The workers of one ``run``. ``start`` is given each job that is to be worked now; it must not block."""
+
+    def __init__(
+        self,
+        core: QueueCore[Any, Any],
+        workers: int,
+        prefetch: int,
+        drain_timeout: Seconds,
+        idle: Seconds | None,
+        stop: Any,
+    ) -> None:
+        self.workers = whole("workers", workers, WORKERS_MAX)
+        self._prefetch = whole("prefetch", prefetch, TAKE_MAX, 0)
+        self.drain_s = check_seconds("drain_timeout", drain_timeout)
+        self.start: Callable[[JobFacts], None] = lambda job: None
+        #: How many were done, how many tries failed, and how many ended too late.
+        self.done = self.failed = self.late = 0
+        #: Asked to stop, besides ``stop``.
+        self.stopping = False
+        self._core = core
+        self._patience = Patience(idle, stop)
+        self._session: Session = core.desk.session()
+        self.mutex = self._session.clock.mutex()
+        self._waiting: deque[JobFacts] = deque()
+        self._running: dict[int, JobFacts] = {}
+        self._alone = False
+        self._ended = self._ended_before = 0
+        self._counted_from = self._session.clock.now()
+        self._turn: Ask | None = None
+        self._reached = False
+
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    def dispatching(self, owner: object) -> Steps[None]:
+        """Take jobs and have them worked until it is time to stop."""
+        patience, core = self._patience, self._core
+        while not self.stopping and not self._session.closed and (look_s := patience.look_s()) is not None:
+            room = self.room()
+            if not room:
+                yield from self.turn(TURN_S)
+                continue
+            try:
+                batch = yield from core.taking(owner, room, look_s)
+            except StoreUnavailable as error:
+                if self._session.closed:
+                    break
+                if not self._reached:  # more likely a wrong address than an outage
+                    raise
+                log.warning("queue %r: the store is away, trying again: %s", core.name, error)
+                yield from self.turn(AWAY_S)
+                continue
+            self._reached = True
+            busy = len(batch) or self.in_hand()
+            patience.saw(busy, look_s)
+            self.add(batch.won)
+
+    def turn(self, seconds: float) -> Steps[None]:
+        """Sleep for so long, or until a job ends."""
+        ask = self._turn = self._session.pause()
+        yield self._session, ask, seconds
+        self._turn = None
+
+    def room(self) -> int:
+        """How many jobs to take now."""
+        with self.mutex:
+            if self._alone:
+                return 0
+            now = self._session.clock.now()
+            if now - self._counted_from >= PACE_S:
+                stale = now - self._counted_from >= 2 * PACE_S
+                self._ended_before, self._ended = (0 if stale else self._ended), 0
+                self._counted_from = now
+            quick = min(self._prefetch, max(self._ended, self._ended_before))
+            waiting = len(self._waiting)
+            if waiting > quick // 2:
+                return 0
+            return min(TAKE_MAX, max(0, self.workers + quick - waiting - len(self._running)))
+
+    def in_hand(self) -> int:
+        """How many jobs are waiting or running."""
+        with self.mutex:
+            return len(self._waiting) + len(self._running)
+
+    def add(self, jobs: list[JobFacts]) -> None:
+        """These have been claimed."""
+        with self.mutex:
+            self._waiting.extend(jobs)
+            if any(job.crashes >= CRASHES_MAX for job in jobs):
+                self._alone = True
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have as many worked as may be."""
+        while True:
+            with self.mutex:
+                if not self._waiting:
+                    return
+                job = self._waiting[0]
+                limit = 1 if job.crashes >= CRASHES_MAX else self.workers
+                if len(self._running) >= limit:
+                    return
+                self._waiting.popleft()
+                self._running[job.id] = job
+            self.start(job)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def over(self, job: JobFacts) -> None:
+        """A handler has returned, whatever became of its job: the next may begin."""
+        with self.mutex:
+            self._running.pop(job.id, None)
+            self._ended += 1
+            if self._alone and not self._running and not any(j.crashes >= CRASHES_MAX for j in self._waiting):
+                self._alone = False
+        self._begin()
+        turn = self._turn
+        if turn is not None and self.room():
+            turn.settle(None)
+
+    def succeeded(self, job: JobFacts, result: Any) -> None:
+        """A handler has returned: its job is done, unless it has finished that itself."""
+        claim, note = job._claim, None
+        if claim.keep_s:
+            try:
+                note = result_text(result)
+            except InvalidOption as error:
+                log.warning("job %d of %r is done; its result is not kept: %s", job.id, job.queue, error)
+        if job.held or job._is_lost():
+            self._end(job, DONE, note, 0.0, claim.keep_s)
+        else:
+            self.done += 1
+
+    def raised(self, job: JobFacts, error: BaseException) -> None:
+        """A handler has raised: its job has failed, unless it has finished that itself."""
+        self.failed += 1
+        left = "no try is left" if job.max_tries is not None and job.tries >= job.max_tries else "it is tried again"
+        log.warning("job %d of %r failed on try %d, %s: %r", job.id, job.queue, job.tries, left, error)
+        if job.held:
+            self._end(job, RETRY, error_text(error), job._retry_s(None))
+
+    def give_back(self, job: JobFacts) -> None:
+        """Nobody works it any more."""
+        if job.held:
+            self._end(job, BACK)
+
+    def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
+        ask = job._claim.send([job], end, note, delay_s, keep_s)
+        if ask is None:
+            self.late += end == DONE
+            log.warning("job %d of %r was worked, but its claim was lost: it is worked again", job.id, job.queue)
+            return
+        ask.listen(self._told, [ask])
+        self._session.lane.start()
+
+    def _told(self, letter: list[Ask]) -> None:
+        """What the store said to an end. Called in the claim lane, under its mutex; perhaps twice."""
+        if not letter:
+            return
+        ask = letter.pop()
+        gone = getattr(ask.outcome, "gone", ())
+        if ask.error is None and not gone:
+            self.done += ask.request.end == DONE
+        elif ask.request.end in (DONE, DEAD):
+            self.late += 1
+
+    # -- the end of it all ------------------------------------------------------------------------------------------
+
+    def drop_waiting(self) -> None:
+        """Give back what nobody has begun."""
+        with self.mutex:
+            waiting, self._waiting = list(self._waiting), deque()
+            self._alone = False
+        self._send_back(waiting)
+
+    def draining(self) -> Steps[list[JobFacts]]:
+        """Wait for what is running, for up to the drain time; what is left of it then."""
+        until = self._session.clock.now() + self.drain_s
+        while self._running and not self._session.closed:
+            left_s = until - self._session.clock.now()
+            if left_s <= 0:
+                break
+            yield from self.turn(min(TURN_S, left_s))
+        return list(self._running.values())
+
+    def settling(self) -> Steps[None]:
+        """Wait until the store has heard of every end."""
+        if not self._session.closed:
+            ask = self._session.act(lambda store, deadline: None)
+            yield self._session, ask, self._session.patience_s
+
+    def _send_back(self, jobs: list[JobFacts]) -> None:
+        by_claim: dict[Any, list[JobFacts]] = {}
+        for job in jobs:
+            by_claim.setdefault(job._claim, []).append(job)
+        for claim, some in by_claim.items():
+            claim.send(some, BACK)
+        self._session.lane.start()
+
+    def abandon(self, jobs: list[JobFacts]) -> None:
+        """Give back what is running still: nobody waits for it any more."""
+        self._send_back(jobs)

@@ -1,0 +1,110 @@
+"""What a session knows of one claim on jobs: a hold like that of a lease, on as many rows as one take was granted.
+
+It is renewed, lost and given back as a whole, under one token and until one moment. Its jobs leave it one by one: when
+they are finished, or when a renewal finds that the store does not know them as claimed any more (an operator cancelled
+them). When the last has left it, it is over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dibs.hold import HELD, RELEASED, Hold
+from dibs.jobs import BACK, DONE, Extend, Extended, Finish
+from dibs.lane import JobAsk
+from dibs.store import Granted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dibs.jobs import Taken
+    from dibs.session import Session
+    from dibs.terms import Terms
+
+
+class JobHold(Hold):
+    """One claim. ``live`` are the jobs that are not finished, with whom to tell when they are, or are lost."""
+
+    of_jobs = True
+
+    def __init__(self, key: str, claim_id: str, taken: Taken, terms: Terms, owner: object, t0: float) -> None:
+        super().__init__(key, claim_id, Granted(taken.fencing_token, taken.acquired_at), terms, owner, t0)
+        self.taken = taken
+        # Changed under the session's mutex, like everything of a hold.
+        self.live: dict[int, list[Callable[[], None]]] = {job.id: [] for job in taken.jobs}
+        #: Jobs that were found not to be ours any more while the rest was.
+        self.lost: set[int] = set()
+
+    def renewal(self, ttl: float) -> Extend:
+        return Extend(self.key, tuple(self.live), self.granted.fencing_token, ttl)
+
+    def renewed_by(self, outcome: Any) -> float | None:
+        """As of any hold. Who is to be told of a job's loss is called under the mutex, and takes no lock of dibs."""
+        if type(outcome) is not Extended:
+            return None
+        for job in outcome.gone:
+            listeners = self.live.pop(job, None)
+            if listeners is not None:
+                self.lost.add(job)
+                for listener in listeners:
+                    listener()
+        return outcome.expires_at if self.live else None
+
+    def giving_back(self) -> Finish:
+        """The request that gives back what is not finished."""
+        return Finish(self.key, tuple(self.live), self.granted.fencing_token, BACK)
+
+
+def finish(
+    session: Session,
+    hold: JobHold,
+    ids: Sequence[int],
+    end: str,
+    note: str | None = None,
+    delay: float = 0.0,
+    keep: float = 0.0,
+) -> JobAsk | None:
+    """End the claim on some of its jobs; None when none of them is held any more. Whoever calls serves the lane.
+
+    The ask is answered Finished. It is repeated until the claim has certainly ended: what was done is not to be done
+    again for a store that is away for a moment.
+    """
+    if session.pid != os.getpid():
+        return None
+    listeners: list[Callable[[], None]] = []
+    with session.mutex:
+        if hold.state != HELD:
+            return None
+        now = session.clock.now()
+        over = now >= hold.trusted_until
+        mine = () if over else tuple(job for job in ids if job in hold.live)
+        if mine:
+            request = Finish(hold.key, mine, hold.granted.fencing_token, end, note, delay, keep)
+            ask = JobAsk(request, max(now + session.patience_s, hold.trusted_until))
+            ask.weight = len(note or "")
+            for job in mine:
+                listeners += hold.live.pop(job)
+            if not hold.live:
+                hold.state = RELEASED
+                session.renewer.forget(hold)
+                listeners += hold.listeners or ()
+                hold.listeners = None
+            session.lane.put(ask)
+            if end != DONE:
+                session.waiting.nudge(hold.key)
+    if over:
+        session.lose(hold, hold.why_over())
+    for listener in listeners:
+        listener()
+    return ask if mine else None
+
+
+def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> None:
+    """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere."""
+    with session.mutex:
+        for job in ids:
+            hold.live.pop(job, None)
+        if not hold.live and hold.state == HELD:
+            hold.state = RELEASED
+            session.renewer.forget(hold)

@@ -1,0 +1,406 @@
+"""What a queue does, in steps for either face: putting, taking, and what operators see and mend.
+
+A queue is a name; its jobs are the store's (``dibs.jobs``). Nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
+from dibs.job_batch import Claim, JobBatchFacts, JobFacts
+from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone, StoredJob
+from dibs.lane import JobAsk
+from dibs.lock import answered, heard_in_time
+from dibs.names import check_name, check_seconds, check_timeout
+from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs, unpacked
+from dibs.pauses import QUEUE
+from dibs.steps import acting
+from dibs.taking import wish_for_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
+
+    from dibs.clock import Deadline
+    from dibs.desk import Desk
+    from dibs.door import Door
+    from dibs.guarding import Talk
+    from dibs.jobs import Depth, Jobs, JobStore, TakenJob
+    from dibs.names import Seconds
+    from dibs.once_keys import Key
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+
+# How many jobs a list shows unless told otherwise.
+LIST_DEFAULT = 100
+LIST_MAX = 10_000
+# A batch whose claim is not renewed is left by its loop when less than this part of the ttl is left.
+MARGIN_PART = 0.1
+# Whoever works without end looks this often whether to stop.
+TURN_S = 0.5
+# Whoever waits for the end of a job looks after the first of these, then ever less often up to the last.
+LOOK_MIN_S = 0.02
+LOOK_MAX_S = 1.0
+
+J = TypeVar("J", bound=JobFacts)
+B = TypeVar("B", bound=JobBatchFacts[Any])
+
+
+class JobRecord(NamedTuple):
+    """A job as the store shows it to anybody who may read it.
+
+    ``state`` is ready, later, claimed, done, dead or cancelled. ``payload`` is what was put; ``error`` the last error,
+    ``result`` what a done one was done with. ``holder`` and ``expires_at`` are of its last claim, ``ended_at`` of a job
+    that has ended. Times are by the store's clock.
+    """
+
+    id: int
+    state: str
+    payload: Any
+    priority: int
+    tries: int
+    max_tries: int | None
+    crashes: int
+    fencing_token: int
+    created_at: datetime
+    due_at: datetime
+    key: str | None
+    group: str | None
+    holder: str | None
+    expires_at: datetime | None
+    error: str | None
+    result: Any
+    ended_at: datetime | None
+
+
+class QueueDepth(NamedTuple):
+    """How many jobs are ready, due later, claimed and dead; for how many seconds the oldest has been ready."""
+
+    queue: str
+    ready: int
+    later: int
+    claimed: int
+    dead: int
+    oldest_s: float
+
+
+class QueueCore(Generic[J, B]):
+    """A queue of one client."""
+
+    __slots__ = ("_desk", "_key", "_make_batch", "_make_job", "group_limit", "keep_s", "max_tries", "name", "priority",
+                 "terms")  # fmt: skip
+
+    def __init__(
+        self,
+        desk: Desk,
+        name: str,
+        terms: Terms,
+        max_tries: int | None,
+        priority: int,
+        group_limit: int | None,
+        keep_results: Seconds,
+        make_job: Callable[[Claim, TakenJob], J],
+        make_batch: Callable[[Claim | None, list[J], float], B],
+    ) -> None:
+        self.name = check_name(name)
+        if not desk.address.capabilities.queue:
+            raise Unsupported(
+                f"{desk.address.capabilities.store} keeps no queues; PostgreSQL, MySQL/MariaDB, Redis and SQLite do. "
+                "Claims on items of your own are possible everywhere: client.claims(…)"
+            )
+        self.terms = terms
+        self.max_tries = check_tries(max_tries) or None
+        self.priority = check_priority(priority)
+        self.group_limit = 0 if group_limit is None else whole("group_limit", group_limit, GROUP_LIMIT_MAX)
+        self.keep_s = check_seconds("keep_results", keep_results)
+        self._desk = desk
+        self._key = queue_key(desk.namespace, name)
+        self._make_job = make_job
+        self._make_batch = make_batch
+
+    @property
+    def desk(self) -> Desk:
+        """Where the client keeps what it knows."""
+        return self._desk
+
+    @property
+    def pause_name(self) -> str:
+        """What the queue is called where operators pause and resume."""
+        return QUEUE + self.name
+
+    # -- putting ----------------------------------------------------------------------------------------------------
+
+    def _put(self, payloads: Iterable[Any], options: PutOptions) -> Put:
+        jobs = new_jobs(payloads, options)
+        return Put(self._key, os.urandom(12).hex(), jobs, options.on_conflict)
+
+    def put_options(
+        self,
+        delay: Seconds | None,
+        at: datetime | None,
+        priority: int | None,
+        group: Key | None,
+        max_tries: int | None,
+        on_conflict: str,
+    ) -> PutOptions:
+        """What counts for all jobs of a put, with the queue's defaults."""
+        priority = self.priority if priority is None else priority
+        return PutOptions(delay, at, priority, group, max_tries or self.max_tries, on_conflict)
+
+    def putting(self, payloads: Iterable[Any], options: PutOptions) -> Steps[list[int]]:
+        """Put jobs, all or none; their ids."""
+        request = self._put(payloads, options)
+        if not request.jobs:
+            return []
+        session = self._desk.session()
+        ask = JobAsk(request, session.clock.now() + session.patience_s)
+        ask.weight = sum(len(job.payload) for job in request.jobs)
+        session.send(ask)
+        try:
+            yield session, ask, None
+        except BaseException:  # whoever does not wait for the answer has put it all the same
+            session.lane.start()
+            raise
+        if ask.error is not None:
+            raise once_more(ask.error)
+        return self._ids(ask.outcome)
+
+    def putting_within(self, door: Door, payloads: Iterable[Any], options: PutOptions) -> Talk[list[int]]:
+        """The same in the caller's own transaction."""
+        from dibs.door_jobs import put_within
+
+        request = self._put(payloads, options)
+        if not request.jobs:
+            return []
+        return self._ids((yield from put_within(self._desk.session(), door, request)))
+
+    def _ids(self, outcome: PutDone | KeyTaken) -> list[int]:
+        if isinstance(outcome, PutDone):
+            return list(outcome.ids)
+        what = "is being worked" if outcome.claimed else "waits for a worker"
+        raise JobExists(
+            f"job {outcome.id} of {self.name!r} has the key {outcome.key!r} and {what}; on_conflict='keep' leaves it, "
+            "'replace' replaces one that waits",
+            key=outcome.key,
+            id=outcome.id,
+            claimed=outcome.claimed,
+        )
+
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    def taking(self, owner: object, n: int, limit_s: float | None) -> Steps[B]:
+        """Claim up to ``n`` jobs; an empty batch when there were none within ``limit_s`` seconds."""
+        session = self._desk.session()
+        ask = wish_for_jobs(session, self._key, n, self.group_limit, self.terms, owner, blocking=limit_s != 0)
+        try:
+            session.submit(ask)
+            settled = yield session, ask, session.request_timeout_s + session.patience_s if limit_s == 0 else limit_s
+            if not settled and limit_s and not ask.heard:
+                settled = yield from heard_in_time(session, ask, limit_s)
+            hold = answered(session, ask, settled)
+            if hold is None:
+                session.withdraw(ask)
+                return self._make_batch(None, [], 0.0)
+            return self._batch(session, hold)
+        except BaseException:
+            session.withdraw(ask)
+            raise
+
+    def _batch(self, session: Session, hold: Any) -> B:
+        claim = Claim(session, hold, self.name, self.keep_s)
+        jobs = [self._make_job(claim, row) for row in hold.taken.jobs]
+        batch = self._make_batch(claim, jobs, self.terms.ttl * MARGIN_PART)
+        hold.given = True
+        return batch
+
+    # -- see and mend -----------------------------------------------------------------------------------------------
+
+    def _acting(self, act: Callable[[Jobs, Deadline], Any]) -> Steps[Any]:
+        return acting(self._desk.session(), lambda store, by: act(cast("JobStore", store).jobs, by))
+
+    def depth(self) -> Steps[QueueDepth]:
+        found = yield from self._acting(lambda jobs, by: jobs.depths(self._key, self._key + "\x01", by))
+        return shown_depth(found[0]) if found else QueueDepth(self.name, 0, 0, 0, 0, 0.0)
+
+    def jobs(self, state: str, limit: int) -> Steps[list[JobRecord]]:
+        if state not in STATES:
+            raise InvalidOption(f"state is one of {', '.join(STATES)}, not {state!r}")
+        whole("limit", limit, LIST_MAX)
+        found = yield from self._acting(lambda jobs, by: jobs.jobs_in(self._key, state, limit, by))
+        return [shown_job(job) for job in found]
+
+    def job(self, job: int) -> Steps[JobRecord | None]:
+        (job,) = check_ids([job])
+        found = yield from self._acting(lambda jobs, by: jobs.find(self._key, job, by))
+        return None if found is None else shown_job(found)
+
+    def cancelling(self, ids: Sequence[int]) -> Steps[list[int]]:
+        ids = check_ids(ids)
+        return (yield from self._acting(lambda jobs, by: jobs.cancel(self._key, ids, self.keep_s, by)))  # type: ignore[no-any-return]
+
+    def requeuing(self, ids: Sequence[int]) -> Steps[int]:
+        which = check_ids(ids) or None
+        return (yield from self._acting(lambda jobs, by: jobs.revive(self._key, which, by)))  # type: ignore[no-any-return]
+
+    def purging(self, ids: Sequence[int], older_than: Seconds) -> Steps[int]:
+        which, seconds = check_ids(ids) or None, check_seconds("older_than", older_than)
+        return (yield from self._acting(lambda jobs, by: jobs.forget(self._key, which, seconds, by)))  # type: ignore[no-any-return]
+
+    def waiting_for(self, job: int, timeout: Seconds | None) -> Steps[JobRecord | None]:
+        """Look until the job has ended; None when it has left, or nothing came of it in time (see ``Queue.wait``)."""
+        limit_s = check_timeout(timeout)
+        session = self._desk.session()
+        clock = session.clock
+        until = None if limit_s is None else clock.now() + limit_s
+        pause = LOOK_MIN_S
+        while True:
+            found = yield from self.job(job)
+            if found is None or found.state in ("done", "dead", "cancelled"):
+                return found
+            now = clock.now()
+            if session.closed:
+                raise StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False)
+            if until is not None and now >= until:
+                raise TimeoutError(f"job {job} of {self.name!r} is {found.state} after {limit_s:g} s")
+            yield session, session.pause(), pause if until is None else min(pause, until - now)
+            pause = min(LOOK_MAX_S, pause * 1.5)
+
+
+class Patience:
+    """For how long somebody who works without end looks for jobs at a time: in turns, and not for ever."""
+
+    def __init__(self, idle: Seconds | None, stop: Any) -> None:
+        self._idle_s = None if idle is None else check_seconds("idle", idle)
+        self._waited_s = 0.0
+        if stop is not None and not callable(stop) and not hasattr(stop, "is_set"):
+            raise InvalidOption(f"stop is an event, or a function that says when to stop, not {stop!r}")
+        #: Whether it is time to stop.
+        self.stopped: Callable[[], bool] = bool if stop is None else getattr(stop, "is_set", stop)
+
+    def look_s(self) -> float | None:
+        """How long to look for jobs now; None when it is over."""
+        if self.stopped():
+            return None
+        if self._idle_s is None:
+            return TURN_S
+        left_s = self._idle_s - self._waited_s
+        return None if left_s <= 0 and self._waited_s else min(TURN_S, max(0.0, left_s))
+
+    def saw(self, jobs: int, looked_s: float) -> None:
+        """So many jobs were found after so much time at most."""
+        self._waited_s = 0.0 if jobs else self._waited_s + max(looked_s, 1e-6)
+
+
+class LeftInTheMiddle(Exception):
+    """Kept with a job whose loop was left while it was being worked."""
+
+
+def left_in_the_middle(error: BaseException) -> BaseException:
+    """What the job at hand has failed with. A generator that is closed does not know why: it may have been an error."""
+    if isinstance(error, GeneratorExit):
+        return LeftInTheMiddle("the loop over the stream was left while this job was at hand, by break or an error")
+    return error
+
+
+def make_queue(
+    desk: Desk,
+    name: str,
+    ttl: Seconds | None,
+    renew: bool,
+    max_hold: Seconds | None,
+    max_tries: int | None,
+    priority: int,
+    group_limit: int | None,
+    keep_results: Seconds,
+    make_job: Callable[[Claim, TakenJob], J],
+    make_batch: Callable[[Claim | None, list[J], float], B],
+) -> QueueCore[J, B]:
+    """Check what a caller gave; raises InvalidName and InvalidOption before any I/O, and Unsupported."""
+    terms = desk.terms(ttl, renew, 0, False, 0, max_hold, None, "raise", None)
+    return QueueCore(desk, name, terms, max_tries, priority, group_limit, keep_results, make_job, make_batch)
+
+
+def queue_key(namespace: str, name: str) -> str:
+    """What the store knows a queue by: no name of a lock can be like it ('~' is in no namespace)."""
+    return f"{namespace}~queue:{name}"
+
+
+def queue_name(key: str) -> str:
+    """The name of a queue as users know it."""
+    return key.partition("~queue:")[2]
+
+
+def check_n(n: object) -> int:
+    """How many jobs to take; raises InvalidOption."""
+    return whole("n", n, TAKE_MAX)
+
+
+def whole(what: str, number: object, most: int, least: int = 1) -> int:
+    """A whole number; raises InvalidOption."""
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise InvalidOption(f"{what} is a whole number from {least} to {most:,}, not {number!r}")
+    return number
+
+
+def check_ids(ids: Iterable[object]) -> list[int]:
+    """Ids of jobs; raises InvalidOption."""
+    checked = []
+    for job in ids:
+        if isinstance(job, bool) or not isinstance(job, int) or not 0 < job < 2**63:
+            raise InvalidOption(f"the id of a job is the whole number that put() returned, not {job!r}")
+        checked.append(job)
+    return checked
+
+
+def listing_queues(desk: Desk, prefix: str) -> Steps[list[QueueDepth]]:
+    """The queues that have jobs, by name."""
+    if not isinstance(prefix, str):
+        raise InvalidOption(f"prefix is a str, not {type(prefix).__name__}")
+    if prefix:
+        check_name(prefix)
+    if not desk.address.capabilities.queue:
+        return []
+    key = queue_key(desk.namespace, prefix)
+    before = key + "\U0010ffff" * 64
+    depths = yield from acting(desk.session(), lambda store, by: cast("JobStore", store).jobs.depths(key, before, by))
+    return [shown_depth(depth) for depth in depths]
+
+
+def shown_depth(depth: Depth) -> QueueDepth:
+    """As users know it."""
+    return QueueDepth(queue_name(depth.name), *depth[1:])
+
+
+def shown_job(job: StoredJob) -> JobRecord:
+    """As users know it."""
+    from datetime import datetime, timezone
+
+    def at(seconds: float | None) -> Any:
+        return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+
+    try:
+        payload = unpacked(job.payload)
+    except ValueError:  # put by somebody else, who took it for JSON
+        payload = job.payload
+    return JobRecord(
+        job.id,
+        job.state,
+        payload,
+        job.priority,
+        job.tries,
+        job.max_tries or None,
+        job.crashes,
+        job.fencing_token,
+        at(job.created_at),
+        at(job.due_at),
+        job.key,
+        job.group,
+        job.holder,
+        at(job.expires_at),
+        job.error,
+        None if job.result is None else unpacked(job.result),
+        at(job.ended_at),
+    )

@@ -1,0 +1,106 @@
+"""A take on its way: one caller's wish for jobs, until some are claimed, or nothing is waited for any more.
+
+It waits like a wish for a name does (``dibs.waiting``): the takes of one process and queue stand in line, the first of
+them asks, and sleeps until a hint, a due time, or a poll when there is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import StoreUnavailable
+from dibs.job_hold import JobHold
+from dibs.jobs import BACK, HINT_EVERY_S, Finish, Take, Taken
+from dibs.lane import JOBS, Ask, JobAsk
+from dibs.store import Held
+from dibs.waiting import LOOK_AGAIN_S, AcquireAsk
+
+if TYPE_CHECKING:
+    from dibs.session import Session
+    from dibs.terms import Terms
+
+assert LOOK_AGAIN_S >= 2 * HINT_EVERY_S
+
+
+class TakeAsk(AcquireAsk):
+    """A wish for jobs. Settled with a JobHold, or with Held."""
+
+    kind = JOBS
+
+    def __init__(
+        self, request: Take, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
+    ) -> None:
+        Ask.__init__(self, request, give_up_at)
+        self.started_at = started_at
+        self.terms = terms
+        self.owner = owner
+        self.blocking = request.wake is not None
+        self._session = session
+
+    def may_be_known(self) -> bool:
+        return self.t0 is not None
+
+    def received(self, outcome: Any) -> None:
+        if type(outcome) is Taken:
+            self.heard = True
+            self._claimed(outcome)
+        elif type(outcome) is Held:
+            self.t0 = None  # the claim certainly has nothing
+            super().received(outcome)
+        else:
+            self.failed(outcome)
+
+    def _claimed(self, taken: Taken) -> None:
+        """Make a hold of what was claimed, unless that took so long that it can no longer be trusted."""
+        session, request, t0 = self._session, self.request, self.t0
+        if self.dropped or self.settled or t0 is None:
+            return
+        now = session.clock.now()
+        if now < t0 + self.terms.trust_s and not session.closed:
+            # Kept on the ask, so that an answer given out twice (after a Ctrl-C) makes one hold.
+            hold = self.hold
+            if hold is None:
+                hold = self.hold = JobHold(request.name, request.claim_id, taken, self.terms, self.owner, t0)
+            session.renewer.track(hold, t0)
+            if self.blocking:
+                session.waiting.leave_line(self)
+            self.settle(hold)
+            return
+        session.lane.put(giving_back(session, request, taken))
+        if session.closed:
+            self.failed(StoreUnavailable("this dibs client was closed", maybe_applied=False))
+        else:
+            self.failed(StoreUnavailable("the store's answer took longer than the ttl of the jobs it gave"))
+
+    def undoing(self) -> Ask:
+        """What takes back a take that was sent and perhaps granted: it is told what it has, and gives that back."""
+        return Undo(self.request, self._session)
+
+
+class Undo(JobAsk):
+    """Asks what a claim was granted, and gives that back. (It may claim first; that costs no try.)"""
+
+    def __init__(self, request: Take, session: Session) -> None:
+        super().__init__(request._replace(wake=None), session.clock.now() + session.patience_s)
+        self._session = session
+
+    def received(self, outcome: Any) -> None:
+        if type(outcome) is Taken:
+            self._session.lane.put(giving_back(self._session, self.request, outcome))
+        self.settle(outcome)
+
+
+def giving_back(session: Session, request: Take, taken: Taken) -> JobAsk:
+    """What gives back all that a take was granted."""
+    ids = tuple(job.id for job in taken.jobs)
+    return JobAsk(Finish(request.name, ids, taken.fencing_token, BACK), session.clock.now() + session.patience_s)
+
+
+def wish_for_jobs(
+    session: Session, key: str, n: int, group_limit: int, terms: Terms, owner: object, *, blocking: bool
+) -> TakeAsk:
+    """Make the ask; nothing happens before ``Session.submit``."""
+    now = session.clock.now()
+    wake = session.client_id if blocking else None
+    request = Take(key, session.new_claim(), n, terms.ttl, session.holder, group_limit, wake)
+    return TakeAsk(request, now + session.patience_s, now, terms, owner, session)

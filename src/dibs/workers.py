@@ -1,0 +1,99 @@
+"""Handlers in threads: ``queue.run(handler, workers=4)``. What is taken when, and how jobs end, is in ``dibs.crew``.
+
+The thread that calls it takes jobs and sleeps; as many others as there are workers call the handler. In the main thread
+SIGTERM and Ctrl-C end it in order: what is in hand is finished, the rest is given back.
+"""
+
+from __future__ import annotations
+
+import signal
+from _thread import get_ident
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from dibs.crew import Crew
+from dibs.errors import InvalidOption
+from dibs.steps import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.names import Seconds
+    from dibs.queue_core import QueueCore
+
+
+def run_in_threads(
+    core: QueueCore[Any, Any],
+    handler: Callable[[Any], Any],
+    workers: int,
+    prefetch: int,
+    drain_timeout: Seconds,
+    idle: Seconds | None,
+    stop: Any,
+) -> int:
+    """Work until it is time to stop; how many jobs were done."""
+    if not callable(handler):
+        raise InvalidOption(f"handler is a function that takes a job, not {handler!r}")
+    crew = Crew(core, workers, prefetch, drain_timeout, idle, stop)
+    to_work: SimpleQueue[Any] = SimpleQueue()
+    crew.start = to_work.put
+    clock = core.desk.session().clock
+
+    def work() -> None:
+        while (job := to_work.get()) is not None:
+            try:
+                result = handler(job)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
+                crew.raised(job, error)
+            except BaseException as error:  # noqa: BLE001 - SystemExit and the like: this worker is to end
+                crew.raised(job, error)
+                crew.stopping = True
+            else:
+                crew.succeeded(job, result)
+            finally:
+                crew.over(job)
+            del job  # so that a claim that is over is not kept by an idle thread
+
+    for number in range(workers):
+        clock.spawn(f"dibs-worker-{number + 1}", work)
+    try:
+        with Signals(crew):
+            run(crew.dispatching(get_ident()))
+            crew.drop_waiting()
+            rest = run(crew.draining())
+    except BaseException:
+        crew.drop_waiting()
+        rest = list(crew._running.values())
+        raise
+    finally:
+        for _ in range(workers):
+            to_work.put(None)
+        crew.abandon(rest)
+        run(crew.settling())
+    return crew.done
+
+
+class Signals:
+    """While it is open, SIGTERM and the first Ctrl-C tell the crew to stop. Nothing, outside the main thread."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._stop)
+        except ValueError:  # signals are for the main thread
+            pass
+        return self
+
+    def _stop(self, number: int, frame: object) -> None:
+        # A handler of signals runs anywhere, so it only marks; who sleeps looks at the mark.
+        if self._crew.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._crew.stopping = True
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
