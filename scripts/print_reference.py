@@ -157,6 +157,9 @@ FACES = (
     (dibs.Claims, dibs.AsyncClaims, "claims"),
     (dibs.Batch, dibs.AsyncBatch, "batch"),
     (dibs.Item, dibs.Item, "item"),
+    (dibs.Queue, dibs.AsyncQueue, "queue"),
+    (dibs.Job, dibs.AsyncJob, "job"),
+    (dibs.JobBatch, dibs.AsyncJobBatch, "batch"),
     (dibs.Election, dibs.AsyncElection, "election"),
     (dibs.Term, dibs.AsyncTerm, "term"),
     (dibs.lost.Lost, dibs.aio.AsyncLost, "lease.lost"),
@@ -171,6 +174,8 @@ BLOCKS = {
     dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number nobody else has meanwhile.",
     dibs.Batch: "`for item in batch:` works it off: going on to the next item finishes the one before. `with batch:` "
     "gives back what is left at the end, and never raises LeaseLost: what was lost stands in `batch.lost`.",
+    dibs.JobBatch: "`for job in batch:` works it off: going on to the next job finishes the one before as done. "
+    "`with batch:` gives back what is left at the end; an error fails the job at hand.",
     dibs.Term: "`with term:` resigns at the end, with LeaseLost as with a lease.",
     dibs.Once: "`with once as run:` begins a run; LockTimeout when somebody else is at it for longer than `timeout`, "
     'or with `on_busy="skip"` a run that is false. At the end as below.',
@@ -183,6 +188,9 @@ RECORDS: dict[type, str] = {
     dibs.Pause: "`client.pause()` and `client.pauses()` return it.",
     dibs.HistoryRecord: "`client.history()` returns them.",
     dibs.Leader: "`election.leader()` returns it, `election.observe()` gives one after the other.",
+    dibs.NewJob: "For `queue.put_many()`.",
+    dibs.JobRecord: "`queue.job()`, `queue.jobs()` and `queue.dead()` return them.",
+    dibs.QueueDepth: "`queue.depth()` and `client.queues()` return it.",
     dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
 CAPABILITY_WORDS = {
@@ -191,7 +199,7 @@ CAPABILITY_WORDS = {
     "clock": "The clock on which leases end",
     "waiting_line": "In which order waiters are served",
     "signal": "What wakes a waiter",
-    "queue": "Durable queues (in this version no store has them)",
+    "queue": "Durable queues of work: `client.queue(name)`",
     "durable": "An acknowledged grant outlives a crash and a power cut (SQLite: its token is never repeated)",
     "ttl_min_s": "Shortest ttl, in seconds",
     "ttl_max_s": "Longest ttl, in seconds",
@@ -257,6 +265,19 @@ LIMITS = {
         "TOKENS_PER_BOOT": "by how much the floor under the tokens rises at each boot of the machine",
     },
     "dibs.stores.postgres_link": {"SERVER_MIN": "oldest PostgreSQL, as servers number themselves (12)"},
+    "dibs.jobs": {
+        "PUT_MAX": "most jobs of one put",
+        "TAKE_MAX": "most jobs of one take",
+        "PAYLOAD_BYTES_MAX": "longest payload of a job, in bytes",
+        "ERROR_CHARS_MAX": "longest error that is kept with a job, in characters",
+        "PRIORITY_MAX": "greatest priority of a job, and the smallest with a minus",
+        "GROUP_LIMIT_MAX": "greatest group_limit",
+    },
+    "dibs.new_jobs": {
+        "PUT_BYTES_MAX": "most bytes of payload in one put",
+        "TRIES_MAX": "greatest max_tries",
+    },
+    "dibs.crew": {"WORKERS_MAX": "most workers of one run"},
     "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }
@@ -275,6 +296,7 @@ INSIDE = {
         "IDLE_S": "the claim lane's thread ends after so many seconds without work",
         "BACKOFF_MIN_S": "first pause before a failed batch is repeated; it doubles",
         "BACKOFF_MAX_S": "last pause",
+        "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
         "SERVED": "what serving answers instead of a pause when nothing is left",
         "BUSY_PAUSE_S": "pause before a batch is repeated that the store was too busy to take",
     },
@@ -289,6 +311,7 @@ INSIDE = {
         "POLL_MIN_S": "a waiter asks again after a random time, at least this",
         "POLL_MAX_S": "and at most this",
         "ASK_AGAIN_MIN_S": "no waiter asks sooner than this after it was refused",
+        "LOOK_AGAIN_S": "whoever waits for jobs asks again so soon after a hint that brought nothing",
         "LOOK_PART": "pause between looks for a change, as a part of the time waited so far",
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",

@@ -66,6 +66,9 @@ PAIRS = [
     ("OnceRun", "AsyncOnceRun"),
     ("Claims", "AsyncClaims"),
     ("Batch", "AsyncBatch"),
+    ("Queue", "AsyncQueue"),
+    ("Job", "AsyncJob"),
+    ("JobBatch", "AsyncJobBatch"),
     ("Election", "AsyncElection"),
     ("Term", "AsyncTerm"),
 ]

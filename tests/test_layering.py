@@ -21,7 +21,7 @@ LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer", "dibs.notes", "dibs.lock_o
 PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock", "dibs.semaphore", "dibs.rwlock"}
 AIO = {
     f"dibs.aio.{subject}"
-    for subject in ("lease", "lockable", "multilock", "semaphore", "rwlock", "once", "election", "claims")
+    for subject in ("lease", "lockable", "multilock", "semaphore", "rwlock", "once", "election", "claims", "queue")
 }
 ALLOWED: dict[str, set[str]] = {
     # The contract, and what has no opinion on anything above it.
@@ -241,7 +241,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     # Plain data.
     "dibs.names": {"dibs.errors"},
-    "dibs.hold": set(),
+    "dibs.hold": {"dibs.store"},
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
@@ -298,9 +298,43 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.standby",
         "dibs.succession",
     },
+    # Queues.
+    "dibs.new_jobs": {"dibs.errors", "dibs.jobs", "dibs.names", "dibs.once_keys"},
+    "dibs.job_hold": {*CONTRACT, "dibs.hold", "dibs.jobs", "dibs.lane"},
+    "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting"},
+    "dibs.job_batch": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
+    "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
+    "dibs.queue_records": {"dibs.new_jobs"},
+    "dibs.queue_core": {
+        *CONTRACT,
+        *DATA,
+        "dibs.door_jobs",
+        "dibs.job_batch",
+        "dibs.jobs",
+        "dibs.lane",
+        "dibs.lock",
+        "dibs.new_jobs",
+        "dibs.pauses",
+        "dibs.queue_records",
+        "dibs.taking",
+    },
+    "dibs.crew": {"dibs.errors", "dibs.names", "dibs.job_batch", "dibs.jobs", "dibs.new_jobs", "dibs.queue_core"},
+    "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.claims": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys"},
     # Faces.
+    "dibs.queue": {
+        *CONTRACT,
+        *DATA,
+        "dibs.door",
+        "dibs.guarding",
+        "dibs.job_batch",
+        "dibs.lost",
+        "dibs.new_jobs",
+        "dibs.pausing",
+        "dibs.queue_core",
+        "dibs.workers",
+    },
     "dibs.election": {
         "dibs.errors",
         "dibs.names",
@@ -323,6 +357,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.history",
         "dibs.pausing",
         "dibs.claims",
+        "dibs.queue",
+        "dibs.queue_core",
     },
     # The same for asyncio, a subject a module; all of them take steps by way of the first.
     "dibs.aio.tasks": {"dibs.steps"},
@@ -371,6 +407,19 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.aio.lease",
         "dibs.aio.lockable",
     },
+    "dibs.aio.queue": {
+        "dibs.door",
+        "dibs.job_batch",
+        "dibs.names",
+        "dibs.new_jobs",
+        "dibs.pausing",
+        "dibs.queue",
+        "dibs.queue_core",
+        "dibs.aio.lease",
+        "dibs.aio.tasks",
+        "dibs.aio.workers",
+    },
+    "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks"},
     "dibs.aio.claims": {"dibs.batch", "dibs.claims", "dibs.aio.tasks"},
     "dibs.aio.client": {
         "dibs.names",
@@ -385,6 +434,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.history",
         "dibs.pausing",
         "dibs.claims",
+        "dibs.queue_core",
         "dibs.aio.tasks",
         *AIO,
     },
@@ -457,6 +507,7 @@ DRIVERS = {
 }
 # Modules that are worth their length, and why.
 LONG = {
+    "dibs.client": "what a client gives, each with what its user must know",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
     "dibs.session": "all that one client knows of its holds, under one mutex: grants, ends, losses, closing",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from dibs.once import Once, OnceRecord, OnceRun
     from dibs.pausing import Pause
     from dibs.queue import Job, JobBatch, Queue
-    from dibs.queue_core import JobRecord, QueueDepth
+    from dibs.queue_records import JobRecord, QueueDepth
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
@@ -159,7 +159,7 @@ _LAZY = {
     "Item": "dibs.batch",
     "Job": "dibs.queue",
     "JobBatch": "dibs.queue",
-    "JobRecord": "dibs.queue_core",
+    "JobRecord": "dibs.queue_records",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
     "LeaseRecord": "dibs.desk",
@@ -172,7 +172,7 @@ _LAZY = {
     "OnceRun": "dibs.once",
     "Pause": "dibs.pausing",
     "Queue": "dibs.queue",
-    "QueueDepth": "dibs.queue_core",
+    "QueueDepth": "dibs.queue_records",
     "RWLock": "dibs.rwlock",
     "Semaphore": "dibs.semaphore",
     "Term": "dibs.election",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dibs.once_keys import Key
     from dibs.pausing import Pause
     from dibs.queue import Queue
-    from dibs.queue_core import QueueDepth
+    from dibs.queue_records import QueueDepth
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities

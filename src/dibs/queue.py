@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
-    from dibs.queue_core import JobRecord, QueueCore, QueueDepth
+    from dibs.queue_core import QueueCore
+    from dibs.queue_records import JobRecord, QueueDepth
+
+    #: Works a job; what it returns is the result.
+    Handler = Callable[["Job"], Any]
 
 
 class Job(JobFacts):
@@ -243,7 +247,7 @@ class Queue:
 
     def run(
         self,
-        handler: Callable[[Job], Any],
+        handler: Handler,
         *,
         workers: int = 4,
         prefetch: int = 100,

@@ -6,16 +6,17 @@ A queue is a name; its jobs are the store's (``dibs.jobs``). Nothing is kept her
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
 from dibs.job_batch import Claim, JobBatchFacts, JobFacts
-from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone, StoredJob
+from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
 from dibs.lane import JobAsk
 from dibs.lock import answered, heard_in_time
 from dibs.names import check_name, check_seconds, check_timeout
-from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs, unpacked
+from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
 from dibs.pauses import QUEUE
+from dibs.queue_records import QueueDepth, queue_key, shown_depth, shown_job
 from dibs.steps import acting
 from dibs.taking import wish_for_jobs
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from dibs.desk import Desk
     from dibs.door import Door
     from dibs.guarding import Talk
-    from dibs.jobs import Depth, Jobs, JobStore, TakenJob
+    from dibs.jobs import Jobs, JobStore, TakenJob
     from dibs.names import Seconds
     from dibs.once_keys import Key
+    from dibs.queue_records import JobRecord
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
@@ -47,44 +49,6 @@ LOOK_MAX_S = 1.0
 
 J = TypeVar("J", bound=JobFacts)
 B = TypeVar("B", bound=JobBatchFacts[Any])
-
-
-class JobRecord(NamedTuple):
-    """A job as the store shows it to anybody who may read it.
-
-    ``state`` is ready, later, claimed, done, dead or cancelled. ``payload`` is what was put; ``error`` the last error,
-    ``result`` what a done one was done with. ``holder`` and ``expires_at`` are of its last claim, ``ended_at`` of a job
-    that has ended. Times are by the store's clock.
-    """
-
-    id: int
-    state: str
-    payload: Any
-    priority: int
-    tries: int
-    max_tries: int | None
-    crashes: int
-    fencing_token: int
-    created_at: datetime
-    due_at: datetime
-    key: str | None
-    group: str | None
-    holder: str | None
-    expires_at: datetime | None
-    error: str | None
-    result: Any
-    ended_at: datetime | None
-
-
-class QueueDepth(NamedTuple):
-    """How many jobs are ready, due later, claimed and dead; for how many seconds the oldest has been ready."""
-
-    queue: str
-    ready: int
-    later: int
-    claimed: int
-    dead: int
-    oldest_s: float
 
 
 class QueueCore(Generic[J, B]):
@@ -323,16 +287,6 @@ def make_queue(
     return QueueCore(desk, name, terms, max_tries, priority, group_limit, keep_results, make_job, make_batch)
 
 
-def queue_key(namespace: str, name: str) -> str:
-    """What the store knows a queue by: no name of a lock can be like it ('~' is in no namespace)."""
-    return f"{namespace}~queue:{name}"
-
-
-def queue_name(key: str) -> str:
-    """The name of a queue as users know it."""
-    return key.partition("~queue:")[2]
-
-
 def check_n(n: object) -> int:
     """How many jobs to take; raises InvalidOption."""
     return whole("n", n, TAKE_MAX)
@@ -367,40 +321,3 @@ def listing_queues(desk: Desk, prefix: str) -> Steps[list[QueueDepth]]:
     before = key + "\U0010ffff" * 64
     depths = yield from acting(desk.session(), lambda store, by: cast("JobStore", store).jobs.depths(key, before, by))
     return [shown_depth(depth) for depth in depths]
-
-
-def shown_depth(depth: Depth) -> QueueDepth:
-    """As users know it."""
-    return QueueDepth(queue_name(depth.name), *depth[1:])
-
-
-def shown_job(job: StoredJob) -> JobRecord:
-    """As users know it."""
-    from datetime import datetime, timezone
-
-    def at(seconds: float | None) -> Any:
-        return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
-
-    try:
-        payload = unpacked(job.payload)
-    except ValueError:  # put by somebody else, who took it for JSON
-        payload = job.payload
-    return JobRecord(
-        job.id,
-        job.state,
-        payload,
-        job.priority,
-        job.tries,
-        job.max_tries or None,
-        job.crashes,
-        job.fencing_token,
-        at(job.created_at),
-        at(job.due_at),
-        job.key,
-        job.group,
-        job.holder,
-        at(job.expires_at),
-        job.error,
-        None if job.result is None else unpacked(job.result),
-        at(job.ended_at),
-    )

@@ -130,7 +130,14 @@ BUGS = (
         "a renewal that timed out taken for a success",
         _TWO_HOLDERS,
         2000,
-        (Edit(Renewer, "_renew", "unknown = without_frames(error)\n", "outcomes = [Renewed(0.0)] * len(batch)\n"),),
+        (
+            Edit(
+                Renewer,
+                "_call",
+                "answers = [without_frames(error)] * len(which)",
+                "answers = [Renewed(0.0)] * len(which)",
+            ),
+        ),
     ),
     Bug(
         "clock rates ignored: trust lasts the whole ttl",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
-    from dibs.queue_core import QueueDepth
+    from dibs.queue_records import QueueDepth
     from dibs.store import Capabilities
 
 F = TypeVar("F", bound="Callable[..., Any]")

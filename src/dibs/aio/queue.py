@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
-    from dibs.queue_core import JobRecord, QueueCore, QueueDepth
+    from dibs.queue_core import QueueCore
+    from dibs.queue_records import JobRecord, QueueDepth
+
+    #: Works a job; what it returns is the result.
+    Handler = Callable[["AsyncJob"], Awaitable[Any]]
 
 
 class AsyncJob(JobFacts):
@@ -194,7 +198,7 @@ class AsyncQueue:
 
     async def run(
         self,
-        handler: Callable[[AsyncJob], Awaitable[Any]],
+        handler: Handler,
         *,
         workers: int = 4,
         prefetch: int = 100,
