@@ -191,6 +191,7 @@ RECORDS: dict[type, str] = {
     dibs.NewJob: "For `queue.put_many()`.",
     dibs.JobRecord: "`queue.job()`, `queue.jobs()` and `queue.dead()` return them.",
     dibs.QueueDepth: "`queue.depth()` and `client.queues()` return it.",
+    dibs.Advice: "`queue.advice()` returns it.",
     dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
 CAPABILITY_WORDS = {
@@ -277,6 +278,7 @@ LIMITS = {
         "PUT_BYTES_MAX": "most bytes of payload in one put",
         "TRIES_MAX": "greatest max_tries",
     },
+    "dibs.load": {"WINDOW_S": "advice is measured over so many seconds"},
     "dibs.crew": {"WORKERS_MAX": "most workers of one run"},
     "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},

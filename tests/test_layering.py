@@ -304,6 +304,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting"},
     "dibs.job_batch": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
+    "dibs.load": {"dibs.clock", "dibs.store"},
+    "dibs.advice": {"dibs.load", "dibs.steps"},
     "dibs.queue_records": {"dibs.new_jobs"},
     "dibs.queue_core": {
         *CONTRACT,
@@ -311,7 +313,9 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.door_jobs",
         "dibs.job_batch",
         "dibs.jobs",
+        "dibs.advice",
         "dibs.lane",
+        "dibs.load",
         "dibs.lock",
         "dibs.new_jobs",
         "dibs.pauses",

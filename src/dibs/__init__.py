@@ -33,6 +33,7 @@ from dibs.errors import (
 )
 
 if TYPE_CHECKING:
+    from dibs.advice import Advice
     from dibs.aio import (
         AsyncBatch,
         AsyncClaims,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from dibs.store import Capabilities
 
 __all__ = [
+    "Advice",
     "AsyncBatch",
     "AsyncClaims",
     "AsyncClient",
@@ -134,6 +136,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Advice": "dibs.advice",
     "AsyncBatch": "dibs.aio",
     "AsyncClaims": "dibs.aio",
     "AsyncClient": "dibs.aio",

@@ -67,7 +67,7 @@ class Crew:
         self._session: Session = core.desk.session()
         self.mutex = self._session.clock.mutex()
         self._waiting: deque[JobFacts] = deque()
-        self._running: dict[int, JobFacts] = {}
+        self._running: dict[int, tuple[JobFacts, float]] = {}  # and since when
         self._alone = False
         self._ended = self._ended_before = 0
         self._counted_from = self._session.clock.now()
@@ -85,7 +85,7 @@ class Crew:
                 yield from self.turn(TURN_S)
                 continue
             try:
-                batch = yield from core.taking(owner, room, look_s)
+                batch = yield from core.taking(owner, room, look_s, self.workers)
             except StoreUnavailable as error:
                 if self._session.closed:
                     break
@@ -145,7 +145,7 @@ class Crew:
                 if len(self._running) >= limit:
                     return
                 self._waiting.popleft()
-                self._running[job.id] = job
+                self._running[job.id] = (job, self._session.clock.now())
             self.start(job)
 
     # -- ends -------------------------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ class Crew:
             self._end(job, BACK)
 
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
-        ask = job._claim.send([job], end, note, delay_s, keep_s)
+        began = self._running.get(job.id, (job, self._session.clock.now()))[1]
+        ask = job._claim.send([job], end, note, delay_s, keep_s, self._session.clock.now() - began)
         if ask is None:
             self.late += end == DONE
             log.warning("job %d of %r was worked, but its claim was lost: it is worked again", job.id, job.queue)
@@ -207,6 +208,7 @@ class Crew:
             self.done += ask.request.end == DONE
         elif ask.request.end in (DONE, DEAD):
             self.late += 1
+            self._core.load().count(late=1)
 
     # -- the end of it all ------------------------------------------------------------------------------------------
 
@@ -225,7 +227,12 @@ class Crew:
             if left_s <= 0:
                 break
             yield from self.turn(min(TURN_S, left_s))
-        return list(self._running.values())
+        return self.running()
+
+    def running(self) -> list[JobFacts]:
+        """What is being worked."""
+        with self.mutex:
+            return [job for job, _ in self._running.values()]
 
     def settling(self) -> Steps[None]:
         """Wait until the store has heard of every end."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dibs.guarding import Talk
     from dibs.jobs import TakenJob
     from dibs.lane import JobAsk
+    from dibs.load import Load
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -40,10 +41,13 @@ RESULT_BYTES_MAX = 2**20
 class Claim:
     """What keeps a claim alive: its jobs and batch share it, and when nobody has any of them it is renewed no more."""
 
-    __slots__ = ("__weakref__", "hold", "keep_s", "queue", "session")
+    __slots__ = ("__weakref__", "hold", "keep_s", "load", "queue", "session", "worked_from")
 
-    def __init__(self, session: Session, hold: JobHold, queue: str, keep_s: float) -> None:
+    def __init__(self, session: Session, hold: JobHold, queue: str, keep_s: float, load: Load) -> None:
         self.session = session
+        self.load = load
+        #: Since when its jobs are worked: those of one batch one after the other.
+        self.worked_from = session.clock.now()
         self.hold = hold
         self.queue = queue
         #: For how long results are kept.
@@ -54,10 +58,33 @@ class Claim:
         return self.session.pid == os.getpid()
 
     def send(
-        self, jobs: Iterable[JobFacts], end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0
+        self,
+        jobs: Iterable[JobFacts],
+        end: str,
+        note: str | None = None,
+        delay_s: float = 0.0,
+        keep_s: float = 0.0,
+        held_s: float | None = None,
     ) -> JobAsk | None:
-        """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane."""
-        return finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s)
+        """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane.
+
+        held_s: for how long they were worked, if that is known better than here.
+        """
+        ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s)
+        if ask is None:
+            return None
+        count = len(ask.request.ids)
+        if end == BACK:
+            self.load.count(returned=count)
+            return ask
+        if held_s is None:
+            now = self.session.clock.now()
+            held_s, self.worked_from = now - self.worked_from, now
+        if end == RETRY:
+            self.load.count(returned=count, held_s=held_s)
+        else:
+            self.load.count(ended=count, held_s=held_s)
+        return ask
 
     def backoff_s(self, tries: int) -> float:
         """How long to wait before the next try."""
@@ -195,6 +222,7 @@ class JobFacts:
             return
         yield from _confirmed(self._session, ask)
         if ask.outcome.gone:
+            self._claim.load.count(late=1)
             self._hold.lost.add(self.id)
             raise LeaseLost(self._why())
 
@@ -388,6 +416,7 @@ class JobBatchFacts(Generic[J]):
             self._pending.pop()
             if type(ask.outcome) is Finished:
                 claim.hold.lost.update(ask.outcome.gone)
+                claim.load.count(late=len(ask.outcome.gone))
             elif ask.error is not None and ask.request.end == DONE:
                 unknown = unknown or ask.error
         if unknown is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
+    from dibs.advice import Advice
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
@@ -319,6 +320,10 @@ class Queue:
         and TimeoutError after ``timeout`` seconds. A job that has left without a trace counts as done.
         """
         return result_of(run(self._core.waiting_for(id, timeout)))
+
+    def advice(self) -> Advice:
+        """How many workers the queue needs, and why; measured over the last minute and all processes that take jobs."""
+        return run(self._core.advising())
 
     def pause(self, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
         """Stop handing out jobs, for every client; who works goes on. As ``client.pause("queue/NAME")``, see there."""

@@ -12,6 +12,7 @@ from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported,
 from dibs.job_batch import Claim, JobBatchFacts, JobFacts
 from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
 from dibs.lane import JobAsk
+from dibs.load import WINDOW_S, Load
 from dibs.lock import answered, heard_in_time
 from dibs.names import check_name, check_seconds, check_timeout
 from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
+    from dibs.advice import Advice
     from dibs.clock import Deadline
     from dibs.desk import Desk
     from dibs.door import Door
@@ -155,9 +157,25 @@ class QueueCore(Generic[J, B]):
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
-    def taking(self, owner: object, n: int, limit_s: float | None) -> Steps[B]:
-        """Claim up to ``n`` jobs; an empty batch when there were none within ``limit_s`` seconds."""
+    def load(self) -> Load:
+        """What is counted of it in this process."""
         session = self._desk.session()
+        load = session.loads.get(self.name)
+        if load is None:
+            load = session.loads.setdefault(self.name, Load(session, self._desk.namespace, self.name, WINDOW_S))
+        return load
+
+    def advising(self) -> Steps[Advice]:
+        """How many workers it needs."""
+        from dibs.advice import advising
+
+        return advising(self._desk, self.name, WINDOW_S)
+
+    def taking(self, owner: object, n: int, limit_s: float | None, workers: int = 1) -> Steps[B]:
+        """Claim up to ``n`` jobs, for so many workers; an empty batch if there were none within ``limit_s`` seconds."""
+        session, load = self._desk.session(), self.load()
+        load.taker(owner, workers)
+        load.tell()
         ask = wish_for_jobs(session, self._key, n, self.group_limit, self.terms, owner, blocking=limit_s != 0)
         try:
             session.submit(ask)
@@ -166,15 +184,20 @@ class QueueCore(Generic[J, B]):
                 settled = yield from heard_in_time(session, ask, limit_s)
             hold = answered(session, ask, settled)
             if hold is None:
+                load.count(asked=1, empty=1, raced=ask.raced)
                 session.withdraw(ask)
                 return self._make_batch(None, [], 0.0)
-            return self._batch(session, hold)
+            batch = self._batch(session, hold, load)
+            had = len(batch)
+            take_s = batch._claim.worked_from - hold.t0 if batch._claim is not None else 0.0
+            load.count(asked=1, won=1, taken=had, short=had < n, raced=ask.raced, take_s=take_s)
+            return batch
         except BaseException:
             session.withdraw(ask)
             raise
 
-    def _batch(self, session: Session, hold: Any) -> B:
-        claim = Claim(session, hold, self.name, self.keep_s)
+    def _batch(self, session: Session, hold: Any, load: Load) -> B:
+        claim = Claim(session, hold, self.name, self.keep_s, load)
         jobs = [self._make_job(claim, row) for row in hold.taken.jobs]
         batch = self._make_batch(claim, jobs, self.terms.ttl * MARGIN_PART)
         hold.given = True

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dibs.clock import Clock
+    from dibs.load import Load
     from dibs.lock_order import LockOrder
     from dibs.notes import Notes
     from dibs.pauses import Pauses
@@ -160,6 +161,8 @@ class Session:
         self.owned: dict[object, dict[Hold, None]] = {}
         self._notes: Notes | None = None
         self._lock_order: LockOrder | None = None
+        #: What is counted of the queues that this client takes jobs of (dibs.load), by their names.
+        self.loads: dict[str, Load] = {}
         self._sleeps: WeakSet[Ask] = WeakSet()
         self.closed = False
 

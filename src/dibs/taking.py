@@ -26,6 +26,8 @@ class TakeAsk(AcquireAsk):
     """A wish for jobs. Settled with a JobHold, or with Held."""
 
     kind = JOBS
+    #: How often a hint called it for nothing.
+    raced = 0
 
     def __init__(
         self, request: Take, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
@@ -46,6 +48,7 @@ class TakeAsk(AcquireAsk):
             self._claimed(outcome)
         elif type(outcome) is Held:
             self.t0 = None  # the claim certainly has nothing
+            self.raced += self.hinted
             super().received(outcome)
         else:
             self.failed(outcome)

@@ -63,7 +63,7 @@ def run_in_threads(
             rest = run(crew.draining())
     except BaseException:
         crew.drop_waiting()
-        rest = list(crew._running.values())
+        rest = crew.running()
         raise
     finally:
         for _ in range(workers):

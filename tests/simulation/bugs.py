@@ -135,7 +135,7 @@ BUGS = (
                 Renewer,
                 "_call",
                 "answers = [without_frames(error)] * len(which)",
-                "answers = [Renewed(0.0)] * len(which)",
+                "answers = [__import__('dibs.store').store.Renewed(0.0)] * len(which)",
             ),
         ),
     ),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
+    from dibs.advice import Advice
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
@@ -248,6 +249,10 @@ class AsyncQueue:
     async def wait(self, id: int, *, timeout: Seconds | None = None) -> Any:  # noqa: A002 - as above
         """Wait until a job has ended; its result, where the queue keeps results. See ``dibs.Queue.wait``."""
         return result_of(await take(self._core.waiting_for(id, timeout)))
+
+    async def advice(self) -> Advice:
+        """How many workers the queue needs, and why; see ``dibs.Queue.advice``."""
+        return await take(self._core.advising())
 
     async def pause(self, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
         """Stop handing out jobs, for every client; who works goes on. See ``dibs.Queue.pause``."""
