@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.job_batch import result_text
+from dibs.job import result_text
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text
@@ -26,7 +26,7 @@ from dibs.queue_core import TURN_S, Patience, whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.job_batch import JobFacts
+    from dibs.job import JobFacts
     from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.queue_core import QueueCore

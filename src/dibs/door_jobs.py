@@ -17,7 +17,7 @@ from dibs.steps import acting
 if TYPE_CHECKING:
     from dibs.door import Door
     from dibs.guarding import Talk
-    from dibs.job_batch import JobFacts
+    from dibs.job import JobFacts
     from dibs.jobs import JobStore, PutDone
     from dibs.session import Session
 

@@ -10,7 +10,8 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import JobFailed
-from dibs.job_batch import JobBatchFacts, JobFacts
+from dibs.job import JobFacts
+from dibs.job_batch import JobBatchFacts
 from dibs.lost import Lost
 from dibs.names import check_timeout
 from dibs.queue_core import LIST_DEFAULT, Patience, check_n, left_in_the_middle

@@ -9,7 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
-from dibs.job_batch import Claim, JobBatchFacts, JobFacts
+from dibs.job import Claim, JobFacts
+from dibs.job_batch import JobBatchFacts
 from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
 from dibs.lane import JobAsk
 from dibs.load import WINDOW_S, Load

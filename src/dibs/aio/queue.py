@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dibs.aio.lease import AsyncLost, converse
 from dibs.aio.tasks import Begun, owner, take
 from dibs.door import door_to
-from dibs.job_batch import JobBatchFacts, JobFacts
+from dibs.job import JobFacts
+from dibs.job_batch import JobBatchFacts
 from dibs.names import check_timeout
 from dibs.queue import result_of
 from dibs.queue_core import LIST_DEFAULT, Patience, check_n, left_in_the_middle

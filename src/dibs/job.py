@@ -1,0 +1,286 @@
+"""One claimed job: what its worker knows of it, and how it ends.
+
+A job is *held* while its claim is in force and it is not finished; *finished* once its end is on its way; or *lost*:
+the claim has run out, or the store knows the job no more as claimed by it. Ends of jobs are told to the store at once
+and waited for, except by a loop that moves on: that one learns from ``lost`` what came too late.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import InvalidOption, LeaseLost, once_more
+from dibs.hold import HELD, LOST
+from dibs.job_hold import JobHold, finish
+from dibs.jobs import BACK, DEAD, DONE, RETRY
+from dibs.names import check_seconds
+from dibs.new_jobs import as_json, error_text, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from dibs.door import Door
+    from dibs.guarding import Talk
+    from dibs.jobs import TakenJob
+    from dibs.lane import JobAsk
+    from dibs.load import Load
+    from dibs.names import Seconds
+    from dibs.session import Session
+    from dibs.steps import Steps
+
+# A failed job is tried again after a pause that doubles from the first of these to the last, give or take a quarter.
+BACKOFF_MIN_S = 1.0
+BACKOFF_MAX_S = 3600.0
+BACKOFF_JITTER = 0.5
+RESULT_BYTES_MAX = 2**20
+
+
+class Claim:
+    """What keeps a claim alive: its jobs and batch share it, and when nobody has any of them it is renewed no more."""
+
+    __slots__ = ("__weakref__", "hold", "keep_s", "load", "queue", "session", "worked_from")
+
+    def __init__(self, session: Session, hold: JobHold, queue: str, keep_s: float, load: Load) -> None:
+        self.session = session
+        self.load = load
+        #: Since when its jobs are worked: those of one batch one after the other.
+        self.worked_from = session.clock.now()
+        self.hold = hold
+        self.queue = queue
+        #: For how long results are kept.
+        self.keep_s = keep_s
+
+    def here(self) -> bool:
+        """False in a forked child, which holds nothing of it."""
+        return self.session.pid == os.getpid()
+
+    def send(
+        self,
+        jobs: Iterable[JobFacts],
+        end: str,
+        note: str | None = None,
+        delay_s: float = 0.0,
+        keep_s: float = 0.0,
+        held_s: float | None = None,
+    ) -> JobAsk | None:
+        """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane.
+
+        held_s: for how long they were worked, if that is known better than here.
+        """
+        ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s)
+        if ask is None:
+            return None
+        count = len(ask.request.ids)
+        if end == BACK:
+            self.load.count(returned=count)
+            return ask
+        if held_s is None:
+            now = self.session.clock.now()
+            held_s, self.worked_from = now - self.worked_from, now
+        if end == RETRY:
+            self.load.count(returned=count, held_s=held_s)
+        else:
+            self.load.count(ended=count, held_s=held_s)
+        return ask
+
+    def backoff_s(self, tries: int) -> float:
+        """How long to wait before the next try."""
+        pause = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(tries - 1, 30))
+        return pause * (1 + BACKOFF_JITTER * (self.session.clock.jitter() - 0.5))
+
+    def __del__(self) -> None:
+        # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
+        hold = self.hold
+        if hold.state == HELD and self.here():
+            hold.orphan = True
+
+
+class JobFacts:
+    """One claimed job."""
+
+    __slots__ = ("_claim", "_row")
+
+    def __init__(self, claim: Claim, row: TakenJob) -> None:
+        self._claim = claim
+        self._row = row
+
+    @property
+    def id(self) -> int:
+        """What ``put`` returned for it."""
+        return self._row.id
+
+    @property
+    def queue(self) -> str:
+        """The queue it is of."""
+        return self._claim.queue
+
+    @property
+    def payload(self) -> Any:
+        """What was put: bytes, or what was JSON; raises ValueError for a payload that others put and that is none."""
+        return unpacked(self._row.payload)
+
+    @property
+    def tries(self) -> int:
+        """The number of this try, from 1."""
+        return self._row.tries
+
+    @property
+    def max_tries(self) -> int | None:
+        """After how many tries it is dead; None for no limit."""
+        return self._row.max_tries or None
+
+    @property
+    def crashes(self) -> int:
+        """How many of its tries ended without a word, with their worker."""
+        return self._row.crashes
+
+    @property
+    def key(self) -> str | None:
+        """Its unique key, if it has one."""
+        return self._row.key
+
+    @property
+    def group(self) -> str | None:
+        """Its group, if it has one."""
+        return self._row.group
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was put, by the store's clock."""
+        from datetime import datetime, timezone
+
+        return datetime.fromtimestamp(self._row.created_at, timezone.utc)
+
+    @property
+    def fencing_token(self) -> int:
+        """Greater than that of every earlier claim on this job; the same for all jobs of one take."""
+        return self._hold.granted.fencing_token
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not finished and this process may still rely on its claim. No network, no thread."""
+        return self.id in self._hold.live and self._session.is_held(self._hold)
+
+    def remaining(self) -> float:
+        """Seconds for which the claim can be relied on without another renewal; 0 when it is over."""
+        return max(0.0, self._hold.trusted_until - self._session.clock.now()) if self.held else 0.0
+
+    def check(self) -> None:
+        """Raise LeaseLost unless it is held."""
+        if not self.held:
+            raise LeaseLost(self._why())
+
+    @property
+    def _hold(self) -> JobHold:
+        return self._claim.hold
+
+    @property
+    def _session(self) -> Session:
+        return self._claim.session
+
+    def _is_lost(self) -> bool:
+        if self.held:
+            return False
+        return self.id in self._hold.lost or (self.id in self._hold.live and self._hold.state == LOST)
+
+    def _when_over(self, listener: Callable[[], None]) -> None:
+        """Call it when the job is finished or lost, or at once; it takes no lock of dibs, and may be called twice."""
+        with self._session.mutex:
+            listeners = self._hold.live.get(self.id)
+            if listeners is not None:
+                listeners.append(listener)
+        if listeners is None:
+            listener()
+        else:
+            self._session.when_over(self._hold, listener)
+
+    def _why(self) -> str:
+        job = f"job {self.id} of {self.queue!r} (token {self.fencing_token})"
+        if not self._claim.here():
+            return f"{job} belongs to process {self._session.pid}, not to its fork"
+        if self.id in self._hold.lost:
+            return f"the claim on {job} was lost: the store no longer knows it; it was cancelled, or it had expired"
+        if self._is_lost():
+            return f"the claim on {job} was lost: {self._hold.reason}. Others may have taken it since."
+        return f"{job} is finished"
+
+    # -- its ends, in steps -----------------------------------------------------------------------------------------
+
+    def _ending(self, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> Steps[None]:
+        """Finish it, and wait for the answer; LeaseLost when it was not held any more. Nothing when it is finished."""
+        if not self.held:
+            if self._is_lost() or not self._claim.here():
+                raise LeaseLost(self._why())
+            return
+        ask = self._claim.send([self], end, note, delay_s, keep_s)
+        if ask is None:
+            if self._is_lost():
+                raise LeaseLost(self._why())
+            return
+        yield from confirmed(self._session, ask)
+        if ask.outcome.gone:
+            self._claim.load.count(late=1)
+            self._hold.lost.add(self.id)
+            raise LeaseLost(self._why())
+
+    def _done(self, result: Any = None) -> Steps[None]:
+        keep_s = self._claim.keep_s
+        return self._ending(DONE, result_text(result) if keep_s else None, keep_s=keep_s)
+
+    def _failed(self, error: BaseException | str | None, retry_in: Seconds | None, dead: bool) -> Steps[None]:
+        text = error_text(error)
+        if dead:
+            return self._ending(DEAD, text)
+        return self._ending(RETRY, text, self._retry_s(retry_in))
+
+    def _retry_s(self, retry_in: Seconds | None) -> float:
+        return self._claim.backoff_s(self.tries) if retry_in is None else check_seconds("retry_in", retry_in)
+
+    def _skipped(self) -> Steps[None]:
+        return self._ending(BACK)
+
+    def _extending(self, ttl: Seconds | None) -> Steps[None]:
+        session, hold = self._session, self._hold
+        ttl_s = None
+        if ttl is not None:
+            limits = session.address.capabilities
+            ttl_s = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
+        self.check()
+        ask = session.renew(hold, ttl_s)
+        yield from confirmed(session, ask)
+        if not session.renewed(hold, ask) or not self.held:
+            raise LeaseLost(self._why())
+
+    def _done_within(self, door: Door, result: Any = None) -> Talk[None]:
+        from dibs.door_jobs import finish_within
+
+        self.check()
+        keep_s = self._claim.keep_s
+        yield from finish_within(self, door, result_text(result) if keep_s else None, keep_s)
+
+    def __repr__(self) -> str:
+        state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
+        return f"<{type(self).__name__} {self.id} of {self.queue!r}, try {self.tries}, {state}>"
+
+
+def result_text(result: Any) -> str | None:
+    """A result as it is kept; raises InvalidOption for what is no JSON."""
+    if result is None:
+        return None
+    text = as_json("a result", result)
+    if len(text.encode()) > RESULT_BYTES_MAX:
+        raise InvalidOption(f"a result has at most {RESULT_BYTES_MAX:,} bytes")
+    return text
+
+
+def confirmed(session: Session, ask: Any) -> Steps[None]:
+    try:
+        # No time-out here: the lane answers every ask by the end of its patience.
+        yield session, ask, None
+    except BaseException:  # what was queued is sent, whoever was interrupted
+        session.lane.start()
+        raise
+    if ask.error is not None:
+        raise once_more(ask.error)
