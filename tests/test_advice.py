@@ -29,7 +29,7 @@ def told(seconds: float = 60.0, workers: int = 1, depths: Any = ((0.0, 0),), **c
 
 
 def test_as_many_as_the_work_needs() -> None:
-    """Ten jobs a second of half a second keep five busy, and with the target use that takes seven, however many work."""
+    """Ten jobs a second of half a second keep five busy; with the target use that takes seven, however many work."""
     for workers in (2, 7, 50):
         advice = advise("q", [told(workers=workers, taken=600, ended=600, held_s=300)], WINDOW_S)
         assert advice.needed == 7
@@ -67,7 +67,7 @@ def test_what_came_back_has_not_arrived() -> None:
 
 def test_what_binds() -> None:
     """Work, the store, or takers in each other's way; nothing when there are enough."""
-    quick = {"taken": 60, "ended": 60, "held_s": 0.6}
+    quick: dict[str, Any] = {"taken": 60, "ended": 60, "held_s": 0.6}
     assert advise("q", [told(**quick)], WINDOW_S).binds == NOTHING
     assert advise("q", [told(**quick, won=10, raced=90)], WINDOW_S).binds == CLAIMS
     assert advise("q", [told(**quick, take_s=50)], WINDOW_S).binds == DATABASE
