@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 import dibs
 from tests.callers import KINDS, TABLE, Caller, _of_driver, alchemy_url, django_connection, raw
 from tests.servers.postgres import PgBouncer, PostgresServer
+from tests.test_api import eventually
 
 # Of a lease that a case wants to see end. It is taken with renew=False: what a holder is that was stopped.
 SHORT_S = 0.8
@@ -644,6 +645,25 @@ def test_django_stands_for_the_threads_connection(sqlite_url: str) -> None:
 
 
 # -- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_does_not_wait_behind_what_waits_for_it(sqlite_url: str) -> None:
+    """A request of the same client that the open transaction keeps waiting does not keep the guard waiting."""
+    with dibs.connect(sqlite_url, patience=2) as client, closing(raw(sqlite_url)) as connection:
+        lease = client.lock("x").acquire(timeout=0)
+        assert lease is not None
+        connection.isolation_level = None
+        connection.execute("BEGIN IMMEDIATE")
+        other: list[Any] = []
+        waiting = threading.Thread(target=lambda: other.append(client.lock("y").acquire(timeout=30)))
+        waiting.start()
+        eventually(lambda: client._desk.session().lane._batch, "the other request is under way")
+        lease.guard(connection)
+        assert waiting.is_alive()
+        connection.execute("COMMIT")
+        waiting.join(10)
+        assert other[0].release()
+        assert lease.release()
 
 
 def test_a_block_on_sqlite_does_not_wait_for_itself(sqlite_url: str) -> None:

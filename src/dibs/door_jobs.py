@@ -12,7 +12,6 @@ from dibs.door import SQLITE, Said
 from dibs.errors import LeaseLost
 from dibs.job_hold import forsake
 from dibs.jobs import DONE, Finish, KeyTaken, Put
-from dibs.steps import acting
 
 if TYPE_CHECKING:
     from dibs.door import Door
@@ -45,9 +44,7 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
 def _statements(session: Session, door: Door, request: Put | Finish) -> Talk[Any]:
     """What the store wants to be said there."""
     files = (yield _FILES).rows if door.dialect == SQLITE else None
-    return (
-        yield acting(session, lambda store, by: cast("JobStore", store).jobs.within(request, door.dialect, files, by))
-    )
+    return session.aside(lambda store, by: cast("JobStore", store).jobs.within(request, door.dialect, files, by))
 
 
 def _said(statements: Any) -> Talk[Any]:

@@ -14,6 +14,7 @@ face carries it along in its own way.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dibs.door import POSTGRESQL, SQLITE, Answer, Said
@@ -23,10 +24,13 @@ from dibs.steps import acting, run
 from dibs.store import Renew
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.clock import Deadline
     from dibs.door import Door
     from dibs.lease import LeaseFacts
     from dibs.steps import Steps
-    from dibs.store import Pin, Pinning
+    from dibs.store import Pin, Pinning, Store
 
 # How often a row to be locked is made anew that somebody deleted meanwhile.
 PIN_TRIES = 5
@@ -86,9 +90,8 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
         files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
         rows = files.rows if files is not None else None
         for _ in range(PIN_TRIES):
-            pin: Pin = yield acting(
-                session, lambda store, by: cast("Pinning", store).pin(request, door.dialect, rows, by)
-            )
+            ask = partial(_pin, request, door.dialect, rows)
+            pin: Pin = session.aside(ask) if rows is not None else (yield acting(session, ask))
             # From here on a release is one that has the pin looked at, whatever comes of this.
             hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
             locked: Answer = yield Said(pin.lock)
@@ -109,6 +112,10 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
         yield from _spoiled(door)
         raise
     return pin
+
+
+def _pin(request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, store: Store, by: Deadline) -> Pin:
+    return cast("Pinning", store).pin(request, dialect, files, by)
 
 
 def _not_pinned(door: Door) -> InvalidOption:

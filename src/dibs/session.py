@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from dibs.clock import RealClock
+from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable
 from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.lane import Act, Ask, JobAsk, Lane
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from dibs.notes import Notes
     from dibs.pauses import Pauses
     from dibs.steps import Steps
-    from dibs.store import Held, Request, StoreAddress
+    from dibs.store import Held, Request, Store, StoreAddress
     from dibs.terms import Terms
+
+T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
@@ -164,6 +166,8 @@ class Session:
         #: What is counted of the queues that this client takes jobs of (dibs.load), by their names.
         self.loads: dict[str, Load] = {}
         self._sleeps: WeakSet[Ask] = WeakSet()
+        self._aside_mutex = self.clock.mutex()
+        self._aside: Store | None = None
         self.closed = False
 
     # -- acquiring ------------------------------------------------------------------------------------------------
@@ -647,6 +651,17 @@ class Session:
             self.lane.put(ask)
         return ask
 
+    def aside(self, function: Callable[[Store, Deadline], T]) -> T:
+        """Call a function of a store object that no lane uses, in this thread.
+
+        For what is asked inside the caller's own transaction: that may keep a request of the lane waiting (SQLite lets
+        one writer in), and then whoever waits for the lane would wait for itself.
+        """
+        with self._aside_mutex:
+            if self._aside is None:
+                self._aside = self.address.open()
+            return function(self._aside, Deadline(self.clock, self.clock.now() + self.request_timeout_s))
+
     def pause(self) -> Ask:
         """What steps yield that want to sleep for a while: nobody answers it, but ``close`` settles it."""
         ask = Ask(None, float("inf"))
@@ -692,6 +707,10 @@ class Session:
 
     def shut(self) -> list[Ask]:
         """After ``close``: end the threads and connections. Returns what to wait for until they are gone."""
+        with self._aside_mutex:
+            if self._aside is not None:
+                self._aside.close()
+                self._aside = None
         notes = [] if self._notes is None else [self._notes.close()]
         return [*notes, self.waiting.close(), self.renewer.close(), self.lane.close()]
 
