@@ -48,4 +48,5 @@ def alias_of(file: SQLiteFile, files: Sequence[tuple[Any, ...]], what: str) -> s
             f"that connection does not have the file {file.path!r} open, in which {what} are kept: "
             f"ATTACH it, keep {what} in the connection's own file, or use dibs.fencing"
         )
-    return str(alias)
+    # (A connection may be told to bring text as bytes.)
+    return alias.decode() if isinstance(alias, bytes) else str(alias)
