@@ -23,6 +23,7 @@ from dibs.jobs import DEAD, DONE, RETRY, Finish, Finished, KeyTaken, NewJob, Put
 from dibs.store import Held, StoreBusy
 from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_jobs, sqlite_jobs_sql
 from dibs.stores.sqlite import SQLiteStore
+from tests.callers import KINDS
 
 CLOCK = RealClock()
 BY = Deadline(CLOCK, float("inf"))
@@ -99,7 +100,8 @@ def python(code: str, *arguments: object, **options: Any) -> "subprocess.Popen[s
         "import sys\nfrom pathlib import Path\nfrom tests.test_sqlite_jobs import *\nqueue = Queue(Path(sys.argv[1]))"
     )
     command = [sys.executable, "-c", f"{start}\n{code}", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **{**pipes, **options})
 
 
 # -- processes that die -----------------------------------------------------------------------------------------------
@@ -135,16 +137,20 @@ def test_every_job_is_done_though_workers_die(path: Path, queue: Queue, tmp_path
         "    for job in taken.jobs:\n"
         "        if job.id not in gone: print(job.id, flush=True)\n"
     )
-    workers = [python(code, path) for _ in range(3)]
-    for killed in workers[:2]:
-        assert killed.stdout is not None
-        killed.stdout.readline()  # it works
-        killed.send_signal(signal.SIGKILL)
-    done: Counter[str] = Counter()
-    for worker in workers:
-        output, error = worker.communicate(timeout=30)
-        assert worker.returncode == (-signal.SIGKILL if worker in workers[:2] else 0), error
-        done.update(output.split())
+    words = [tmp_path / f"{number}.txt" for number in range(3)]
+    workers = []
+    for word in words:
+        with word.open("w") as output:
+            workers.append(python(code, path, stdout=output))
+    for worker, word in zip(workers[:2], words, strict=False):
+        end = time.monotonic() + 20
+        while not word.read_text():
+            assert time.monotonic() < end, "the worker does nothing"
+            time.sleep(0.005)
+        worker.send_signal(signal.SIGKILL)
+    ended = [(worker.communicate(timeout=30)[1], worker.returncode) for worker in workers]
+    assert [code for _, code in ended] == [-signal.SIGKILL, -signal.SIGKILL, 0], ended
+    done = Counter(line for word in words for line in word.read_text().splitlines())
     # A worker that is killed between an end and its word of it says nothing of up to five jobs.
     assert max(done.values()) == 1
     assert jobs - 2 * 5 - 2 <= len(done) <= jobs
@@ -468,6 +474,28 @@ def test_tables_are_made_within_a_transaction(path: Path) -> None:
     queue.store.close()
 
 
+@pytest.mark.parametrize("kind", [kind for kind, (fixture, _) in KINDS.items() if fixture == "sqlite_url"])
+def test_every_kind_of_connection_will_do(kind: str, path: Path, queue: Queue) -> None:
+    """Puts and ends follow the transactions of the driver, of SQLAlchemy and of Django."""
+    queue.put("0")
+    new = [NewJob('"100 % :of ?"', key="%s:k?"), NewJob(b"\x00\xff"), *[NewJob("1") for _ in range(150)]]
+    caller = KINDS[kind][1](f"sqlite:///{path}")
+    try:
+        for end in (caller.rollback, caller.commit):
+            put = queue.within(caller.given, Put(NAME, "p", tuple(new)))
+            assert len(set(put.ids)) == len(new)
+            assert queue.within(caller.given, Put(NAME, "p2", (new[0],))) == KeyTaken("%s:k?", put.ids[0], False)
+            end()
+        taken = queue.taken(1000)
+        assert [job.payload for job in taken.jobs] == ["0", *[job.payload for job in new]]
+        for end in (caller.rollback, caller.commit):
+            assert queue.within(caller.given, finishing(taken, RETRY, note="100 % :of ?")) == Finished()
+            end()
+    finally:
+        caller.close()
+    assert {job.error for job in queue.jobs.jobs_in(NAME, "ready", 1000, BY)} == {"100 % :of ?"}
+
+
 def test_an_attached_file_will_do(path: Path, tmp_path: Path, queue: Queue) -> None:
     """The file of the queues may be one that the caller's connection has attached; any other is refused."""
     queue.put("0")
@@ -482,7 +510,7 @@ def test_an_attached_file_will_do(path: Path, tmp_path: Path, queue: Queue) -> N
         caller.commit()
     assert queue.payloads("ready") == ["0", "1", b"\xff"]
     with pytest.raises(dibs.InvalidOption, match="postgresql"):
-        next(queue.jobs.within(Put(NAME, "p", ()), "postgresql", None, BY))
+        queue.jobs.within(Put(NAME, "p", ()), "postgresql", None, BY)
 
 
 def test_every_index_is_named_after_the_table() -> None:

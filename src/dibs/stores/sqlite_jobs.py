@@ -182,17 +182,22 @@ class SQLiteJobs:
     ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
         if files is None or dialect != SQLITE:
             raise InvalidOption(f"jobs are kept in SQLite, and that connection is to {dialect}")
-        file = self._file
-        alias = sqlite_pins.alias_of(file, files, "the jobs")
-        names = sqlite_jobs_sql.names(file.table, alias)
+        alias = sqlite_pins.alias_of(self._file, files, "the jobs")
+        return self._said_within(request, alias, self._file.boot)
+
+    def _said_within(
+        self, request: Put | Finish, alias: str, boot: int
+    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+        table = self._file.table
+        names = sqlite_jobs_sql.names(table, alias)
         sql = sqlite_jobs_sql.statements(names)
-        # The first statement that writes waits for those who write; what the time is, is asked when they have ended.
-        made = yield Said(sqlite_jobs_sql.exists(alias), (file.table + "_job_end",))
+        made = yield Said(sqlite_jobs_sql.exists(alias), (table + "_job_end",))
         if not made.rows[0][0]:
             for statement in _each(sqlite_jobs_sql.schema(names)):
                 yield Said(statement)
+        # The first statement that writes waits for others who do. So the time is read, and all else, after it.
         yield Said(sql["lock"])
-        at = Moment(file.boot, boot_now(), wall_now())
+        at = Moment(boot, boot_now(), wall_now())
         return (yield from put(sql, request, at) if isinstance(request, Put) else finish(sql, request, at))
 
     # -- see and mend ---------------------------------------------------------------------------------------------
@@ -283,12 +288,14 @@ class SQLiteJobs:
         self._read(lambda db, at: None)
 
     def _read(self, read: Callable[[sqlite3.Connection, Moment], _T]) -> _T:
-        return self._within("BEGIN", read)
+        return self._in_transaction("BEGIN", read)
 
     def _write(self, write: Callable[[sqlite3.Connection, Moment], _T], *, durable: bool) -> _T:
-        return self._within("BEGIN IMMEDIATE", write, durable=durable)
+        return self._in_transaction("BEGIN IMMEDIATE", write, durable=durable)
 
-    def _within(self, begin: str, run: Callable[[sqlite3.Connection, Moment], _T], *, durable: bool = False) -> _T:
+    def _in_transaction(
+        self, begin: str, run: Callable[[sqlite3.Connection, Moment], _T], *, durable: bool = False
+    ) -> _T:
         file = self._file
 
         def now(db: sqlite3.Connection) -> _T:

@@ -173,7 +173,7 @@ _STATEMENTS = {
         f" (SELECT id FROM {{end}} WHERE keep_until <= {VALUE} ORDER BY keep_until LIMIT {VALUE})"
     ),
     # Before anything is read on a connection of the caller's: from here on nobody else writes.
-    "lock": "UPDATE {job} SET tries = tries WHERE id IS NULL",
+    "lock": "UPDATE {job} SET tries = tries WHERE id = 0",
     # See and mend.
     "waiting_depths": (
         f"SELECT name, sum(due_wall <= {VALUE}), sum(due_wall > {VALUE}), min(due_wall) FROM {{job}}"
