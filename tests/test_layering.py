@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_check",
         "dibs.stores.sqlite_file",
         "dibs.stores.sqlite_history",
+        "dibs.stores.sqlite_jobs",
         "dibs.stores.sqlite_pins",
         "dibs.stores.sqlite_pools",
         "dibs.stores.sqlite_watch",
@@ -65,10 +66,23 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.sqlite_forks": set(),
     "dibs.stores.sqlite_history": {"dibs.stores.identifiers"},
+    "dibs.stores.sqlite_jobs": {
+        "dibs.clock",
+        "dibs.door",
+        "dibs.errors",
+        "dibs.jobs",
+        "dibs.store",
+        "dibs.stores",
+        "dibs.stores.sqlite_jobs_sql",
+        "dibs.stores.sqlite_jobs_talks",
+        "dibs.stores.sqlite_pins",
+    },
+    "dibs.stores.sqlite_jobs_sql": {"dibs.door", "dibs.stores.identifiers"},
+    "dibs.stores.sqlite_jobs_talks": {"dibs.door", "dibs.jobs", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
     "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
     "dibs.stores.sqlite_sql": {"dibs.stores.identifiers"},
-    "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store"},
+    "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store", "dibs.stores", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.postgres": {
         *CONTRACT,
         "dibs.stores",
@@ -645,6 +659,7 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
         "dibs.borrowed": {"psycopg"},
         # What SQLite's errors, and its versions, are called.
         "dibs.stores.sqlite": {"sqlite3"},
+        "dibs.stores.sqlite_jobs": {"sqlite3"},
         "dibs.stores.sqlite_check": {"sqlite3"},
     }.get(name, set())
     for module in running_imports(tree(name)):

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.store import Finding, Pin, Renew, Watch
+    from dibs.stores.sqlite_jobs import SQLiteJobs
 
 CAPABILITIES = Capabilities(
     store="SQLite",
@@ -60,7 +61,7 @@ CAPABILITIES = Capabilities(
     clock="the host's boot clock",
     waiting_line="FIFO",
     signal="poll of the file's change counter",
-    queue=False,
+    queue=True,
     durable=True,
     ttl_min_s=0.05,
     ttl_max_s=30 * 24 * 3600.0,
@@ -80,10 +81,20 @@ class SQLiteStore:
         self._file = SQLiteFile(path, table, private)
         self._sql = self._file.sql
         self._grant_at_once = self._sql["grant_at_once"]
+        self._jobs: SQLiteJobs | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    @property
+    def jobs(self) -> SQLiteJobs:
+        """The queues, loaded when the first is used: most programs have none."""
+        if self._jobs is None:
+            from dibs.stores.sqlite_jobs import SQLiteJobs
+
+            self._jobs = SQLiteJobs(self._file)
+        return self._jobs
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -286,32 +297,25 @@ class SQLiteStore:
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         with self._file.in_use:
-            return self._purge(older_than)
+            file = self._file
+            db, now = file.open(), boot_now()
+            old = {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
+            purged = file.transaction(db, lambda db: self._purge(db, old))
+            file.floor = file.meta(db, "token_floor")
+            return purged
 
-    def _purge(self, older_than: float) -> int:
+    def _purge(self, db: sqlite3.Connection, old: dict[str, float]) -> int:
         file = self._file
-        db = file.open()
-        now = boot_now()
-        old = {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
-        try:
-            db.execute("BEGIN IMMEDIATE")
-            (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
-            db.execute(self._sql["purge_line"], old)
-            purged = db.execute(self._sql["purge"], old).rowcount
-            (highest_of_pools,) = db.execute(self._sql["purge_pool_floor"], old).fetchone()
-            highest = max(highest or 0, highest_of_pools or 0)
-            if highest:
-                # In the same transaction as the deletion, so neither can be lost without the other.
-                floor = max(file.meta(db, "token_floor"), highest)
-                db.execute(self._sql["set_meta"], ("token_floor", str(floor)))
-            db.execute(self._sql["purge_pool"], old)
-            db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise file.translated(error) from error
-        except BaseException:  # interrupted: not half done, and not left open
-            file.roll_back()
-            raise
-        file.floor = file.meta(db, "token_floor")
+        (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
+        db.execute(self._sql["purge_line"], old)
+        purged = db.execute(self._sql["purge"], old).rowcount
+        (highest_of_pools,) = db.execute(self._sql["purge_pool_floor"], old).fetchone()
+        highest = max(highest or 0, highest_of_pools or 0)
+        if highest:
+            # In the same transaction as the deletion, so neither can be lost without the other.
+            floor = max(file.meta(db, "token_floor"), highest)
+            db.execute(self._sql["set_meta"], ("token_floor", str(floor)))
+        db.execute(self._sql["purge_pool"], old)
         return purged
 
     def check(self, deadline: Deadline) -> list[Finding]:
@@ -323,9 +327,10 @@ class SQLiteStore:
     def setup(self, deadline: Deadline) -> None:
         with self._file.in_use:
             self._file.open(moved_here=True)
+        self.jobs.set_up()
 
     def schema(self) -> str:
-        return self._file.schema
+        return self._file.schema + self.jobs.schema()
 
     def history_schema(self, keep: int) -> str:
         from dibs.stores import sqlite_history
@@ -335,18 +340,12 @@ class SQLiteStore:
     def keep_history(self, keep: int, deadline: Deadline) -> None:
         from dibs.stores import sqlite_history
 
+        def write(db: sqlite3.Connection) -> None:
+            for statement in sqlite_history.keeping(self._table, keep):
+                db.execute(statement)
+
         with self._file.in_use:
-            db = self._file.open()
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                for statement in sqlite_history.keeping(self._table, keep):
-                    db.execute(statement)
-                db.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise self._file.translated(error) from error
-            except BaseException:
-                self._file.roll_back()
-                raise
+            self._file.transaction(self._file.open(), write)
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
         from dibs.stores import sqlite_history

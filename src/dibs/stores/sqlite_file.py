@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.clock import boot_id, boot_now
 from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
@@ -16,6 +16,10 @@ from dibs.stores import sqlite_sql
 from dibs.stores.sqlite_errors import translated
 from dibs.stores.sqlite_forks import FORKS
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 # How long a fork waits for a request under way: they last well under a millisecond.
 FORK_WAIT_S = 1.0
 # How often a connection in use makes sure that the file at its path is still the one it has open.
@@ -34,6 +38,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 class SQLiteFile:
     def __init__(self, path: str, table: str, private: bool) -> None:
         self.path = path
+        #: The option by which all tables are named.
+        self.table = table
         #: Nobody but this user may read it.
         self.private = private
         #: Held during every use of the connection, so that a fork can wait for its end.
@@ -115,15 +121,17 @@ class SQLiteFile:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA busy_timeout=0")
         db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        known = db.execute(
-            "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (self._meta_table,)
-        ).fetchone()[0]
+        known = self.has_table(db, self._meta_table)
         if not known or self.meta(db, "boot_id") != this_boot or self.meta(db, "version") != sqlite_sql.VERSION:
             from dibs.stores import sqlite_boots
 
             sqlite_boots.begin(self, db, this_boot, moved_here)
         self.boot = self.meta(db, "boot")
         self.floor = self.meta(db, "token_floor")
+
+    def has_table(self, db: sqlite3.Connection, name: str) -> bool:
+        found = db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+        return bool(found[0])
 
     def meta(self, db: sqlite3.Connection, key: str) -> Any:
         row = db.execute(self.sql["get_meta"], (key,)).fetchone()
@@ -136,6 +144,27 @@ class SQLiteFile:
         if synced != self._synced:
             db.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
             self._synced = synced
+
+    def transaction(
+        self,
+        db: sqlite3.Connection,
+        run: Callable[[sqlite3.Connection], _T],
+        *,
+        begin: str = "BEGIN IMMEDIATE",
+        synced: bool = False,
+    ) -> _T:
+        """Run it in a transaction, as a whole or not at all; ``synced``: the commit waits for the disk."""
+        try:
+            self.sync(db, synced)
+            db.execute(begin)
+            result = run(db)
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self.translated(error) from error
+        except BaseException:  # interrupted: not half done, and not left open
+            self.roll_back()
+            raise
+        return result
 
     def is_at(self, path: str) -> bool:
         """Whether what is at the path is the file that was opened."""

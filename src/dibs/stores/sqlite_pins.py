@@ -20,14 +20,7 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
     """The statements for that connection, or InvalidOption where it does not have our file open."""
     if files is None:
         raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
-    with file.in_use:
-        file.open()
-    alias = next((alias for _, alias, path in files if path and file.is_at(path)), None)
-    if alias is None:
-        raise InvalidOption(
-            f"that connection does not have the file {file.path!r} open, in which the leases are kept: "
-            "ATTACH it, keep the leases in the connection's own file, or use dibs.fencing"
-        )
+    alias = alias_of(file, files, "the leases")
     table = f"{quoted_table(alias, 'schema')}.{file.names['lease']}"
     name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))
     now = boot_now()
@@ -43,3 +36,17 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
 
     lock = f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}"
     return Pin(lock, renews=True, release=given_back)
+
+
+def alias_of(file: SQLiteFile, files: Sequence[tuple[Any, ...]], what: str) -> str:
+    """What a connection with these files calls ours, in which ``what`` are kept, or InvalidOption."""
+    with file.in_use:
+        file.open()
+    alias = next((alias for _, alias, path in files if path and file.is_at(path)), None)
+    if alias is None:
+        raise InvalidOption(
+            f"that connection does not have the file {file.path!r} open, in which {what} are kept: "
+            f"ATTACH it, keep {what} in the connection's own file, or use dibs.fencing"
+        )
+    # (A connection may be told to bring text as bytes.)
+    return alias.decode() if isinstance(alias, bytes) else str(alias)

@@ -1,13 +1,14 @@
-"""How waiters on SQLite learn that a name may be free: a counter is raised by every commit of another connection."""
+"""How waiters on SQLite learn that a name may be free, or a job ready: a counter of other connections' commits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.clock import boot_now
+from dibs.clock import boot_now, wall_now
 from dibs.store import LINE_GRACE_S
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Collection
 
     from dibs.stores.sqlite_file import SQLiteFile
@@ -22,6 +23,8 @@ class SQLiteWatch:
         self._file = file
         # Claim ids begin with the id of their client, which is the address of its waiters.
         self._mine = address + "-"
+        #: The statement that says when jobs are due, once there are queues.
+        self._priorities: str | None = None
         with file.in_use:
             self._seen = self._version()
 
@@ -48,10 +51,24 @@ class SQLiteWatch:
             row = db.execute(file.sql["peek"], values).fetchone()
             if row is None or row[2]:  # no lock
                 row = db.execute(file.sql["peek_pool"], values).fetchone()
+            if row is None and not self._may_have_jobs(db, name):
+                continue
             # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty).
             if row is None or (row[0] and (row[1] is None or row[1].startswith(self._mine))):
                 free.append(name)
         return free
+
+    def _may_have_jobs(self, db: sqlite3.Connection, name: str) -> bool:
+        """Whether this name, which is no lease's, is worth asking for: if there are queues, when a job of it is due."""
+        file = self._file
+        if not file.has_table(db, file.table + "_job"):
+            return True
+        if self._priorities is None:
+            from dibs.stores import sqlite_jobs_sql
+
+            self._priorities = sqlite_jobs_sql.statements(sqlite_jobs_sql.names(file.table), "?")["priorities"]
+        wall = wall_now()
+        return any(first_due <= wall for _, first_due in db.execute(self._priorities, (name,)).fetchall())
 
     def close(self) -> None:
         with self._file.in_use:
