@@ -128,6 +128,8 @@ class Crew:
 
     def add(self, jobs: list[JobFacts]) -> None:
         """These have been claimed."""
+        for job in jobs:
+            job._claim.worked_from = None  # several are worked at a time: each is counted by itself
         with self.mutex:
             self._waiting.extend(jobs)
             if any(job.crashes >= CRASHES_MAX for job in jobs):
@@ -153,10 +155,11 @@ class Crew:
     def over(self, job: JobFacts) -> None:
         """A handler has returned, whatever became of its job: the next may begin."""
         with self.mutex:
-            self._running.pop(job.id, None)
+            _, began = self._running.pop(job.id, (job, self._session.clock.now()))
             self._ended += 1
             if self._alone and not self._running and not any(j.crashes >= CRASHES_MAX for j in self._waiting):
                 self._alone = False
+        job._claim.load.count(held_s=self._session.clock.now() - began)
         self._begin()
         turn = self._turn
         if turn is not None and self.room():
@@ -189,8 +192,7 @@ class Crew:
             self._end(job, BACK)
 
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
-        began = self._running.get(job.id, (job, self._session.clock.now()))[1]
-        ask = job._claim.send([job], end, note, delay_s, keep_s, self._session.clock.now() - began)
+        ask = job._claim.send([job], end, note, delay_s, keep_s)
         if ask is None:
             self.late += end == DONE
             log.warning("job %d of %r was worked, but its claim was lost: it is worked again", job.id, job.queue)

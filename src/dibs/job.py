@@ -45,8 +45,8 @@ class Claim:
     def __init__(self, session: Session, hold: JobHold, queue: str, keep_s: float, load: Load) -> None:
         self.session = session
         self.load = load
-        #: Since when its jobs are worked: those of one batch one after the other.
-        self.worked_from = session.clock.now()
+        #: Since when its jobs are worked: those of one batch one after the other. None where somebody else counts that.
+        self.worked_from: float | None = session.clock.now()
         self.hold = hold
         self.queue = queue
         #: For how long results are kept.
@@ -63,27 +63,27 @@ class Claim:
         note: str | None = None,
         delay_s: float = 0.0,
         keep_s: float = 0.0,
-        held_s: float | None = None,
     ) -> JobAsk | None:
-        """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane.
-
-        held_s: for how long they were worked, if that is known better than here.
-        """
+        """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane."""
         ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s)
         if ask is None:
             return None
         count = len(ask.request.ids)
         if end == BACK:
             self.load.count(returned=count)
-            return ask
-        if held_s is None:
-            now = self.session.clock.now()
-            held_s, self.worked_from = now - self.worked_from, now
-        if end == RETRY:
-            self.load.count(returned=count, held_s=held_s)
+        elif end == RETRY:
+            self.load.count(returned=count, held_s=self.worked_s())
         else:
-            self.load.count(ended=count, held_s=held_s)
+            self.load.count(ended=count, held_s=self.worked_s())
         return ask
+
+    def worked_s(self) -> float:
+        """For how long the jobs that end now were worked, as far as it is counted here."""
+        if self.worked_from is None:
+            return 0.0
+        now = self.session.clock.now()
+        worked_s, self.worked_from = now - self.worked_from, now
+        return worked_s
 
     def backoff_s(self, tries: int) -> float:
         """How long to wait before the next try."""
@@ -259,6 +259,7 @@ class JobFacts:
         self.check()
         keep_s = self._claim.keep_s
         yield from finish_within(self, door, result_text(result) if keep_s else None, keep_s)
+        self._claim.load.count(ended=1, held_s=self._claim.worked_s())
 
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"

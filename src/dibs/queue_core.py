@@ -190,7 +190,7 @@ class QueueCore(Generic[J, B]):
                 return self._make_batch(None, [], 0.0)
             batch = self._batch(session, hold, load)
             had = len(batch)
-            take_s = batch._claim.worked_from - hold.t0 if batch._claim is not None else 0.0
+            take_s = session.clock.now() - hold.t0
             load.count(asked=1, won=1, taken=had, short=had < n, raced=ask.raced, take_s=take_s)
             return batch
         except BaseException:
