@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 # What no row has as the boot of its claim: this one has not begun for the file yet, so no claim is in force.
 NO_BOOT = -1
-# Ended jobs whose time is over that a call with an end in it deletes: more than it keeps, so they never pile up.
+# Ended jobs whose time is over that a call with an end in it deletes: more than a take claims, so they do not pile up.
 DROP_MAX = 2 * TAKE_MAX
 
 

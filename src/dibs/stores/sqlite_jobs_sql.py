@@ -112,7 +112,7 @@ def _left(where: str) -> str:
 
 _STATEMENTS = {
     # Put. Results are numbers only: a connection of the caller's may turn text into whatever it likes.
-    "known": f"SELECT id FROM {{job}} WHERE put_id = {VALUE} ORDER BY id",
+    "known": f"SELECT id FROM {{job}} WHERE put_id = {VALUE} AND +name = {VALUE} ORDER BY id",
     "with_keys": (
         "WITH new(place, unique_key) AS (VALUES {rows}) SELECT new.place, job.id, job.claim_id IS NOT NULL"
         f" AND job.boot = {VALUE} AND job.expires_boot > {VALUE} FROM new CROSS JOIN {{job}} AS job"
