@@ -168,7 +168,8 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boot, self.offset = "first boot", 0.0
-        monkeypatch.setattr(sqlite_file, "boot_id", lambda: self.boot)
+        for module in (sqlite_file, sqlite_jobs):
+            monkeypatch.setattr(module, "boot_id", lambda: self.boot)
         for module in (sqlite, sqlite_boots, sqlite_file, sqlite_jobs):
             monkeypatch.setattr(module, "boot_now", lambda: boot_now() + self.offset)
 
@@ -464,10 +465,9 @@ def test_a_claim_that_expires_while_the_file_is_locked_ends_nothing(
     assert queue.payloads("ready") == ["1"]
 
 
-def test_tables_are_made_within_a_transaction(path: Path) -> None:
-    """The first put of all may be one within a transaction, which has locked the file; a rollback takes all of it."""
+def test_the_first_put_of_all_may_be_within_a_transaction(path: Path) -> None:
+    """The file need not be known to dibs yet, which cannot write to it meanwhile; a rollback takes all of it."""
     queue = Queue(path)
-    queue.store.act([], BY)
     with closing(sqlite3.connect(path)) as caller:
         caller.execute("CREATE TABLE letter (body TEXT)")
         for end in (caller.rollback, caller.commit):
@@ -500,6 +500,26 @@ def test_every_kind_of_connection_will_do(kind: str, path: Path, queue: Queue) -
     assert {job.error for job in queue.jobs.jobs_in(NAME, "ready", 1000, BY)} == {"100 % :of ?"}
 
 
+def test_the_first_put_after_a_reboot_may_be_within_a_transaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claims of the boot before are over there, too, before anybody has told the file of the new one."""
+    machine = Machine(monkeypatch)
+    before = Queue(path)
+    before.put(NewJob("1", key="k"))
+    old = before.taken(1, 3600.0)
+    before.store.close()
+    machine.reboot()
+    after = Queue(path)
+    ids = tuple(job.id for job in old.jobs)
+    with closing(sqlite3.connect(path)) as caller:
+        caller.execute("CREATE TABLE letter (body TEXT)")
+        caller.execute("INSERT INTO letter VALUES ('dear ada')")
+        assert after.within(caller, Put(NAME, "p", (NewJob("2", key="k"),))) == KeyTaken("k", ids[0], False)
+        assert after.within(caller, finishing(old)) == Finished(ids)
+        caller.commit()
+    assert after.payloads("ready") == ["1"]
+    after.store.close()
+
+
 def test_an_attached_file_will_do(path: Path, tmp_path: Path, queue: Queue) -> None:
     """The file of the queues may be one that the caller's connection has attached; any other is refused."""
     queue.put("0")
@@ -520,4 +540,5 @@ def test_an_attached_file_will_do(path: Path, tmp_path: Path, queue: Queue) -> N
 def test_every_index_is_named_after_the_table() -> None:
     """What belongs to the queues is told by its name, and quoted with the schema of the connection."""
     names = sqlite_jobs_sql.names("t", "other")
+    assert names.pop("meta") == '"other"."t_meta"'
     assert all(name.startswith('"other"."t_job') for key, name in names.items() if not key.endswith(("_here", "rows")))

@@ -112,7 +112,7 @@ class MemoryJobs:
 
     def _put(self, request: Put, now: float) -> PutDone | KeyTaken:
         jobs = self._shelf.jobs
-        known = [job.id for job in jobs.values() if job.put_id == request.put_id]
+        known = [job.id for job in jobs.values() if (job.name, job.put_id) == (request.name, request.put_id)]
         if known:  # repeated, since the answer was lost
             return PutDone(tuple(known))
         live = {job.key: job for job in self._live(request.name) if job.key is not None}

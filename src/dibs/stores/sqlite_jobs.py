@@ -19,7 +19,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dibs.clock import boot_now, wall_now
+from dibs.clock import boot_id, boot_now, wall_now
 from dibs.door import SQLITE, Answer, Said
 from dibs.errors import InvalidOption
 from dibs.jobs import (
@@ -57,7 +57,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 NO_TRIES_LEFT = "its worker ended without a word, on its last try"
-# Ended jobs whose time is over that a call with an end in it deletes: more than it keeps, so they never pile up.
+# What no row has as the boot of its claim: this one has not begun for the file yet, so no claim is in force.
+NO_BOOT = -1
+# Ended jobs whose time is over that a call with an end in it deletes: more than a take claims, so they do not pile up.
 DROP_MAX = 2 * TAKE_MAX
 
 
@@ -182,21 +184,23 @@ class SQLiteJobs:
     ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
         if files is None or dialect != SQLITE:
             raise InvalidOption(f"jobs are kept in SQLite, and that connection is to {dialect}")
-        alias = sqlite_pins.alias_of(self._file, files, "the jobs")
-        return self._said_within(request, alias, self._file.boot)
+        return self._said_within(request, sqlite_pins.alias_of(self._file, files, "the jobs", "use no connection="))
 
-    def _said_within(
-        self, request: Put | Finish, alias: str, boot: int
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    def _said_within(self, request: Put | Finish, alias: str) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+        # All of it on that connection: what it has written already keeps every other from writing, ours as well.
         table = self._file.table
         names = sqlite_jobs_sql.names(table, alias)
         sql = sqlite_jobs_sql.statements(names)
-        made = yield Said(sqlite_jobs_sql.exists(alias), (table + "_job_end",))
-        if not made.rows[0][0]:
+        exists = sqlite_jobs_sql.exists(alias)
+        if not (yield Said(exists, (table + "_job_end",))).rows[0][0]:
             for statement in _each(sqlite_jobs_sql.schema(names)):
                 yield Said(statement)
         # The first statement that writes waits for others who do. So the time is read, and all else, after it.
         yield Said(sql["lock"])
+        boot = NO_BOOT
+        if (yield Said(exists, (table + "_meta",))).rows[0][0]:
+            rows = (yield Said(sql["boot"], (boot_id(),))).rows
+            boot = rows[0][0] if rows else NO_BOOT
         at = Moment(boot, boot_now(), wall_now())
         return (yield from put(sql, request, at) if isinstance(request, Put) else finish(sql, request, at))
 

@@ -112,7 +112,7 @@ def _left(where: str) -> str:
 
 _STATEMENTS = {
     # Put. Results are numbers only: a connection of the caller's may turn text into whatever it likes.
-    "known": f"SELECT id FROM {{job}} WHERE put_id = {VALUE} ORDER BY id",
+    "known": f"SELECT id FROM {{job}} WHERE put_id = {VALUE} AND +name = {VALUE} ORDER BY id",
     "with_keys": (
         "WITH new(place, unique_key) AS (VALUES {rows}) SELECT new.place, job.id, job.claim_id IS NOT NULL"
         f" AND job.boot = {VALUE} AND job.expires_boot > {VALUE} FROM new CROSS JOIN {{job}} AS job"
@@ -174,6 +174,11 @@ _STATEMENTS = {
     ),
     # Before anything is read on a connection of the caller's: from here on nobody else writes.
     "lock": "UPDATE {job} SET tries = tries WHERE id = 0",
+    # The number of this boot, if it has begun for this file.
+    "boot": (
+        "SELECT CAST(value AS INTEGER) FROM {meta} WHERE key = 'boot'"
+        f" AND EXISTS (SELECT 1 FROM {{meta}} WHERE key = 'boot_id' AND value = {VALUE})"
+    ),
     # See and mend.
     "waiting_depths": (
         f"SELECT name, sum(due_wall <= {VALUE}), sum(due_wall > {VALUE}), min(due_wall) FROM {{job}}"
@@ -222,7 +227,7 @@ _STATEMENTS = {
 def names(table: str, alias: str | None = None) -> dict[str, str]:
     """The tables and indexes by what the statements call them; in the schema that a connection has as ``alias``."""
     schema = "" if alias is None else quoted_table(alias, "schema") + "."
-    of = {"job": table + "_job", "end": table + "_job_end"}
+    of = {"job": table + "_job", "end": table + "_job_end", "meta": table + "_meta"}
     indexes = ("ready", "over", "claim", "put", "key", "group", "ended", "keep")
     return {
         **{kind: schema + quoted_table(name) for kind, name in of.items()},

@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 def put(sql: dict[str, str], request: Put, at: Moment) -> Generator[Said, Answer, PutDone | KeyTaken]:
     name, put_id, jobs, on_conflict = request
-    known: Answer = yield Said(sql["known"], (put_id,))
+    known: Answer = yield Said(sql["known"], (put_id, name))
     if known.rows:  # repeated, since the answer was lost
         return PutDone(tuple([row[0] for row in known.rows]))
     keyed = [place for place, job in enumerate(jobs) if job.key is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now
@@ -20,7 +21,9 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
     """The statements for that connection, or InvalidOption where it does not have our file open."""
     if files is None:
         raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
-    alias = alias_of(file, files, "the leases")
+    with file.in_use:
+        file.open()
+    alias = alias_of(file, files, "the leases", "use dibs.fencing")
     table = f"{quoted_table(alias, 'schema')}.{file.names['lease']}"
     name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))
     now = boot_now()
@@ -38,15 +41,20 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
     return Pin(lock, renews=True, release=given_back)
 
 
-def alias_of(file: SQLiteFile, files: Sequence[tuple[Any, ...]], what: str) -> str:
+def alias_of(file: SQLiteFile, files: Sequence[tuple[Any, ...]], what: str, otherwise: str) -> str:
     """What a connection with these files calls ours, in which ``what`` are kept, or InvalidOption."""
-    with file.in_use:
-        file.open()
-    alias = next((alias for _, alias, path in files if path and file.is_at(path)), None)
+    alias = next((alias for _, alias, path in files if path and _same(path, file.path)), None)
     if alias is None:
         raise InvalidOption(
             f"that connection does not have the file {file.path!r} open, in which {what} are kept: "
-            f"ATTACH it, keep {what} in the connection's own file, or use dibs.fencing"
+            f"ATTACH it, keep {what} in the connection's own file, or {otherwise}"
         )
     # (A connection may be told to bring text as bytes.)
     return alias.decode() if isinstance(alias, bytes) else str(alias)
+
+
+def _same(path: str | bytes, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
