@@ -71,6 +71,12 @@ def packed(*words: str) -> bytes:
     return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
+def packed_raw(*words: str | bytes) -> bytes:
+    """The same where some words are bytes, which need not be text."""
+    raw = [word if isinstance(word, bytes) else word.encode() for word in words]
+    return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
+
+
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
