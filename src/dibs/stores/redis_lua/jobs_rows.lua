@@ -20,6 +20,11 @@
 -- All times are in microseconds, which a number of Lua holds exactly until the year 2255. Ids and tokens are at least the
 -- time when they were given, so they rise also when data was lost, unless the server's clock was set back, too.
 
+local kind = ARGV[1]
+-- What is done here, by the part that this run is about: making the functions of all of them takes longer than most runs.
+local verb, size  -- carries out the request at a place in ARGV; how many words it is
+local mend  -- does what all of ARGV is about
+
 local head = KEYS[1]
 local jobs, priorities, claimed = head .. ':jobs', head .. ':priorities', head .. ':claimed'
 local claims, puts, keys, kept = head .. ':claims', head .. ':puts', head .. ':keys', head .. ':kept'
