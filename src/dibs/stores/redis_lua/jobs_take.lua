@@ -10,7 +10,7 @@ if kind == 'take' then
   local LOOK_MAX = 500
   -- Payloads of one take: of those that are larger together, the first.
   local ANSWER_BYTES_MAX = 2 ^ 24
-  local PAYLOADS_AT_ONCE = 64
+  local PAYLOADS_AT_ONCE = 32
 
   local function is_behind(job, id, limit)
     if limit == 0 or job.group == '-' then
