@@ -157,7 +157,7 @@ class Comparison:
 
     def new_job(self, keys: list[str]) -> NewJob:
         choice = self.random.choice
-        key = keys.pop() if keys and choice([True, False]) else None
+        key = keys.pop() if keys and self.random.random() < 0.5 else None
         payloads: list[str | bytes] = ["1", '"a b"', b"\x00\xff "]
         payload, priority = choice(payloads), choice([0, 0, 0, 7, -3])
         # A job of a group that is found without tries makes room for the next at once in memory, and in Redis a moment
