@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from dibs.stores.redis_wire import Place
 
-EVICTING = ". Set it to noeviction or to one of volatile-*, or a name may be free too early, and a queue lost with its jobs"
+EVICTING = (
+    ". Set it to noeviction or to one of volatile-*, or a name may be free too early, and a queue lost with its jobs"
+)
 
 
 def findings(
@@ -38,8 +40,7 @@ def findings(
         Finding(
             "leases are not evicted",
             policy != "unknown" and not evicts(facts),
-            f"maxmemory={limit}, maxmemory-policy={policy}"
-            + (EVICTING * evicts(facts)),
+            f"maxmemory={limit}, maxmemory-policy={policy}" + (EVICTING * evicts(facts)),
         ),
         Finding("grants survive a failover", *over_a_failover(everywhere, place, min_replicas)),
         Finding(
