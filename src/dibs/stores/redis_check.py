@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     from dibs.stores.redis_wire import Place
 
-EVICTING = (
-    ". Set it to noeviction or to one of volatile-*, or a name may be free too early, and a queue lost with its jobs"
-)
+EVICTING = ". Set it to noeviction or to one of volatile-*, or a name may be free too early, and a queue lost"
 
 
 def findings(
