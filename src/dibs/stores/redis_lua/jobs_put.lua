@@ -94,9 +94,10 @@ if kind == 'put' then
       if not id then
         new = new + 1
         id = text_of(last_id + new)
-        local job = {state = 'live', tries = 0, crashes = 0, token = 0, expires = 0, claim = '-', holder = '-', ended = 0,
-          created = created, put = name}
-        become(id, job, plan)
+        local job = {state = 'live', tries = 0, max_tries = plan.max_tries, crashes = 0, token = 0, due = plan.due,
+          expires = 0, claim = '-', holder = '-', ended = 0, priority = plan.priority, created = created, put = name,
+          key = plan.key, group = plan.group}
+        make_due(id, job)
         write_row(id, job)
         add(set, id .. ':payload', payload)
         if plan.group ~= '-' then

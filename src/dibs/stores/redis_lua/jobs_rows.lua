@@ -67,15 +67,17 @@ end
 local ROW = '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$'
 
 local function read(row)
-  local job = {}
-  job.state, job.tries, job.max_tries, job.crashes, job.token, job.due, job.expires, job.claim, job.holder, job.ended,
-    job.priority, job.created, job.put, job.key, job.group = row:match(ROW)
-  return job
+  local state, tries, max_tries, crashes, token, due, expires, claim, holder, ended, priority, created, put, key, group =
+    row:match(ROW)
+  return {state = state, tries = tries, max_tries = max_tries, crashes = crashes, token = token, due = due,
+    expires = expires, claim = claim, holder = holder, ended = ended, priority = priority, created = created, put = put,
+    key = key, group = group}
 end
 
 local function written(job)
-  return table.concat({job.state, job.tries, job.max_tries, job.crashes, job.token, job.due, job.expires, job.claim,
-    job.holder, job.ended, job.priority, job.created, job.put, job.key, job.group}, ' ')
+  return job.state .. ' ' .. job.tries .. ' ' .. job.max_tries .. ' ' .. job.crashes .. ' ' .. job.token .. ' '
+    .. job.due .. ' ' .. job.expires .. ' ' .. job.claim .. ' ' .. job.holder .. ' ' .. job.ended .. ' '
+    .. job.priority .. ' ' .. job.created .. ' ' .. job.put .. ' ' .. job.key .. ' ' .. job.group
 end
 
 -- Jobs by their ids, nil where there is no such job; each as one of a run sees it, so what one changes others see.

@@ -35,11 +35,11 @@ local function write_row(id, job)
 end
 
 local function make_due(id, job)
-  put_into(head .. ':due:' .. job.priority, job.due, id)
-  if not into[priorities] then
-    into[priorities] = {}
+  local due = head .. ':due:' .. job.priority
+  if not into[due] then
+    put_into(priorities, -job.priority, job.priority)
   end
-  add(into[priorities], -job.priority, job.priority)
+  put_into(due, job.due, id)
 end
 
 -- The claim on a job is over, in whichever way. (It may be that another run has put it back already.)
