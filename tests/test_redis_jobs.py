@@ -440,6 +440,13 @@ def test_a_key_that_is_not_ours_fails_alone(redis: RedisServer, jobs: Jobs, pref
     assert isinstance(spoilt, dibs.SetupRequired)
     assert "n:spoilt" in str(spoilt)
     assert isinstance(fine, PutDone)
+    redis.ask("SET", f"{prefix}:queue:{{n:torn}}:claimed", "by somebody")
+    put(jobs, "1", name="n:torn")
+    torn, fine = act(jobs, *[Take(name, "c", 1, 60, "h") for name in ("n:torn", "n:fine")])
+    assert isinstance(torn, dibs.SetupRequired)
+    assert isinstance(fine, Taken)
+    with pytest.raises(dibs.SetupRequired, match="prefix="):
+        jobs.jobs_in("n:torn", READY, 1, soon())
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,12 @@ end
 if mend then
   return mend(6)
 end
-if (kind == 'take' or kind == 'finish') and sweep() and kind == 'take' then
-  verb = function() return 'A' end
+if kind == 'take' or kind == 'finish' then
+  local fine, more = pcall(sweep)
+  if not fine then
+    verb = function() error(more, 0) end  -- for each, and not for those on other queues in the same flight
+  elseif more and kind == 'take' then
+    verb = function() return 'A' end
+  end
 end
 return each()
