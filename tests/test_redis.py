@@ -893,6 +893,17 @@ SMOKE = [
     "a_semaphore_lets_so_many_in",
     "a_lost_permit_is_told",
     "a_waiting_writer_holds_back_readers",
+    "requests_of_one_call_are_carried_out_by_kind",
+    "a_job_that_ends_its_worker_ends_dead",
+    "replace_what_has_the_key",
+    "groups_with_a_limit",
+    "extended_claims_last",
+    "jobs_are_shown",
+    "results_are_kept",
+    "cancelled_jobs",
+    "dead_jobs_are_revived",
+    "depths_by_prefix",
+    "hints_for_takers",
 ]
 
 

@@ -29,8 +29,6 @@ live. ``capabilities`` and ``check`` say which of these hold.
 
 from __future__ import annotations
 
-from hashlib import sha1
-from importlib.resources import files
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -55,15 +53,19 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores import redis_check
-from dibs.stores.redis_links import SLOTS, ClusterLink, Link, Request, slot_of
-from dibs.stores.redis_wire import Place, Refusal, Wire, packed, raised, refusal
+from dibs.stores.redis_keys import beginning, name_in, tagged
+from dibs.stores.redis_links import SLOTS, Request, slot_of
+from dibs.stores.redis_scripts import Flights
+from dibs.stores.redis_wire import Place, Refusal, Wire, packed, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from urllib.parse import SplitResult
 
     from dibs.clock import Deadline
     from dibs.store import Request as StoreRequest
+    from dibs.stores.redis_jobs import RedisJobs
+    from dibs.stores.redis_scripts import Call
 
 CAPABILITIES = Capabilities(
     store="Redis",
@@ -72,7 +74,7 @@ CAPABILITIES = Capabilities(
     clock="server TIME",
     waiting_line="FIFO",
     signal="pub/sub",
-    queue=False,
+    queue=True,
     durable=False,
     ttl_min_s=0.05,
     ttl_max_s=30 * 24 * 3600.0,
@@ -89,69 +91,26 @@ CHUNK_MAX = 100
 LINE_KEEP_MS = 3600 * 1000
 ROW_KEEP_MS = 2 * LINE_KEEP_MS
 GRACE = repr(LINE_GRACE_S)
-# Keys that one step of a SCAN looks at.
-SCAN_COUNT = 1000
-# The part of the time that is left which replicas get to acknowledge; the rest is for giving back what they did not.
-WAIT_PART = 0.5
 PREFIX_BYTES_MAX = 100
+# Where hints on queues are told to everybody who watches; addresses of clients are random.
+QUEUES = "queues"
 # What a login must be allowed to do, and what it should be, so that capabilities and doctor can tell what is promised.
 RIGHTS = (
-    "+evalsha +eval +time +hget +hmget +hset +hdel +hvals +get +set +incr +del +persist +pexpire +pttl +zadd +zcard "
-    "+zrange +zrevrange +zrank +zscore +zrangebyscore +zremrangebyscore +zrem +publish +subscribe +scan +ping +wait "
-    "+select +info +config|get +client|setname"
+    "+evalsha +eval +time +hget +hmget +hset +hdel +hlen +hvals +get +set +incr +del +persist +pexpire +pttl +zadd "
+    "+zcard +zcount +zrange +zrevrange +zrank +zscore +zrangebyscore +zremrangebyscore +zrem +publish +subscribe +scan "
+    "+ping +wait +select +info +config|get +client|setname"
 )
-
-
-# What stands before a script, as the server knows no libraries of ours.
-PARTS = {
-    "acquire": ("grants",),
-    "acquire_permits": ("grants", "pools"),
-    "transfer": ("grants",),
-    "release": ("pools",),
-    "break": ("pools",),
-    "purge": ("pools",),
-}
-
-
-class _Script:
-    """A Lua script by its name, and the digest under which the server remembers it."""
-
-    def __init__(self, name: str) -> None:
-        folder = files("dibs.stores") / "redis_lua"
-        parts = (*PARTS.get(name, ()), name)
-        self.body = "\n".join([(folder / f"{part}.lua").read_text("utf-8") for part in parts])
-        self.digest = sha1(self.body.encode(), usedforsecurity=False).hexdigest()
-
-    def calling(self, keys: Sequence[str], arguments: Sequence[str], slot: int) -> _Call:
-        return _Call(self, [str(len(keys)), *keys, *arguments], slot)
-
-
-class _Call:
-    """One run of a script, on its way."""
-
-    __slots__ = ("_script", "_words", "slot")
-
-    def __init__(self, script: _Script, words: list[str], slot: int) -> None:
-        self._script = script
-        self._words = words
-        self.slot = slot
-
-    def by_digest(self) -> Request:
-        return Request(packed("EVALSHA", self._script.digest, *self._words), self.slot)
-
-    def by_text(self) -> Request:
-        """For a server that does not know the script (yet, or any more after SCRIPT FLUSH): run and remember it."""
-        return Request(packed("EVAL", self._script.body, *self._words), self.slot)
 
 
 class RedisStore:
     def __init__(self, place: Place, prefix: str, min_replicas: int) -> None:
         self._place = place
-        self._link = ClusterLink(place) if place.cluster else Link(place)
+        self._flights = Flights(place)
+        self._link = self._flights.link
         self._prefix = prefix
         self._min_replicas = min_replicas
-        self._scripts: dict[str, _Script] = {}
         self._counters: list[str] = []
+        self._jobs: RedisJobs | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -172,14 +131,15 @@ class RedisStore:
 
     def act(self, requests: Sequence[StoreRequest], deadline: Deadline) -> list[Outcome]:
         if not requests:
-            self._fly([Request(packed("PING"), node=node) for node, _ in self._link.servers(deadline)], deadline)
+            pings = [Request(packed("PING"), node=node) for node, _ in self._link.servers(deadline)]
+            self._flights.fly(pings, deadline)
             return []
         outcomes: list[Any] = [GONE] * len(requests)
         chunks = list(self._chunks(requests))
         calls = (self._call(verb, [requests[index] for index in indexes], slot) for verb, slot, indexes in chunks)
         # Requests for one name are tried in their order also by a server that knows some of the scripts only.
         in_order = len(chunks) > 1 and len({request.name for request in requests}) < len(requests)
-        for (verb, _, indexes), texts in zip(chunks, self._run(calls, deadline, by_text=in_order), strict=True):
+        for (verb, _, indexes), texts in zip(chunks, self._flights.run(calls, deadline, by_text=in_order), strict=True):
             read = _READERS[verb]
             for index, text in zip(indexes, texts, strict=True):
                 outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)
@@ -193,7 +153,7 @@ class RedisStore:
         """The requests by verb and slot, in their order, as one run of a script takes them."""
         for verb, run in groupby(range(len(requests)), key=lambda index: _verb(requests[index])):
             if self._place.cluster:
-                slots = {index: slot_of(_tag(requests[index].name).encode()) for index in run}
+                slots = {index: slot_of(tagged(requests[index].name).encode()) for index in run}
                 groups = groupby(sorted(slots, key=slots.__getitem__), key=slots.__getitem__)
             else:
                 groups = iter([(0, run)])  # type: ignore[assignment]
@@ -202,7 +162,7 @@ class RedisStore:
                 for start in range(0, len(these), CHUNK_MAX):
                     yield verb, slot, these[start : start + CHUNK_MAX]
 
-    def _call(self, verb: str, requests: Sequence[Any], slot: int) -> _Call:
+    def _call(self, verb: str, requests: Sequence[Any], slot: int) -> Call:
         keys: list[str] = []
         words: list[str] = []
         ttl, ttl_word = 0.0, "0.0"  # most requests have the ttl of the one before
@@ -236,7 +196,7 @@ class RedisStore:
                 plain = ticket is None and not keep  # as nearly all are
                 more = "" if plain else f"{int(ticket is not None)} {keep!r} {info or ''}"
                 words += (claim_id, str(permit), more)
-        return self._script(verb).calling(keys, words, slot)
+        return self._flights.script(verb).calling(keys, words, slot)
 
     def _refused(self, request: StoreRequest, text: bytes) -> Any:
         """What became of a request that failed by itself: an error for an acquire, and no lease for the others."""
@@ -255,17 +215,15 @@ class RedisStore:
             raise SetupRequired(
                 f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints?"
             )
-        raise self._failure(error, maybe_applied=True)
+        raise self._flights.failure(error, maybe_applied=True)
 
     def _wait_for_replicas(self, requests: Sequence[StoreRequest], outcomes: Sequence[Any], deadline: Deadline) -> None:
         """Go on when enough replicas have what was just written; else give the grants back, and nothing is known.
 
         A renewal that too few replicas have heard of may be forgotten by a failover, so nobody may trust it.
         """
-        wait_ms = str(int(deadline.remaining() * WAIT_PART * 1000) + 1)
-        wait = packed("WAIT", str(self._min_replicas), wait_ms)
-        reached = self._fly([Request(wait, node=node) for node in self._link.flown], deadline)
-        if min(reached) >= self._min_replicas:
+        trouble = self._flights.wait_for_replicas(self._min_replicas, deadline)
+        if trouble is None:
             return
         grants = [
             Release(request.name, request.claim_id, outcome.slot)
@@ -273,11 +231,9 @@ class RedisStore:
             if type(outcome) is Granted
         ]
         chunks = self._chunks(grants)
-        self._run((self._call(verb, [grants[i] for i in these], slot) for verb, slot, these in chunks), deadline)
-        raise StoreUnavailable(
-            f"{min(reached)} replicas acknowledged in {int(wait_ms) / 1000:.1f} s where min_replicas="
-            f"{self._min_replicas} are wanted; what was granted was given back"
-        )
+        calls = (self._call(verb, [grants[i] for i in these], slot) for verb, slot, these in chunks)
+        self._flights.run(calls, deadline)
+        raise StoreUnavailable(f"{trouble}; what was granted was given back")
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -286,14 +242,14 @@ class RedisStore:
         if before == first + "\x01":
             names = [first]
         else:
-            names = sorted(n for n in self._scan(_beginning(first, before), deadline) if first <= n < before)
+            names = sorted(n for n in self._scan(beginning(first, before), deadline) if first <= n < before)
         calls, asked = [], []
         for slot, some in self._by_slot(names):
             keys = [key for name in some for key in self._keys(name)[:2]]
-            calls.append(self._script("show").calling(keys, (), slot))
+            calls.append(self._flights.script("show").calling(keys, (), slot))
             asked.append(some)
         found = []
-        for some, rows in zip(asked, self._run(calls, deadline), strict=True):
+        for some, rows in zip(asked, self._flights.run(calls, deadline), strict=True):
             for name, of_name in zip(some, rows, strict=True):
                 for permit, holder, token, since, until, left, info, take, waiting in of_name:
                     found.append(
@@ -315,33 +271,22 @@ class RedisStore:
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         arguments = (str(fencing_token), "1" if now else "", str(ROW_KEEP_MS), GRACE)
-        call = self._script("break").calling(self._keys(name), arguments, self._slot(name))
-        return bool(self._run([call], deadline)[0])
+        call = self._flights.script("break").calling(self._keys(name), arguments, self._slot(name))
+        return bool(self._flights.run([call], deadline)[0])
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         names = self._scan("", deadline)
-        script, arguments = self._script("purge"), (repr(older_than), GRACE)
+        script, arguments = self._flights.script("purge"), (repr(older_than), GRACE)
         calls = [
             script.calling([key for name in some for key in self._keys(name)], arguments, slot)
             for slot, some in self._by_slot(names)
         ]
-        return sum(self._run(calls, deadline))
+        return sum(self._flights.run(calls, deadline))
 
     def _scan(self, prefix: str, deadline: Deadline) -> set[str]:
-        """The names with this prefix that have a row. All keys of the database are looked at on the way."""
-        start = self._keys(prefix)[0][:-1]
-        pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in start) + "*"
-        names: set[str] = set()
-        for node, _ in self._link.servers(deadline):
-            cursor = "0"
-            while True:
-                command = packed("SCAN", cursor, "MATCH", pattern, "COUNT", str(SCAN_COUNT))
-                ((after, keys),) = self._fly([Request(command, node=node)], deadline)
-                cursor = after.decode()
-                names.update(filter(None, map(self.name_in, keys)))
-                if cursor == "0":
-                    break
-        return names
+        """The names with this prefix that have a row."""
+        keys = self._flights.scan(self._keys(prefix)[0][:-1], deadline)
+        return set(filter(None, map(self.name_in, keys)))
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._link.close()  # the settings as they are now
@@ -357,26 +302,34 @@ class RedisStore:
         return (
             f"# Nothing to make. Of a name, dibs keeps {prefix}:lease:{{name}}, {prefix}:line:{{name}} and\n"
             f"# {prefix}:waiters:{{name}}, of its permits {prefix}:lease:{{name}}1 and so on; of all names\n"
-            f"# {prefix}:token. A login needs these rights and no more:\n"
+            f"# {prefix}:token. {self.jobs.schema()[2:]}"
+            f"# A login needs these rights and no more:\n"
             f"ACL SETUSER dibs on >password resetkeys ~{prefix}:* resetchannels &{self._channel('*')} -@all {RIGHTS}"
             + (" +cluster|slots +asking\n" if self._place.cluster else "\n")
         )
 
     def watch(self, address: str, deadline: Deadline) -> RedisWatch | None:
         wire = self._link.open(deadline)
-        (answer,) = wire.exchange(packed("SUBSCRIBE", self._channel(address)), 1, deadline)
-        return None if isinstance(answer, Refusal) else RedisWatch(self, wire)
+        # Two commands: a channel that this login may not hear is refused by itself.
+        channels = (self._channel(address), self._channel(QUEUES))
+        answers = wire.exchange(b"".join([packed("SUBSCRIBE", channel) for channel in channels]), 2, deadline)
+        return None if isinstance(answers[0], Refusal) else RedisWatch(self, wire)
+
+    @property
+    def jobs(self) -> RedisJobs:
+        if self._jobs is None:
+            from dibs.stores.redis_jobs import RedisJobs
+
+            self._jobs = RedisJobs(self._flights, self._prefix, self._channel(QUEUES), self._min_replicas)
+        return self._jobs
 
     def name_in(self, key: bytes) -> str | None:
         """The name that the key of a lease is about; None for any other key."""
-        try:
-            text = key.decode()
-        except UnicodeDecodeError:
-            return None
-        start = f"{self._prefix}:lease:{{"
-        if not text.startswith(start) or not text.endswith("}"):
-            return None
-        return text[len(start) : -1].replace("%7D", "}").replace("%25", "%")
+        return name_in(key, f"{self._prefix}:lease:")
+
+    def name_told(self, key: bytes) -> str | None:
+        """The name of the lease, or of the queue, that a hint is about."""
+        return self.name_in(key) or name_in(key, f"{self._prefix}:queue:")
 
     def close(self) -> None:
         self._link.close()
@@ -384,7 +337,7 @@ class RedisStore:
     # -- keys -----------------------------------------------------------------------------------------------------
 
     def _keys(self, name: str) -> tuple[str, str, str]:
-        tag, prefix = f"{{{_tag(name)}}}", self._prefix
+        tag, prefix = f"{{{tagged(name)}}}", self._prefix
         return f"{prefix}:lease:{tag}", f"{prefix}:line:{tag}", f"{prefix}:waiters:{tag}"
 
     def _channel(self, address: str) -> str:
@@ -406,7 +359,7 @@ class RedisStore:
         return self._counters[slot]
 
     def _slot(self, name: str) -> int:
-        return slot_of(_tag(name).encode()) if self._place.cluster else 0
+        return slot_of(tagged(name).encode()) if self._place.cluster else 0
 
     def _by_slot(self, names: Collection[str]) -> Iterator[tuple[int, list[str]]]:
         """Names as one run of a script takes them."""
@@ -415,49 +368,9 @@ class RedisStore:
             for start in range(0, len(some), CHUNK_MAX):
                 yield slot, some[start : start + CHUNK_MAX]
 
-    # -- one flight -----------------------------------------------------------------------------------------------
-
-    def _script(self, name: str) -> _Script:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = _Script(name)
-        return script
-
-    def _run(self, calls: Iterable[_Call], deadline: Deadline, *, by_text: bool = False) -> list[Any]:
-        """Run scripts, all in one flight; in two when they are named by digests that the server does not know."""
-        made: list[_Call] = []
-
-        def flying() -> Iterator[Request]:
-            for call in calls:
-                made.append(call)
-                yield call.by_text() if by_text else call.by_digest()
-
-        self._link.flown.clear()
-        answers = self._link.fly(flying(), deadline)
-        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, Refusal) and answer.code == "NOSCRIPT"]
-        if unknown:
-            again = self._link.fly([made[index].by_text() for index in unknown], deadline)
-            for index, answer in zip(unknown, again, strict=True):
-                answers[index] = answer
-        return self._accepted(answers)
-
-    def _fly(self, requests: Sequence[Request], deadline: Deadline) -> list[Any]:
-        return self._accepted(self._link.fly(requests, deadline))
-
-    def _accepted(self, answers: list[Any]) -> list[Any]:
-        for answer in answers:
-            if isinstance(answer, Refusal):
-                raise self._failure(answer, maybe_applied=len(answers) > 1)
-        return answers
-
-    def _failure(self, answer: Refusal, *, maybe_applied: bool) -> Exception:
-        if answer.code in ("READONLY", "MASTERDOWN", "NOAUTH"):
-            self._link.close()  # the master may be another by now
-        return raised(answer, "Redis", bool(self._place.worked), maybe_applied=maybe_applied)
-
 
 class RedisWatch:
-    """What releases publish to this client; each message names what became free."""
+    """What releases publish to this client, and puts to everybody; each message names where something may be had."""
 
     interval_s: float | None = None
 
@@ -472,7 +385,7 @@ class RedisWatch:
         told = []
         for message in self._wire.arrived():
             if isinstance(message, list) and message[0] == b"message":
-                name = self._store.name_in(message[2])
+                name = self._store.name_told(message[2])
                 if name is not None:
                     told.append(name)
         return told
@@ -482,21 +395,6 @@ class RedisWatch:
 
 
 # -- words on the wire ------------------------------------------------------------------------------------------------
-
-
-def _tag(name: str) -> str:
-    """The name as it stands in braces, where the first } ends it."""
-    if "%" in name or "}" in name:
-        return name.replace("%", "%25").replace("}", "%7D")
-    return name
-
-
-def _beginning(first: str, before: str) -> str:
-    """What all names from the one to the other begin with."""
-    length = 0
-    while first[:length] == before[:length] and length < min(len(first), len(before)):
-        length += 1
-    return first[: length - (first[:length] != before[:length])]
 
 
 def _verb(request: StoreRequest) -> str:

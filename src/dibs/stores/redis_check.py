@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dibs.stores.redis_wire import Place
 
+EVICTING = ". Set it to noeviction or to one of volatile-*, or a name may be free too early, and a queue lost"
+
 
 def findings(
     everywhere: Sequence[dict[str, str]], place: Place, min_replicas: int, strict: bool, channels: str
@@ -36,8 +38,7 @@ def findings(
         Finding(
             "leases are not evicted",
             policy != "unknown" and not evicts(facts),
-            f"maxmemory={limit}, maxmemory-policy={policy}"
-            + (". Set it to noeviction or to one of volatile-*, or a name may be free too early" * evicts(facts)),
+            f"maxmemory={limit}, maxmemory-policy={policy}" + (EVICTING * evicts(facts)),
         ),
         Finding("grants survive a failover", *over_a_failover(everywhere, place, min_replicas)),
         Finding(
@@ -76,7 +77,7 @@ def publishes(facts: dict[str, str]) -> bool:
 
 
 def evicts(facts: dict[str, str]) -> bool:
-    """Whether keys without a time to live may be evicted, as leases are."""
+    """Whether keys without a time to live may be evicted, as leases and queues are."""
     return facts.get("maxmemory_policy", "").startswith("allkeys-") and facts.get("maxmemory") != "0"
 
 
@@ -85,7 +86,7 @@ def kept(facts: dict[str, str]) -> tuple[bool, str]:
     if "redis_version" not in facts and "appendonly" not in facts:
         return False, "unknown (this login may ask neither INFO nor CONFIG GET)"
     if evicts(facts):
-        return False, f"no: {facts['maxmemory_policy']} may evict leases at any time"
+        return False, f"no: {facts['maxmemory_policy']} may evict leases and queues at any time"
     fsync = facts.get("appendfsync", "unknown")
     if facts.get("appendonly", facts.get("aof_enabled")) in ("yes", "1"):
         if facts.get("aof_last_write_status", "ok") != "ok":

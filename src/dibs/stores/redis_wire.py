@@ -71,6 +71,12 @@ def packed(*words: str) -> bytes:
     return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
+def packed_raw(*words: str | bytes) -> bytes:
+    """The same where some words are bytes, which need not be text."""
+    raw = [word if isinstance(word, bytes) else word.encode() for word in words]
+    return b"*%d\r\n" % len(raw) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
+
+
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +229,8 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool) ->
         return SetupRequired(f"{text}. docs/how-to/redis.md lists the rights that dibs needs")
     if answer.code == "READONLY" and not worked:
         return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")
+    if answer.code == "WRONGTYPE":
+        return SetupRequired(f"{text}. A key that begins as dibs's do is somebody else's: see prefix=")
     if answer.code in ("MOVED", "ASK", "CROSSSLOT"):
         return SetupRequired(f"{text}. This is a cluster: add ?cluster=true")
     return StoreUnavailable(text, maybe_applied=maybe_applied and answer.code not in PASSING)

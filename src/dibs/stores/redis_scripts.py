@@ -1,0 +1,143 @@
+"""Runs of Lua scripts on Redis: many in one flight, each named by its digest, or sent whole to a server without it."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from dibs.stores.redis_links import ClusterLink, Link, Request
+from dibs.stores.redis_wire import Place, Refusal, packed, packed_raw, raised
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dibs.clock import Deadline
+
+# Keys that one step of a SCAN looks at.
+SCAN_COUNT = 1000
+# The part of the time that is left which replicas get to acknowledge; the rest is for giving back what they did not.
+WAIT_PART = 0.5
+# What stands before a script, as the server knows no libraries of ours.
+PARTS = {
+    "acquire": ("grants",),
+    "acquire_permits": ("grants", "pools"),
+    "transfer": ("grants",),
+    "release": ("pools",),
+    "break": ("pools",),
+    "purge": ("pools",),
+    "jobs": ("jobs_rows", "jobs_writes", "jobs_put", "jobs_take", "jobs_finish", "jobs_mend"),
+}
+
+
+class Script:
+    """A Lua script by its name, and the digest under which the server remembers it."""
+
+    def __init__(self, name: str) -> None:
+        folder = files("dibs.stores") / "redis_lua"
+        parts = (*PARTS.get(name, ()), name)
+        self.body = "\n".join([(folder / f"{part}.lua").read_text("utf-8") for part in parts])
+        self.digest = sha1(self.body.encode(), usedforsecurity=False).hexdigest()
+
+    def calling(self, keys: Sequence[str], arguments: Sequence[str], slot: int) -> Call:
+        return Call(self, [str(len(keys)), *keys, *arguments], slot)
+
+    def calling_raw(self, key: str, arguments: Sequence[str | bytes], slot: int) -> Call:
+        """The same where some arguments are bytes, which need not be text."""
+        return RawCall(self, ["1", key, *arguments], slot)  # type: ignore[list-item]
+
+
+class Call:
+    """One run of a script, on its way."""
+
+    __slots__ = ("_script", "_words", "slot")
+
+    def __init__(self, script: Script, words: list[str], slot: int) -> None:
+        self._script = script
+        self._words = words
+        self.slot = slot
+
+    def by_digest(self) -> Request:
+        return Request(self._packed("EVALSHA", self._script.digest, *self._words), self.slot)
+
+    def by_text(self) -> Request:
+        """For a server that does not know the script (yet, or any more after SCRIPT FLUSH): run and remember it."""
+        return Request(self._packed("EVAL", self._script.body, *self._words), self.slot)
+
+    _packed = staticmethod(packed)
+
+
+class RawCall(Call):
+    __slots__ = ()
+    _packed = staticmethod(packed_raw)
+
+
+class Flights:
+    """What a store sends, over its link."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.link = ClusterLink(place) if place.cluster else Link(place)
+        self._scripts: dict[str, Script] = {}
+
+    def script(self, name: str) -> Script:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = Script(name)
+        return script
+
+    def run(self, calls: Iterable[Call], deadline: Deadline, *, by_text: bool = False) -> list[Any]:
+        """Run scripts, all in one flight; in two when they are named by digests that the server does not know."""
+        made: list[Call] = []
+
+        def flying() -> Iterator[Request]:
+            for call in calls:
+                made.append(call)
+                yield call.by_text() if by_text else call.by_digest()
+
+        self.link.flown.clear()
+        answers = self.link.fly(flying(), deadline)
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, Refusal) and answer.code == "NOSCRIPT"]
+        if unknown:
+            again = self.link.fly([made[index].by_text() for index in unknown], deadline)
+            for index, answer in zip(unknown, again, strict=True):
+                answers[index] = answer
+        return self._accepted(answers)
+
+    def fly(self, requests: Sequence[Request], deadline: Deadline) -> list[Any]:
+        """Send commands in one flight; their answers, of which none is a refusal."""
+        return self._accepted(self.link.fly(requests, deadline))
+
+    def wait_for_replicas(self, wanted: int, deadline: Deadline) -> str | None:
+        """Wait until so many replicas have what the last run wrote; if they have not in time, what is to be said."""
+        wait_s = deadline.remaining() * WAIT_PART
+        wait = packed("WAIT", str(wanted), str(int(wait_s * 1000) + 1))
+        reached = min(self.fly([Request(wait, node=node) for node in self.link.flown], deadline))
+        if reached >= wanted:
+            return None
+        return f"{reached} replicas acknowledged in {wait_s:.1f} s where min_replicas={wanted} are wanted"
+
+    def scan(self, start: str, deadline: Deadline) -> Iterator[bytes]:
+        """The keys that begin so; some come twice. All keys of the database are looked at on the way."""
+        pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in start) + "*"
+        for node, _ in self.link.servers(deadline):
+            cursor = "0"
+            while True:
+                command = packed("SCAN", cursor, "MATCH", pattern, "COUNT", str(SCAN_COUNT))
+                ((after, keys),) = self.fly([Request(command, node=node)], deadline)
+                cursor = after.decode()
+                yield from keys
+                if cursor == "0":
+                    break
+
+    def _accepted(self, answers: list[Any]) -> list[Any]:
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise self.failure(answer, maybe_applied=len(answers) > 1)
+        return answers
+
+    def failure(self, answer: Refusal, *, maybe_applied: bool) -> Exception:
+        """The error of dibs for a refusal that concerns the whole call."""
+        if answer.code in ("READONLY", "MASTERDOWN", "NOAUTH"):
+            self.link.close()  # the master may be another by now
+        return raised(answer, "Redis", bool(self.place.worked), maybe_applied=maybe_applied)
