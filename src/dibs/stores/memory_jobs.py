@@ -14,6 +14,7 @@ from dibs.jobs import (
     DONE,
     KEEP,
     LATER,
+    NO_TRIES_LEFT,
     READY,
     REPLACE,
     RETRY,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
     from dibs.stores.memory import Shelf
-
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 
 
 class Job:
@@ -181,11 +180,13 @@ class MemoryJobs:
         return len(before) < group_limit
 
     def _next_in(self, name: str, now: float) -> float:
-        times = (job.expires_at if job.state(now) == CLAIMED else job.due_at for job in self._live(name))
+        # What is ready and was not taken waits for others of its group.
+        states = ((job.state(now), job) for job in self._live(name))
+        times = (job.expires_at if state == CLAIMED else job.due_at for state, job in states if state != READY)
         return min((max(0.0, at - now) for at in times if at is not None), default=float("inf"))
 
     def _claimed(self, request: Extend | Finish, now: float) -> Iterator[Job]:
-        for job in map(self._shelf.jobs.get, request.ids):
+        for job in map(self._shelf.jobs.get, dict.fromkeys(request.ids)):
             if job is None or (job.name, job.fencing_token) != (request.name, request.fencing_token):
                 continue
             if job.state(now) == CLAIMED:

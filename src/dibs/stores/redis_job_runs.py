@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
-from dibs.jobs import CRASHES_MAX, HINT_EVERY_S
+from dibs.jobs import CRASHES_MAX, HINT_EVERY_S, NO_TRIES_LEFT
 from dibs.stores.redis_job_words import micros
 from dibs.stores.redis_keys import name_in, tagged
 from dibs.stores.redis_links import Request, slot_of
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.stores.redis_scripts import Call, Flights
-
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 
 
 class JobRuns:

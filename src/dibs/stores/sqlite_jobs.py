@@ -28,6 +28,7 @@ from dibs.jobs import (
     CRASHES_MAX,
     DEAD,
     LATER,
+    NO_TRIES_LEFT,
     READY,
     TAKE_MAX,
     Depth,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from dibs.stores.sqlite_file import SQLiteFile
 
 _T = TypeVar("_T")
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 # What no row has as the boot of its claim: this one has not begun for the file yet, so no claim is in force.
 NO_BOOT = -1
 # Ended jobs whose time is over that a call with an end in it deletes: more than a take claims, so they do not pile up.
