@@ -235,7 +235,11 @@ RECURSIVE level (rank) AS (
     FROM level AS v WHERE v.rank IS NOT NULL
 )"""
 # Which priorities there are, as ranks: the smallest first.
-LEVELS = f"WITH {_LEVELS}\nSELECT array_agg(v.rank::bigint ORDER BY v.rank) FROM level AS v WHERE v.rank IS NOT NULL"
+LEVELS = f"""\
+WITH {_LEVELS}
+SELECT array_agg(v.rank::bigint ORDER BY v.rank), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8
+FROM level AS v WHERE v.rank IS NOT NULL
+"""
 # When the next job is due or the next claim expires, for who found nothing. What is free, and waits for no turn of its
 # group, was locked by somebody just now.
 NEXT = f"""\

@@ -49,10 +49,10 @@ class Takes:
             if mine is not None:
                 return mine
         now = now_of(deadline)
-        look_back = place is None or place.is_due(now)
+        look_back, levels_s = place is None or place.is_due(now), 0.0
         if look_back:
             (result,) = self._flights.run([("LEVELS", (name.encode(),))], deadline)
-            ranks = elements(result.get_value(0, 0))
+            ranks, levels_s = elements(result.get_value(0, 0)), float8(result.get_value(0, 1))
             if place is None:
                 place = self._places.begin(name, ranks)
                 place.asked(request.claim_id)
@@ -68,14 +68,14 @@ class Takes:
                 break
         if taken is not None:
             if look_back or (behind and len(taken.jobs) + len(exhausted) < request.n):
-                place.looked_behind(now, took_s)
+                place.looked_behind(now, levels_s + took_s)
             return taken
         place.answered(request.claim_id)
         if not behind:
             return Held(None, 0, 0.0, max(0.0, place.rest_s(now)))
         (result,) = self._flights.run([("NEXT", (name.encode(), b"%d" % request.group_limit))], deadline)
         free_in, took = result.get_value(0, 0), float8(result.get_value(0, 1))
-        place.looked_behind(now, took)
+        place.looked_behind(now, levels_s + took)
         return Held(None, 0, 0.0, float("inf") if free_in is None else max(0.0, float8(free_in)))
 
     def _mine(self, request: Take, deadline: Deadline) -> Taken | None:
