@@ -6,7 +6,7 @@ does not get through, they poll.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption
@@ -28,7 +28,7 @@ from dibs.store import (
 from dibs.stores import postgres_address, postgres_check, postgres_pools, postgres_sql, rounds
 from dibs.stores.postgres_link import Connection
 from dibs.stores.postgres_tables import Tables
-from dibs.stores.postgres_watch import PostgresWatch
+from dibs.stores.postgres_watch import PostgresWatch, job_channel
 from dibs.stores.postgres_wire import (
     acquired,
     acquired_many,
@@ -44,7 +44,7 @@ from dibs.stores.postgres_wire import (
     texts,
 )
 from dibs.stores.rounds import Row, Seen
-from dibs.stores.tables import TablesMissing, without_history
+from dibs.stores.tables import TablesMissing, set_up, without_history
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.store import Renew
+    from dibs.stores.postgres_jobs import PostgresJobs
     from dibs.stores.postgres_pools import Statement
 
 CAPABILITIES = Capabilities(
@@ -63,7 +64,7 @@ CAPABILITIES = Capabilities(
     clock="server clock_timestamp()",
     waiting_line="FIFO",
     signal="LISTEN/NOTIFY",
-    queue=False,
+    queue=True,
     durable=True,
     ttl_min_s=0.05,
     ttl_max_s=30 * 24 * 3600.0,
@@ -83,6 +84,13 @@ class PostgresStore:
         self._tables = Tables(place.schema, place.table)
         self._sql = self._tables.sql
         self._connection = Connection(place.conninfo, known_good, self._tables.schema())
+        self._place = place
+
+    @cached_property
+    def jobs(self) -> PostgresJobs:
+        from dibs.stores.postgres_jobs import PostgresJobs  # for who has queues only
+
+        return PostgresJobs(self._connection, self._place.schema, self._place.table)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -289,10 +297,10 @@ class PostgresStore:
     # -- tables ---------------------------------------------------------------------------------------------------
 
     def schema(self) -> str:
-        return self._tables.schema()
+        return self._tables.schema() + self.jobs.schema()
 
     def setup(self, deadline: Deadline) -> None:
-        self._connection.setup(deadline)
+        set_up(partial(self._connection.make, self.schema(), deadline))
 
     def history_schema(self, keep: int) -> str:
         return self._tables.history_schema(keep)
@@ -323,7 +331,8 @@ class PostgresStore:
     # -- hints ----------------------------------------------------------------------------------------------------
 
     def watch(self, address: str, deadline: Deadline) -> PostgresWatch | None:
-        pg = self._connection.listen(f"dibs_{address}", deadline)
+        channels = f"dibs_{address}", job_channel(self._place.schema, self._place.table)
+        pg = self._connection.listen(channels, deadline)
         return None if pg is None else PostgresWatch(pg, self.close)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores.postgres_wire import milliseconds
-from dibs.stores.tables import TablesMissing, set_up, with_tables
+from dibs.stores.tables import TablesMissing, with_tables
 
 try:
     import psycopg.conninfo
@@ -102,9 +102,10 @@ class Connection:
 
     def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         """Do the work, which begins and commits a transaction, or nothing of it; make missing tables."""
-        with_tables(partial(self._transaction, work, deadline), partial(self.make, self._schema, deadline))
+        with_tables(partial(self.transaction_once, work, deadline), partial(self.make, self._schema, deadline))
 
-    def _transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
+    def transaction_once(self, work: Callable[[], None], deadline: Deadline) -> None:
+        """The same, where missing tables are the caller's business."""
         self.open(deadline)
         try:
             work()
@@ -116,10 +117,6 @@ class Connection:
                 except (StoreUnavailable, SetupRequired, StoreBusy, TablesMissing):
                     self.close()
             raise
-
-    def setup(self, deadline: Deadline) -> None:
-        """Make the tables, or bring them up to date."""
-        set_up(partial(self.make, self._schema, deadline))
 
     def make(self, schema: str, deadline: Deadline) -> None:
         """Make what these statements make."""
@@ -245,7 +242,8 @@ class Connection:
         text = f"PostgreSQL: {words} ({code})"
         if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
             raise TablesMissing(text)
-        if code in ("40P01", "40001", "55P03"):  # deadlock, serialization, lock not available: rolled back
+        # Deadlock, serialization, lock not available; a row with that key was made meanwhile, and is seen next time.
+        if code in ("40P01", "40001", "55P03", "23505"):
             raise StoreBusy(text)
         if code == "25006":
             raise SetupRequired(
@@ -331,12 +329,12 @@ class Connection:
             "read_only": read_only,
         }
 
-    def listen(self, channel: str, deadline: Deadline) -> PGconn | None:
+    def listen(self, channels: Sequence[str], deadline: Deadline) -> PGconn | None:
         """Ask for notifications, which can then be waited for and read; None where they do not get through."""
         self.open(deadline)
         if self.pooled:
             return None
-        self._simple(f'LISTEN "{channel}"'.encode(), deadline)
+        self._simple("; ".join(f'LISTEN "{channel}"' for channel in channels).encode(), deadline)
         return self._pg
 
     def close(self) -> None:

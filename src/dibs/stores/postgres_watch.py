@@ -1,7 +1,8 @@
-"""What tells a client of PostgreSQL that a name it waits for is free: the notifications that releases send."""
+"""What tells a client of PostgreSQL that it is worth asking again: the notifications that releases and puts send."""
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,8 +11,13 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
 
+def job_channel(schema: str, table: str) -> str:
+    """Where everybody who keeps queues in the same tables is told of puts."""
+    return "dibs_job_" + sha256(f"{schema}\0{table}".encode()).hexdigest()[:24]
+
+
 class PostgresWatch:
-    """The notifications that releases send to this client's channel; each names what became free."""
+    """The notifications that releases send to this client's channel, and puts to that of all; each names its own."""
 
     interval_s: float | None = None
 

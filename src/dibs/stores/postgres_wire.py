@@ -15,7 +15,7 @@ _FLOAT8 = Struct("!d").unpack
 _ELEMENTS = Struct("!iq").iter_unpack
 _ARRAY_HEAD_BYTES = 20
 # PostgreSQL counts microseconds from 2000-01-01.
-_EPOCH_S = 946684800.0
+EPOCH_S = 946684800.0
 
 # -- parameters -------------------------------------------------------------------------------------------------------
 
@@ -95,9 +95,9 @@ def text(value: bytes | None) -> str | None:
 
 def instant(value: bytes | None) -> float:
     """A moment as seconds of Unix time; 0.0 for none."""
-    return 0.0 if value is None else int.from_bytes(value, "big", signed=True) / 1e6 + _EPOCH_S
+    return 0.0 if value is None else int.from_bytes(value, "big", signed=True) / 1e6 + EPOCH_S
 
 
 def instants(value: bytes | None) -> list[float]:
     """An array of moments."""
-    return [microseconds / 1e6 + _EPOCH_S for microseconds in elements(value)]
+    return [microseconds / 1e6 + EPOCH_S for microseconds in elements(value)]

@@ -268,11 +268,12 @@ def a_repeated_put_is_one_put(bench: Bench) -> None:
     """A put repeated with its id, over any connection, puts nothing more and tells the same ids."""
     queue = Queue(bench)
     new = [NewJob("1"), NewJob("2", priority=5), NewJob("3", delay=60), NewJob("4", key="k")]
-    put = queue.put(*new, put_id="a-1")
-    equal(queue.elsewhere().put(*new, put_id="a-1"), put, "the ids of the repeated put")
+    (mine,) = claims(1)
+    put = queue.put(*new, put_id=mine)
+    equal(queue.elsewhere().put(*new, put_id=mine), put, "the ids of the repeated put")
     equal(queue.counts(), (3, 1, 0, 0), "ready, later, claimed, dead")
     queue.taken(100)
-    equal(queue.put(*new, put_id="a-1"), put, "the ids of the put repeated after a take")
+    equal(queue.put(*new, put_id=mine), put, "the ids of the put repeated after a take")
     equal(queue.counts(), (0, 1, 3, 0), "ready, later, claimed, dead")
 
 
@@ -319,9 +320,9 @@ def requests_of_one_call_are_carried_out_by_kind(bench: Bench) -> None:
     (mine,) = claims(1)
     outcomes = queue.act(
         Take(queue.name, mine, 5, 60, "host/x"),
-        Put(queue.name, "p-1", (NewJob("2", key="k"),)),
-        Put(queue.name, "p-2", (NewJob("3", key="k"),)),
-        Put(queue.name, "p-3", (NewJob("4"),)),
+        Put(queue.name, f"{mine}-1", (NewJob("2", key="k"),)),
+        Put(queue.name, f"{mine}-2", (NewJob("3", key="k"),)),
+        Put(queue.name, f"{mine}-3", (NewJob("4"),)),
         Finish(queue.name, (first,), taken.fencing_token, DONE),
         Finish(queue.name, (first,), taken.fencing_token + 1, DONE),
     )

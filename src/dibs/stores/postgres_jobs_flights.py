@@ -1,0 +1,47 @@
+"""Statements about jobs, by their verbs, on a store's connection; the tables are made when there are none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dibs.stores.tables import with_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from psycopg.pq.abc import PGresult
+
+    from dibs.clock import Deadline
+    from dibs.stores.postgres_jobs_tables import JobTables
+    from dibs.stores.postgres_link import Connection, Sql
+
+    # A verb with its parameters.
+    Statement = tuple[str, Sequence[bytes | None]]
+
+_T = TypeVar("_T")
+BEGIN: Sql = (b"BEGIN ISOLATION LEVEL READ COMMITTED", ())
+COMMIT: Sql = (b"COMMIT", ())
+
+
+class JobFlights:
+    def __init__(self, connection: Connection, tables: JobTables) -> None:
+        self._connection = connection
+        self._schema = tables.schema
+        self.sql = tables.sql
+
+    def run(self, statements: Sequence[Statement], deadline: Deadline) -> list[PGresult]:
+        """Execute statements in one round trip; make the tables when it turns out that there are none."""
+        flight = [(self.sql[verb], given) for verb, given in statements]
+        return self._with_tables(partial(self._connection.execute_all, flight, deadline), deadline)
+
+    def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        self._connection.open(deadline)
+        return with_tables(attempt, partial(self._connection.make, self._schema, deadline))
+
+    def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
+        self._with_tables(partial(self._connection.transaction_once, work, deadline), deadline)
+
+    def execute(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        """One flight of such a transaction."""
+        return self._connection.execute_all(statements, deadline)

@@ -1,0 +1,135 @@
+"""Where takes from a queue on PostgreSQL look: which stretches of its order, one after the other.
+
+The order is that of an index: rank (the greatest priority has the smallest), due_at, id. Jobs that were done leave dead
+entries in the index, which cannot be removed while any transaction of the database is older than their end, and each
+scan would pass over all of them. So the end of the last take is remembered for each rank, and the next one looks on
+from there. What lies behind is looked at, too, whenever a take finds fewer than it asked for, unless that has turned
+out to be slow; and first of all from time to time. The ranks between and around those that are known are looked at from
+their beginning each time, since an urgent job may be there.
+
+Nothing rests on what is remembered but how soon a job is found.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX
+
+# Of so many queues the places are remembered, and of so many claims that they were asked for.
+QUEUES_MAX = 1_000
+CLAIMS_MAX = 1_000
+# Looking behind is done by every take that finds too few, as long as it takes no longer than this.
+LOOK_CHEAP_S = 0.002
+_ID_MAX = 2**63 - 1
+
+
+class Stretch(NamedTuple):
+    """Ranks from ``first_rank`` to ``last_rank``; of the first after that place, of the last up to that place.
+
+    Moments are microseconds since 2000; None: from the beginning, or up to what is due now.
+    """
+
+    first_rank: int
+    from_due: int | None
+    from_id: int
+    last_rank: int
+    to_due: int | None
+    to_id: int
+
+
+class Place:
+    """What is known of one queue."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        #: By rank where the last take ended, None: at the beginning.
+        self._ends: dict[int, tuple[int, int] | None] = dict.fromkeys(ranks)
+        #: The last claims that were asked for.
+        self.claims: dict[str, None] = {}
+        self._looked_at = float("-inf")
+        self._took: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def wait_s(self) -> float:
+        """How long after a look behind there is none. A single slow one says little."""
+        took = min(self._took)
+        return 0.0 if took <= LOOK_CHEAP_S else max(LOOK_BACK_S, LOOK_BACK_PART * took)
+
+    def is_due(self, now: float) -> bool:
+        """Whether a take should begin at the beginning."""
+        return now >= self._looked_at + max(LOOK_BACK_S, self.wait_s)
+
+    def may_look_behind(self, now: float) -> bool:
+        return now >= self._looked_at + self.wait_s
+
+    def rest_s(self, now: float) -> float:
+        """For how long nobody looks behind."""
+        return self._looked_at + self.wait_s - now
+
+    def looked_behind(self, now: float, took_s: float) -> None:
+        self._looked_at = now
+        self._took = (self._took[1], took_s)
+
+    def rewind(self, ranks: list[int]) -> None:
+        """Begin at the beginning, of these ranks and those that were known."""
+        self._ends = dict.fromkeys([*self._ends, *ranks])
+
+    def ended(self, rank: int, due: int, job: int) -> None:
+        """A take has ended there."""
+        before = self._ends.get(rank)
+        if before is None or before < (due, job):
+            self._ends[rank] = due, job
+
+    def given_back(self, rank: int, due: int, job: int) -> None:
+        """That job is free again."""
+        end = self._ends.get(rank)
+        if end is not None and end >= (due, job):
+            self._ends[rank] = due, job - 1
+
+    def asked(self, claim_id: str) -> bool:
+        """Remember that claim; whether it was there already."""
+        known = claim_id in self.claims
+        self.claims[claim_id] = None
+        if len(self.claims) > CLAIMS_MAX:
+            del self.claims[next(iter(self.claims))]
+        return known
+
+    def answered(self, claim_id: str) -> None:
+        """That claim has got nothing, and knows it."""
+        self.claims.pop(claim_id, None)
+
+    def stretches(self, *, behind: bool) -> list[Stretch]:
+        """The whole order but for what lies behind; that, too, as the last, if it is asked for."""
+        stretches, next_rank = [], -PRIORITY_MAX
+        ends = sorted(self._ends.items())
+        for rank, end in ends:
+            if next_rank < rank:
+                stretches.append(Stretch(next_rank, None, 0, rank - 1, None, _ID_MAX))
+            due, job = end or (None, 0)
+            stretches.append(Stretch(rank, due, job, rank, None, _ID_MAX))
+            next_rank = rank + 1
+        if next_rank <= PRIORITY_MAX:
+            stretches.append(Stretch(next_rank, None, 0, PRIORITY_MAX, None, _ID_MAX))
+        if behind:
+            stretches += [Stretch(rank, None, 0, rank, *end) for rank, end in ends if end is not None]
+        return stretches
+
+
+class Places:
+    """The places of all queues that one store object takes from."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Place] = {}
+
+    def get(self, queue: str) -> Place | None:
+        return self._of.get(queue)
+
+    def begin(self, queue: str, ranks: list[int]) -> Place:
+        if len(self._of) >= QUEUES_MAX:
+            del self._of[next(iter(self._of))]
+        place = self._of[queue] = Place(ranks)
+        return place
+
+    def forget(self) -> None:
+        """What was asked for last may have been done or not: begin again."""
+        self._of.clear()

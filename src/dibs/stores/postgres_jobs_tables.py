@@ -1,0 +1,51 @@
+"""What PostgreSQL is told about jobs, with the names of one store's tables in it."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from dibs.jobs import KEEP, RAISE, REPLACE
+from dibs.stores import postgres_jobs_sql as sql
+from dibs.stores import postgres_jobs_view_sql as view
+from dibs.stores.identifiers import quoted_table
+from dibs.stores.postgres_watch import job_channel
+
+_INDEXES = ("order", "key", "put", "group", "ended", "kept")
+# For a put in which some jobs have keys: which of those whose key a live job has are refused, and which replace it.
+_KEYED = {
+    RAISE: {"refused": "true", "replaces": "false", "lock": ""},
+    KEEP: {"refused": "false", "replaces": "false", "lock": ""},
+    REPLACE: {"refused": "s.claimed", "replaces": "true", "lock": "FOR UPDATE OF j"},
+}
+
+
+class JobTables:
+    def __init__(self, schema: str, table: str) -> None:
+        qualified = quoted_table(schema, "schema") + "."
+        self._names = {
+            "job": qualified + quoted_table(table + "_job"),
+            "end": qualified + quoted_table(table + "_job_end"),
+        }
+        self._names |= {f"{index}_index": quoted_table(f"{table}_job_{index}") for index in _INDEXES}
+        digest = sha256(self._names["job"].encode()).digest()
+        self._names["lock_seed"] = str(int.from_bytes(digest[:6], "big"))
+        #: Where puts are told of.
+        self.channel = job_channel(schema, table)
+        make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(schema, 'schema')};\n"
+        #: What makes the tables.
+        self.schema = ("" if schema == "public" else make) + self._filled(sql.SCHEMA)
+        #: The statements, by their verbs.
+        self.sql = {verb: self._filled(getattr(sql, verb)).encode() for verb in sql.VERBS}
+        self.sql |= {verb: self._filled(getattr(view, verb)).encode() for verb in view.VERBS}
+        self.sql["DEAD"] = self.sql["KEEP"]
+        self.sql["TAKE"] = self._filled(sql.TAKE, turn="", **sql.BOUNDS).encode()
+        self.sql["TAKE_TURNS"] = self._filled(sql.TAKE, turn=self._filled(sql.TURN), **sql.BOUNDS).encode()
+        for mode, parts in _KEYED.items():
+            self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="").encode()
+            # For who cannot try again after an error.
+            self.sql[f"PUT_{mode}_ONE"] = self._filled(
+                sql.PUT_KEYED, **parts, or_else="ON CONFLICT DO NOTHING"
+            ).encode()
+
+    def _filled(self, text: str, **parts: str) -> str:
+        return text.format(**self._names, **parts)
