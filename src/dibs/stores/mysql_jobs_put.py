@@ -69,7 +69,7 @@ def parts(rows: Sequence[str]) -> Iterator[str]:
 
 def look(put: Put, text: Callable[[str], str], read: Callable[[str], Sequence[tuple[Any, ...]]]) -> Seen:
     """What there is before this put."""
-    done = {int(place): int(job) for place, job in read(text(sql.PUT_PLACES) % hexed(put.put_id))}
+    done = {int(place): int(job) for place, job in read(text(sql.PUT_PLACES) % (hexed(put.put_id), hexed(put.name)))}
     keys = [_binary(job.key) for job in put.jobs if job.key is not None]
     live: dict[str, tuple[int, bool]] = {}
     for first in range(0, len(keys), ROWS_MAX):
@@ -101,7 +101,7 @@ def putting(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, 
     for place, live in enumerate(there):
         if live is not None and put.on_conflict == REPLACE:
             yield _replace(put, place, live, text)
-    answer = yield text(sql.PUT_PLACES) % hexed(put.put_id)
+    answer = yield text(sql.PUT_PLACES) % (hexed(put.put_id), hexed(put.name))
     if put.on_conflict == KEEP:
         ids = {place: live for place, live in enumerate(there) if live is not None}
     else:

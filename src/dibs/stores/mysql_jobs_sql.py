@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS {job} (
     PRIMARY KEY (queue, priority_rank, due_at, id),
     KEY job_id (id),
     UNIQUE KEY job_key (queue, job_key),
-    UNIQUE KEY job_put (put_id, put_place),
+    UNIQUE KEY job_put (put_id, put_place, queue),
     KEY job_group (queue, job_group, id),
     KEY job_claim (claim_id)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4, COMMENT 'jobs that are to be worked';
@@ -86,7 +86,7 @@ PUT = (
 )
 # Where the key is a live job's, or the put has been done, that row stays as it is. Nothing else could be waited for.
 PUT_UNLESS_THERE = PUT + " ON DUPLICATE KEY UPDATE id = {job}.id"
-PUT_PLACES = "SELECT put_place, id FROM {job} WHERE put_id = x'%s'"
+PUT_PLACES = "SELECT put_place, id FROM {job} FORCE INDEX (job_put) WHERE put_id = x'%s' AND queue = x'%s'"
 WITH_KEYS = (
     f"SELECT j.job_key, j.id, {IN_FORCE} FROM {{job}} AS j FORCE INDEX (job_key)"
     " WHERE j.queue = x'%s' AND j.job_key IN (%s)"
