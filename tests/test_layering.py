@@ -196,7 +196,13 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_sql",
     },
     "dibs.stores.mysql_values": set(),
-    "dibs.stores.mysql_watch": {"dibs.clock", "dibs.jobs", "dibs.stores.mysql_values", "dibs.stores.tables"},
+    "dibs.stores.mysql_watch": {
+        "dibs.clock",
+        "dibs.errors",
+        "dibs.jobs",
+        "dibs.stores.mysql_values",
+        "dibs.stores.tables",
+    },
     "dibs.stores.memcached": {
         *CONTRACT,
         "dibs.stores",

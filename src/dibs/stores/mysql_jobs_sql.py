@@ -106,9 +106,9 @@ j.fencing_token, {unix_us("j.created_at")}, j.job_key, j.job_group"""
 # In the claim order, and without waiting. Nothing, if the claim has jobs already: then it is asked again (TAKEN).
 SCAN = f"""\
 SELECT {_TAKEN}, {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY)
-WHERE j.queue = x'%s' AND (%s) AND j.due_at <= {NOW} AND {NOT_CLAIMED} AND NOT EXISTS (
-SELECT 1 FROM {{job}} AS mine FORCE INDEX (job_claim)
-WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW})%s
+WHERE j.queue = x'%s' AND (%s) AND j.due_at <= {NOW} AND {NOT_CLAIMED} AND (
+SELECT COUNT(*) FROM {{job}} AS mine FORCE INDEX (job_claim)
+WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) = 0%s
 ORDER BY j.priority_rank, j.due_at, j.id LIMIT %d FOR UPDATE SKIP LOCKED"""
 # Only the first of a group: none of them is later than the last that has its turn.
 HAS_ITS_TURN = """

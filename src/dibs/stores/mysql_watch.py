@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline, RealClock, boot_now
+from dibs.errors import SetupRequired
 from dibs.jobs import LOOK_BACK_PART
 from dibs.stores.mysql_values import document, hexed
 from dibs.stores.tables import TablesMissing
@@ -64,7 +65,7 @@ class MySQLWatch:
             return []
         try:
             ((joined,),) = self._connection.attempt(self._look_for_jobs % asked, deadline).rows
-        except TablesMissing:
+        except (TablesMissing, SetupRequired):  # or none that this login may read
             self._jobs_at = began + NO_QUEUES_S
             return []
         now = boot_now()
