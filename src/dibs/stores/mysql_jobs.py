@@ -170,16 +170,14 @@ class MySQLJobs:
             return _said(puts.putting_within(request, seen, self._tables.within))
         index, where = ends.in_force([request])
         rows = self._ask(self._text(sql.PLACES) % (index, where), deadline).rows
-        name = hexed(request.name)
-        # By the primary key, in which the server locks these rows alone, however the transaction is isolated.
-        places = [f"(x'{name}',{int(rank or 0)},'{(due or b'').decode()}',{int(job or 0)})" for rank, due, job in rows]
+        places = [(int(rank or 0), (due_at or b"").decode(), int(job or 0)) for rank, due_at, job in rows]
         return _said(self._ending_within(request, places))
 
-    def _ending_within(self, finish: Finish, places: list[str]) -> Generator[str, Any, Finished]:
+    def _ending_within(self, finish: Finish, places: list[tuple[int, str, int]]) -> Generator[str, Any, Finished]:
+        """By the primary key, in which the server locks these rows alone, however the transaction is isolated."""
         gone = set(finish.ids)
         for first in range(0, len(places), ends.WITHIN_MAX):
-            some = ",".join(places[first : first + ends.WITHIN_MAX])
-            which = "PRIMARY", f"(j.queue, j.priority_rank, j.due_at, j.id) IN ({some})"
+            which = "PRIMARY", sql.at_places(hexed(finish.name), places[first : first + ends.WITHIN_MAX])
             done = yield from ends.ending(finish, which, self._tables.within)
             gone &= set(done.gone)
         return Finished(tuple(job for job in finish.ids if job in gone))

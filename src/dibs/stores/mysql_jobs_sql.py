@@ -12,7 +12,12 @@ somebody else's connection. ``{job}`` and the other names in braces are replaced
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dibs.stores.mysql_sql import EPOCH, NOW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {job_end} (
@@ -78,6 +83,15 @@ def unix_us(column: str) -> str:
     return f"TIMESTAMPDIFF(MICROSECOND, {EPOCH}, {column})"
 
 
+def at_places(queue: str, places: Iterable[tuple[int, str, int]]) -> str:
+    """The condition for rows by their primary keys: the queue (in hexadecimal), and rank, due_at and id of each.
+
+    Written out, since a list of tuples makes MariaDB scan the whole table when there is but one in it.
+    """
+    each = (f"j.priority_rank = {rank:d} AND j.due_at = '{due_at}' AND j.id = {job:d}" for rank, due_at, job in places)
+    return f"j.queue = x'{queue}' AND ({' OR '.join(each)})"
+
+
 # -- put --------------------------------------------------------------------------------------------------------------
 
 PUT = (
@@ -119,7 +133,7 @@ CLAIM = f"""\
 UPDATE {{job}} AS j FORCE INDEX (PRIMARY) SET j.crashes = j.crashes + (j.id IN (%s)), j.tries = j.tries + 1,
 j.fencing_token = %d, j.claim_id = x'%s', j.holder = _utf8mb4 x'%s',
 j.claimed_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), j.expires_at = {NOW} + INTERVAL %d MICROSECOND
-WHERE (j.queue, j.priority_rank, j.due_at, j.id) IN (%s)"""
+WHERE %s"""
 TAKEN = f"""\
 SELECT {_TAKEN}, {unix_us("j.claimed_at")} FROM {{job}} AS j FORCE INDEX (job_claim)
 WHERE j.claim_id = x'%s' AND j.queue = x'%s' AND j.expires_at > {NOW} ORDER BY j.priority_rank, j.due_at, j.id"""
