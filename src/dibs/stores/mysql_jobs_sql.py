@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dibs.stores.mysql_sql import EPOCH, NOW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {job_end} (
@@ -83,13 +83,17 @@ def unix_us(column: str) -> str:
     return f"TIMESTAMPDIFF(MICROSECOND, {EPOCH}, {column})"
 
 
-def at_places(queue: str, places: Iterable[tuple[int, str, int]]) -> str:
+def at_places(queue: str, places: Sequence[tuple[int, str, int]]) -> str:
     """The condition for rows by their primary keys: the queue (in hexadecimal), and rank, due_at and id of each.
 
-    Written out, since a list of tuples makes MariaDB scan the whole table when there is but one in it.
+    A list of one tuple would make MariaDB scan the whole table; conditions joined by OR, a thousand times, take it ten
+    times as long as a list.
     """
-    each = (f"j.priority_rank = {rank:d} AND j.due_at = '{due_at}' AND j.id = {job:d}" for rank, due_at, job in places)
-    return f"j.queue = x'{queue}' AND ({' OR '.join(each)})"
+    if len(places) == 1:
+        ((rank, due_at, job),) = places
+        return f"j.queue = x'{queue}' AND j.priority_rank = {rank:d} AND j.due_at = '{due_at}' AND j.id = {job:d}"
+    each = ",".join(f"(x'{queue}',{rank:d},'{due_at}',{job:d})" for rank, due_at, job in places)
+    return f"(j.queue, j.priority_rank, j.due_at, j.id) IN ({each})"
 
 
 # -- put --------------------------------------------------------------------------------------------------------------

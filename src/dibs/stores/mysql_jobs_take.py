@@ -181,7 +181,7 @@ class Takes:
     def _claimed(self, take: Take, chosen: Sequence[Row], execute: Execute) -> Taken:
         token, now_us = max(row.token for row in chosen) + 1, chosen[0].now_us
         crashed = ",".join(str(row.id) for row in chosen if row.crashed) or "0"
-        places = sql.at_places(hexed(take.name), ((row.rank, row.due_at, row.id) for row in chosen))
+        places = sql.at_places(hexed(take.name), [(row.rank, row.due_at, row.id) for row in chosen])
         claim = hexed(take.claim_id), hexed(take.holder), now_us, us(take.ttl)
         execute(self._claim % (crashed, token, *claim, places))
         jobs = (row._replace(tries=row.tries + 1, crashes=row.crashes + row.crashed).told() for row in chosen)
