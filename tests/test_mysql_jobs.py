@@ -297,17 +297,18 @@ def test_a_take_reads_in_claim_order(queue: Queue, url: str, mysql: MariaDBServe
 
 
 @pytest.mark.parametrize("n", [1, 2, 100])
-def test_no_act_reads_the_whole_table(queue: Queue, url: str, mysql: MariaDBServer, n: int) -> None:
+def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
     """Rows are named by a key, whatever the planner thinks of lists: one that is only looked at would be locked."""
     queue.put(*[NewJob("1", key=f"k{number}", max_tries=2) for number in range(n)], *map(str, range(200)))
-    sent: list[str] = []
+    plans: list[tuple[str, list[Any]]] = []
     execute = queue.store._connection._execute
 
-    def noted(statement: str, deadline: Deadline) -> Any:
-        sent.append(statement)
+    def explained(statement: str, deadline: Deadline) -> Any:
+        if statement.startswith(("UPDATE", "DELETE")) or " FOR UPDATE" in statement:
+            plans.append((statement[:300], list(execute("EXPLAIN " + statement, deadline).rows)))
         return execute(statement, deadline)
 
-    queue.store._connection._execute = noted  # type: ignore[method-assign]
+    queue.store._connection._execute = explained  # type: ignore[method-assign]
     for end in (BACK, RETRY, DEAD):
         taken = queue.taken(n)
         queue.act(Extend(NAME, tuple(job.id for job in taken.jobs), taken.fencing_token, 60.0))
@@ -316,15 +317,9 @@ def test_no_act_reads_the_whole_table(queue: Queue, url: str, mysql: MariaDBServ
     queue.put(NewJob("2", key=f"k{n - 1}"), on_conflict=REPLACE)
     queue.jobs.cancel(NAME, [job.id for job in queue.taken(n).jobs], 60.0, soon())
     queue.jobs.revive(NAME, None, soon())
-    locking = [text for text in sent if text.startswith(("UPDATE", "DELETE", "INSERT")) or " FOR UPDATE" in text]
-    assert len(locking) >= 20
-    with closing(mysql.connect(database_of(url))) as connection, connection.cursor() as cursor:
-        cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
-        for statement in locking:
-            cursor.execute("EXPLAIN " + statement)
-            for row in cursor.fetchall():
-                whole = row[3] == "index" or (row[3] == "ALL" and not statement.startswith("INSERT"))
-                assert not whole, (row, statement[:300])
+    assert len(plans) >= 20
+    for statement, plan in plans:
+        assert not [row for row in plan if row[3] in (b"ALL", b"index")], (statement, plan)
 
 
 # -- rights, tables ---------------------------------------------------------------------------------------------------

@@ -103,13 +103,14 @@ class MySQLJobs:
 
     def _extend(self, extend: Extend, deadline: Deadline) -> Extended:
         until = self._connection.server_now(deadline) / 1e6 + extend.ttl
-        index, where = ends.in_force([extend])
+        which = ends.in_force([extend], self._text)
+        index, where = which.listed()
         extended = self._ask(self._text(sql.EXTEND) % (index, us(extend.ttl), where), deadline).affected
         self._connection.wrote = self._connection.wrote or extended > 0
         if extended == len(set(extend.ids)):
             return Extended(until)
         # Those that go on were extended: a claim that was lost does not come back.
-        rows = self._ask(self._text(sql.PLACES) % (index, where), deadline).rows
+        rows = self._ask(self._text(sql.PLACES) % which.joined(), deadline).rows
         found = {int(job or 0) for _, _, job in rows}
         return Extended(until, tuple(job for job in extend.ids if job not in found))
 
@@ -168,8 +169,8 @@ class MySQLJobs:
         if isinstance(request, Put):
             seen = puts.look(request, self._text, lambda statement: self._ask(statement, deadline).rows)
             return _said(puts.putting_within(request, seen, self._tables.within))
-        index, where = ends.in_force([request])
-        rows = self._ask(self._text(sql.PLACES) % (index, where), deadline).rows
+        which = ends.in_force([request], self._text)
+        rows = self._ask(self._text(sql.PLACES) % which.joined(), deadline).rows
         places = [(int(rank or 0), (due_at or b"").decode(), int(job or 0)) for rank, due_at, job in rows]
         return _said(self._ending_within(request, places))
 
@@ -177,7 +178,8 @@ class MySQLJobs:
         """By the primary key, in which the server locks these rows alone, however the transaction is isolated."""
         gone = set(finish.ids)
         for first in range(0, len(places), ends.WITHIN_MAX):
-            which = "PRIMARY", sql.at_places(hexed(finish.name), places[first : first + ends.WITHIN_MAX])
+            some = places[first : first + ends.WITHIN_MAX]
+            which = ends.by_places(finish.name, some, self._tables.within)
             done = yield from ends.ending(finish, which, self._tables.within)
             gone &= set(done.gone)
         return Finished(tuple(job for job in finish.ids if job in gone))

@@ -151,11 +151,23 @@ WHERE j.queue = x'%s' AND j.priority_rank = %d AND j.due_at > {NOW})"""
 
 # -- ends -------------------------------------------------------------------------------------------------------------
 
-# In all of these, the first value is an index, the second says which jobs.
-_WHERE = " FROM {job} AS j FORCE INDEX (%s) WHERE %s"
-LOCK = f"SELECT j.id, j.tries, j.max_tries{_WHERE} ORDER BY j.id FOR UPDATE"
+# Rows by their ids, or by their primary keys: each is looked up, in the order of the document. A list in a DELETE would
+# let MariaDB scan the whole table, and lock all of it, when the planner finds that cheaper, whatever FORCE INDEX says.
+BY_IDS = (
+    "JSON_TABLE('%s', '$[*]' COLUMNS (id BIGINT PATH '$')) AS a"
+    " STRAIGHT_JOIN {job} AS j FORCE INDEX (job_id) ON j.id = a.id"
+)
+BY_PLACES = (
+    "JSON_TABLE('%s', '$[*]' COLUMNS (priority_rank INT PATH '$[0]', due_at DATETIME(6) PATH '$[1]',"
+    " id BIGINT PATH '$[2]')) AS a STRAIGHT_JOIN {job} AS j FORCE INDEX (PRIMARY)"
+    " ON j.queue = x'%s' AND j.priority_rank = a.priority_rank AND j.due_at = a.due_at AND j.id = a.id"
+)
+# With one of these, and a condition.
+_WHERE = " FROM %s WHERE %s"
+LOCK = f"SELECT j.id, j.tries, j.max_tries{_WHERE} FOR UPDATE"
 PLACES = f"SELECT j.priority_rank, j.due_at, j.id{_WHERE}"
 REMOVE = f"DELETE j{_WHERE}"
+# With an index, and a condition that gives a list of its keys: an UPDATE of one table does as it is told.
 _UPDATE = "UPDATE {job} AS j FORCE INDEX (%s) SET "
 GIVE_BACK = _UPDATE + "j.claim_id = NULL, j.tries = j.tries - 1 WHERE %s"
 TRY_AGAIN = (
