@@ -318,8 +318,9 @@ def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
     queue.jobs.cancel(NAME, [job.id for job in queue.taken(n).jobs], 60.0, soon())
     queue.jobs.revive(NAME, None, soon())
     assert len(plans) >= 20
+    # "a" is the document that says which rows.
     for statement, plan in plans:
-        assert not [row for row in plan if row[3] in (b"ALL", b"index")], (statement, plan)
+        assert not [row for row in plan if row[2] != b"a" and row[3] in (b"ALL", b"index")], (statement, plan)
 
 
 # -- rights, tables ---------------------------------------------------------------------------------------------------

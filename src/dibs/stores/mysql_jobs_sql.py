@@ -191,11 +191,14 @@ ENDED = (
     f"SELECT id FROM {{job_end}} WHERE queue = x'%s' AND ended_at <= {NOW} - INTERVAL %d MICROSECOND%s"
     " AND id > %d ORDER BY id LIMIT %d"
 )
-FORGET = "DELETE e FROM {job_end} AS e FORCE INDEX (PRIMARY) WHERE e.id IN (%s)"
-ALL_DEAD = "SELECT id FROM {job_end} WHERE queue = x'%s' AND state = 'dead'%s AND id > %d ORDER BY id LIMIT %d"
-DEAD = (
-    "SELECT id, job_key FROM {job_end} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND state = 'dead' ORDER BY id FOR UPDATE"
+# By their ids, looked up as above.
+_BY_IDS = (
+    "JSON_TABLE('[%s]', '$[*]' COLUMNS (id BIGINT PATH '$')) AS a"
+    " STRAIGHT_JOIN {job_end} AS e FORCE INDEX (PRIMARY) ON e.id = a.id"
 )
+FORGET = f"DELETE e FROM {_BY_IDS}"
+ALL_DEAD = "SELECT id FROM {job_end} WHERE queue = x'%s' AND state = 'dead'%s AND id > %d ORDER BY id LIMIT %d"
+DEAD = f"SELECT e.id, e.job_key FROM {_BY_IDS} WHERE e.state = 'dead' FOR UPDATE"
 REVIVE = f"""\
 INSERT INTO {{job}} (id, queue, payload, payload_bytes, priority_rank, due_at, job_key, job_group, max_tries,
 fencing_token, holder, expires_at, error, created_at)
