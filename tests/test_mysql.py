@@ -1114,7 +1114,7 @@ def test_who_waited_does_not_slow_down_who_comes_later(url: str) -> None:
         sent.append(statement)
         return ask(statement, deadline)
 
-    store._connection.ask = counted  # type: ignore[method-assign]
+    store._connection.ask = counted  # type: ignore[assignment, method-assign]
     (again,) = store.act([Acquire("x", "c-1", 60, "h")], soon())
     assert isinstance(again, Granted)
     assert len(sent) == 1, sent

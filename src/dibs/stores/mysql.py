@@ -21,7 +21,7 @@ in line. GET_LOCK is not used.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.store import Renew
+    from dibs.stores.mysql_jobs import MySQLJobs
 
 CAPABILITIES = Capabilities(
     store="MySQL / MariaDB",
@@ -77,7 +78,7 @@ CAPABILITIES = Capabilities(
     clock="server, UTC, microseconds",
     waiting_line="FIFO",
     signal="poll",
-    queue=False,
+    queue=True,
     durable=True,
     ttl_min_s=0.1,
     ttl_max_s=30 * 24 * 3600.0,
@@ -100,6 +101,12 @@ class MySQLStore:
         self._sql = self._tables.sql
         self._pins = Pins(self._tables.text)
         self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop)
+
+    @cached_property
+    def jobs(self) -> MySQLJobs:
+        from dibs.stores.mysql_jobs import MySQLJobs  # who keeps no queues need not wait for it
+
+        return MySQLJobs(self._connection, self._tables)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -445,11 +452,11 @@ class MySQLStore:
     # -- tables ---------------------------------------------------------------------------------------------------
 
     def schema(self) -> str:
-        return self._tables.schema()
+        return self._tables.schema() + self._tables.jobs_schema()
 
     def setup(self, deadline: Deadline) -> None:
         self._connection.wrote = False
-        self._connection.setup(deadline)
+        self._connection.setup(self.schema(), deadline)
 
     def history_schema(self, keep: int) -> str:
         return self._tables.history_schema(keep)
@@ -481,7 +488,7 @@ class MySQLStore:
 
     def watch(self, address: str, deadline: Deadline) -> MySQLWatch:
         self._connection.ask(sql.CLOCK, deadline)
-        return MySQLWatch(self._connection, self._sql["LOOK"], address)
+        return MySQLWatch(self._connection, self._sql["LOOK"], self._sql["READY"], address)
 
     def close(self) -> None:
         self._connection.close()

@@ -43,8 +43,9 @@ CLOCK_READ_S = 5.0
 # Codes of errors. Those of the client library are the first four, which both drivers use.
 CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
-# Somebody else's locks; and a row that somebody else made at the same moment, where nobody else should.
-_TRY_AGAIN = frozenset((1062, 1205, 1213))
+# A row that somebody else made, perhaps at the same moment; and somebody else's locks.
+_SAME_KEY = frozenset((1062,))
+_TRY_AGAIN = frozenset((1205, 1213))
 _THERE_ALREADY = frozenset((1060, 1359))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
@@ -58,6 +59,10 @@ _NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 302
 
 class _ThereAlready(Exception):
     """What was to be made is there."""
+
+
+class _SameKey(StoreBusy):
+    """A row with the same unique key is there."""
 
 
 class Connection:
@@ -94,19 +99,38 @@ class Connection:
         ((joined,),) = self.ask(template % values, deadline).rows
         return joined.split(b",") if joined else []
 
-    def ask(self, statement: str, deadline: Deadline) -> Answer:
-        """Execute one statement; make the tables when it turns out that there are none."""
-        return self._with_tables(partial(self._execute, statement, deadline), deadline)
+    def ask(self, statement: str, deadline: Deadline, schema: str | None = None) -> Answer:
+        """Execute one statement; make the tables (None: of leases) when it turns out that there are none."""
+        return self._with_tables(partial(self._execute, statement, deadline), deadline, schema)
 
-    def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+    def unless_there(self, statement: str, deadline: Deadline, schema: str) -> Answer | None:
+        """The same; None when it would make a row whose unique key another one has."""
+
+        def attempt() -> Answer | None:
+            try:
+                return self._execute(statement, deadline)
+            except _SameKey:
+                return None
+
+        return self._with_tables(attempt, deadline, schema)
+
+    def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline, schema: str | None = None) -> _T:
         """Do something on the connection; make the tables when it turns out that there are none."""
         if self._wire is None or self._wire.stale():
             self.reopen(deadline)
-        return with_tables(partial(self._patiently, attempt, deadline), partial(self.make, self._schema, deadline))
+        make = partial(self.make, schema or self._schema, deadline)
+        return with_tables(partial(self._patiently, attempt, deadline), make)
 
-    def transaction(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+    def transaction(
+        self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline, schema: str | None = None
+    ) -> _T:
         """Do the work, which is given a function that executes statements, in a transaction; make missing tables."""
-        return self._with_tables(partial(self._transaction, work, deadline), deadline)
+        return self._with_tables(partial(self._transaction, work, deadline), deadline, schema)
+
+    @property
+    def counts_by_one(self) -> bool:
+        """Whether the rows of one INSERT are numbered without gaps, whatever happens to a cluster meanwhile."""
+        return self.facts.get("auto_increment_increment") == "1" and self.facts.get("wsrep_on") != "ON"
 
     def server_now(self, deadline: Deadline) -> int:
         """The server's clock in microseconds of Unix time, nearly; for people, nothing is decided by it."""
@@ -120,10 +144,10 @@ class Connection:
 
     # -- tables ---------------------------------------------------------------------------------------------------
 
-    def setup(self, deadline: Deadline) -> None:
+    def setup(self, schema: str, deadline: Deadline) -> None:
         """Make the tables, or bring them up to date."""
         self.reopen(deadline)
-        set_up(partial(self.make, self._schema, deadline))
+        set_up(partial(self.make, schema, deadline))
 
     def make(self, schema: str, deadline: Deadline) -> None:
         """Make what these statements make."""
@@ -219,6 +243,8 @@ class Connection:
             raise TablesMissing(text) from error
         if code in _THERE_ALREADY:
             raise _ThereAlready(text) from error
+        if code in _SAME_KEY:
+            raise _SameKey(text) from error
         if code in _TRY_AGAIN:
             raise StoreBusy(text) from error
         if code in _READ_ONLY:

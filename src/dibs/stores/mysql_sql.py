@@ -91,7 +91,8 @@ ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
     " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
-    " 'group_replication_group_name', 'group_replication_single_primary_mode', 'max_allowed_packet')"
+    " 'group_replication_group_name', 'group_replication_single_primary_mode', 'max_allowed_packet',"
+    " 'auto_increment_increment')"
 )
 TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
 ENGINES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
@@ -298,10 +299,10 @@ ORDER BY g.name, g.slot LIMIT 1000 FOR UPDATE SKIP LOCKED"""
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 # Which names are free while a waiter of this client is first in line, or have so many permits left that it comes to the
-# first of its waiters, or are not known at all.
+# first of its waiters, or are not known any more although somebody waits for them.
 LOOK = f"""\
 SELECT GROUP_CONCAT(a.i) FROM {{asked}} LEFT JOIN {_LEASE} LEFT JOIN {{pool}} AS p ON p.name = UNHEX(a.name)
-WHERE l.name IS NULL AND p.name IS NULL
+WHERE l.name IS NULL AND p.name IS NULL AND EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = UNHEX(a.name))
 OR l.take IS NULL AND {_FREE} AND
 (SELECT w.wake FROM {{line}} AS w WHERE w.name = l.name ORDER BY w.ticket LIMIT 1) = x'%s'
 OR p.permits - (SELECT COALESCE(SUM(h.take), 0) FROM {{lease}} AS h

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dibs.stores import mysql_history
+from dibs.stores import mysql_history, mysql_jobs_sql
 from dibs.stores import mysql_sql as sql
 
 _CLAIM = ("name", "claim_id", "us", "holder", "info", "ticket")
@@ -43,14 +43,16 @@ _ASKED: dict[str, tuple[str, ...]] = {
 class Tables:
     def __init__(self, database: str, table: str) -> None:
         #: As they are called, unquoted; the leases first.
-        self.called = [table, table + "_line", table + "_pool", table + "_meta", table + "_guard"]
+        ends = ("", "_line", "_pool", "_meta", "_guard", "_job", "_job_end")
+        self.called = [table + end for end in ends]
         self._names = {
             key: sql.quoted(name)
-            for key, name in zip(("lease", "line", "pool", "meta", "guard"), self.called, strict=True)
+            for key, name in zip(("lease", "line", "pool", "meta", "guard", "job", "job_end"), self.called, strict=True)
         }
         self._names["database"] = "`" + database.replace("`", "``") + "`"
         #: The statements, by their verbs, ready for their values.
         self.sql = {verb: self.text(getattr(sql, verb), *columns) for verb, columns in _ASKED.items()}
+        self.sql["READY"] = self.text(mysql_jobs_sql.READY, "name")
 
     def text(self, template: str, *columns: str) -> str:
         """A statement with our tables in it, ready for its values."""
@@ -64,6 +66,14 @@ class Tables:
         for key, name in zip(("lease", "line"), self.called, strict=False):
             texts |= {f"{key}_text": sql.in_quotes(name), f"{key}_quoted": sql.in_quotes(self._names[key])}
         return sql.SCHEMA.format(**self._names, **texts)
+
+    def jobs_schema(self) -> str:
+        return mysql_jobs_sql.SCHEMA.format(**self._names)
+
+    def within(self, template: str) -> str:
+        """A statement on jobs for somebody else's connection, whichever database that one calls its own."""
+        names = {key: f"{self._names['database']}.{self._names[key]}" for key in ("job", "job_end")}
+        return template.format(**{key: name.replace("%", "%%") for key, name in names.items()})
 
     def history(self) -> str:
         """The statement that reads the history, ready for its values."""

@@ -1,11 +1,18 @@
-"""What stands in for a signal on MySQL: a look, every now and then, at all the names that a client waits for."""
+"""What stands in for a signal on MySQL: a look, every now and then, at all the names that a client waits for.
+
+A name may be a lease's or a queue's. Nothing tells which, so both are looked for; whether a queue has something ready
+takes a look at all its live jobs, in the worst case, so that is done the less often the longer it takes.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline, RealClock, boot_now
+from dibs.errors import SetupRequired
+from dibs.jobs import LOOK_BACK_PART
 from dibs.stores.mysql_values import document, hexed
+from dibs.stores.tables import TablesMissing
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -15,19 +22,24 @@ if TYPE_CHECKING:
 # A look: at how many names, and how long it may take.
 LOOK_NAMES_MAX = 200
 LOOK_LIMIT_S = 1.0
+# Where no queues are kept, it is seen this much later that they are now.
+NO_QUEUES_S = 1.0
 
 
 class MySQLWatch:
-    """Looks whether names are free with a waiter of this client first in line: one SELECT for all of them.
+    """Looks whether names are free with a waiter of this client first in line, and which queues have something ready.
 
-    Of very many names it looks at some each time, in turns.
+    That is one SELECT each for all of them; of very many names it looks at some each time, in turns.
     """
 
     interval_s: float | None = 0.002
 
-    def __init__(self, connection: Connection, look: str, address: str) -> None:
+    def __init__(self, connection: Connection, look: str, look_for_jobs: str, address: str) -> None:
         self._connection = connection
         self._look = look
+        self._look_for_jobs = look_for_jobs
+        #: By the boot clock.
+        self._jobs_at = float("-inf")
         self._address = hexed(address)
         self._turn = 0
 
@@ -44,7 +56,21 @@ class MySQLWatch:
         asked = document(f'["{hexed(name)}"]' for name in some)
         deadline = Deadline(RealClock(), boot_now() + LOOK_LIMIT_S)
         found = self._connection.pieces(self._look, (asked, self._address, self._address), deadline)
-        return [some[int(i) - 1] for i in found]
+        return [some[int(i) - 1] for i in [*found, *self._with_jobs(asked, deadline)]]
+
+    def _with_jobs(self, asked: str, deadline: Deadline) -> list[bytes]:
+        """Which of them are queues with something ready."""
+        began = boot_now()
+        if began < self._jobs_at:
+            return []
+        try:
+            ((joined,),) = self._connection.attempt(self._look_for_jobs % asked, deadline).rows
+        except (TablesMissing, SetupRequired):  # or none that this login may read
+            self._jobs_at = began + NO_QUEUES_S
+            return []
+        now = boot_now()
+        self._jobs_at = now + LOOK_BACK_PART * (now - began)
+        return joined.split(b",") if joined else []
 
     def close(self) -> None:
         self._connection.close()
