@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.store import Acquire, Release, Request
+from dibs.store import GONE, Acquire, Release, Request
 from tests.between import Between, Holdup
 from tests.servers.memcached import MemcachedServer
 from tests.test_api import eventually, in_a_fork
@@ -416,3 +416,60 @@ def test_what_an_item_failed_with_is_kept_as_text(client: dibs.Client) -> None:
     for info in ({"dead": 1}, {"x": "y" * 4080}):
         with pytest.raises(dibs.InvalidOption):
             client.claims("rows", max_tries=1, info=info)
+
+
+def test_ctrl_c_while_tries_are_counted_gives_back(sqlite_url: str, other: dibs.Client) -> None:
+    """Ctrl-C while tries are being counted leaves nothing held, and has cost none."""
+    between = Between(sqlite_url)
+    holdup = Holdup(lambda requests: any("~tries" in request.name for request in requests))
+    between.after = holdup
+
+    def interrupt() -> None:
+        assert holdup.reached.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        holdup.go_on()
+
+    with between.client() as client:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.claims("rows", max_tries=1).take(range(50))
+        thread.join()
+        eventually(lambda: not other.leases("rows/"), "given back")
+    with other.claims("rows", max_tries=1).take(range(50)) as batch:
+        assert (len(batch), batch.busy) == (50, [])
+
+
+def test_what_an_old_holder_sends_late_forgets_no_tries(client: dibs.Client, other: dibs.Client) -> None:
+    """The end of a tally that arrives when another counts on finds another claim there, and changes nothing."""
+    old = client.claims("rows", ttl=0.2, max_tries=2).take([1])
+    (late,) = old.items
+    eventually(lambda: not other.leases("rows/"), "expired")
+    with other.claims("rows", max_tries=2).take([1]) as batch:
+        assert late._try is not None
+        assert late._hold.first is not None
+        session = client._desk.session()
+        for request in (Release(late._try.name, late._try.claim_id), late._hold.first):
+            ask = session.ask(request)
+            assert session.wait(ask, 5)
+            assert ask.outcome == GONE
+        next(batch).fail()
+    assert [item.tries for item in other.claims("rows").dead()] == [2]
+    old.release()
+
+
+def test_a_fork_counts_nothing(client: dibs.Client, other: dibs.Client) -> None:
+    """In a forked child an item can neither be done nor fail, and its tries stay what they are."""
+    with client.claims("rows", max_tries=1).take([1, 2]) as batch:
+
+        def child() -> None:
+            for end in (batch.items[0].done, batch.items[1].fail):
+                with pytest.raises(dibs.LeaseLost, match="not to its fork"):
+                    end()
+
+        in_a_fork(child)
+        assert [item.held for item in batch.items] == [True, True]
+        batch.items[0].done()
+    assert not other.claims("rows").dead()
+    with other.claims("rows", max_tries=1).take([1, 2]) as batch:
+        assert batch.won == [1, 2]

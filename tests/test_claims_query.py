@@ -171,6 +171,24 @@ def test_the_value_is_that_of_the_second_look(shop: Shop) -> None:
             assert (changed, batch.won) == ([1], [(10, "changed")])
 
 
+def test_when_the_second_look_fails_nothing_is_held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was claimed is given back when it cannot be looked at again."""
+    find, looks = searching._find, []
+
+    def failing(core: Any, query: Any) -> Any:
+        looks.append(query.only)
+        if query.only is not None:
+            raise dibs.StoreUnavailable("the second look")
+        return (yield from find(core, query))
+
+    monkeypatch.setattr(searching, "_find", failing)
+    client = shop.client()
+    with pytest.raises(dibs.StoreUnavailable, match="the second look"):
+        client.claims("event").take(query=shop.due, params=(97,))
+    assert looks == [None, [97, 98, 99]]
+    assert not client.leases("event/")
+
+
 def test_who_was_too_late_looks_again(shop: Shop) -> None:
     """When others claim all that was found before the claim, the next look finds what is behind those."""
     between = Between(shop.url)
