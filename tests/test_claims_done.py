@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -190,3 +194,60 @@ def test_tasks_finish_items_in_their_transactions(postgres_url: str) -> None:
             await connection.close()
 
     asyncio.run(main())
+
+
+WORKER = """
+import os, signal, sys, time
+import dibs
+from tests.callers import raw
+
+url, name, fate = sys.argv[1:]
+connection = raw(url)
+client = dibs.connect(url)
+claims = client.claims("event", ttl=0.6)
+empty = 0
+while empty < 3:
+    with claims.take(query="SELECT id FROM event WHERE handled = 0", n=5) as batch:
+        empty = 0 if batch.won or batch.busy else empty + 1
+        for item in batch:
+            cursor = connection.cursor()
+            try:
+                cursor.execute(f"INSERT INTO effect (event, worker) VALUES ({item.value}, {name})")
+                cursor.execute(f"UPDATE event SET handled = 1 WHERE id = {item.value}")
+                if fate == "killed before":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if fate == "late":
+                    time.sleep(0.7)
+                item.done(connection=connection)
+                if fate == "killed after":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                connection.commit()
+                assert fate != "late"
+            except dibs.LeaseLost:
+                connection.rollback()
+                fate = ""
+    time.sleep(0.3)
+connection.close()
+client.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "pymysql"], ids=["postgresql", "mysql"])
+def test_workers_that_die_leave_one_effect_each(scene: Scene, kind: str) -> None:
+    """Workers are killed before and after done, one is late: all events are handled, and each effect is there once."""
+    with closing(raw(scene.url)) as connection:
+        cursor = connection.cursor()
+        cursor.execute("CREATE TABLE event (id INTEGER PRIMARY KEY, handled INTEGER)")
+        cursor.execute("CREATE TABLE effect (event INTEGER, worker INTEGER)")
+        cursor.execute("INSERT INTO event VALUES " + ",".join(f"({number}, 0)" for number in range(20)))
+        connection.commit()
+
+        def worker(name: int, fate: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-c", WORKER, scene.url, str(name), fate])
+
+        for name, fate in enumerate(("killed before", "killed after")):
+            assert worker(name, fate).wait(60) == -signal.SIGKILL
+        for last in [worker(name, fate) for name, fate in ((2, "late"), (3, ""), (4, ""))]:
+            assert last.wait(60) == 0
+        cursor.execute("SELECT event, count(*) FROM effect GROUP BY event ORDER BY event")
+        assert list(cursor.fetchall()) == [(number, 1) for number in range(20)]
