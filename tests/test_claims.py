@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.store import Acquire, Release, Request
+from dibs.store import GONE, Acquire, Release, Request
 from tests.between import Between, Holdup
 from tests.servers.memcached import MemcachedServer
 from tests.test_api import eventually, in_a_fork
@@ -335,3 +335,141 @@ def test_a_stream_pauses_when_there_is_nothing(client: dibs.Client) -> None:
     threading.Timer(0.3, stop.set).start()
     assert list(client.claims("none").stream(fetch, idle=60, stop=stop)) == []
     assert time.monotonic() - began < 30
+
+
+# -- tries ------------------------------------------------------------------------------------------------------------
+
+
+KILLED = """
+import dibs, os, signal, sys
+with dibs.connect(sys.argv[1]) as client:
+    batch = client.claims("rows", ttl=0.3, max_tries=2).take(["poison"])
+    assert batch.won == ["poison"], batch
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_item_that_kills_its_workers_is_dead(sqlite_url: str, client: dibs.Client) -> None:
+    """A worker that is killed with an item in hand has paid for its try; after the last, nobody gets the item."""
+    for _ in range(2):
+        eventually(lambda: not client.leases("rows/"), "the ttl of the one before is over")
+        killed = subprocess.run([sys.executable, "-c", KILLED, sqlite_url], check=False, timeout=60)
+        assert killed.returncode == -signal.SIGKILL
+    eventually(lambda: not client.leases("rows/"), "the ttl of the last is over")
+    claims = client.claims("rows", max_tries=2)
+    with claims.take(["poison", "fine"]) as batch:
+        assert (batch.won, batch.busy) == (["fine"], ["poison"])
+    assert [(item.key, item.tries, item.error) for item in claims.dead()] == [("poison", 2, None)]
+
+
+def test_a_tally_is_settled_before_its_item_is_free(sqlite_url: str) -> None:
+    """Tries cost one call more with a take, and nothing is released before its tally has been answered."""
+    between = Between(sqlite_url)
+    with between.client() as client:
+        with client.claims("rows", max_tries=3).take(range(500)) as batch:
+            assert [len(call) for call in between.calls] == [500, 500]
+            batch.items[0].done()
+            batch.items[1].fail("why")
+        seen: set[str] = set()
+        for call in between.calls[2:]:
+            names = {request.name for request in call}
+            assert not {name.partition("/")[2] for name in names if "~" not in name} - seen
+            seen |= {name.partition("/")[2] for name in names if "~" in name}
+        assert (batch.lost, batch.failed, len(seen)) == ([], [1], 500)
+        with client.claims("rows", max_tries=1).take(range(3)) as batch:
+            assert (batch.won, batch.busy) == ([0, 2], [1])
+
+
+def test_tries_whose_answer_was_lost_cost_nothing(sqlite_url: str) -> None:
+    """When it stays unknown whether tries were counted, the take raises, and they are taken back with the claims."""
+    between = Between(sqlite_url)
+    cut = threading.Event()
+
+    def lose(requests: Sequence[Request]) -> None:
+        if not cut.is_set() and any(isinstance(request, Acquire) and "~tries" in request.name for request in requests):
+            raise dibs.StoreUnavailable("the answer was lost")
+
+    with between.client(patience=0.2, request_timeout=0.5) as client, dibs.connect(sqlite_url) as other:
+        client.ping()
+        between.after = lose
+        claims = client.claims("rows", max_tries=1)
+        with pytest.raises(dibs.StoreUnavailable, match="the answer was lost"):
+            claims.take(range(5))
+        cut.set()
+        eventually(lambda: not other.leases("rows/"), "given back")
+        with claims.take(range(5)) as batch:
+            assert batch.won == list(range(5))
+
+
+def test_what_an_item_failed_with_is_kept_as_text(client: dibs.Client) -> None:
+    """Of any error as much is kept as every store can keep; of the info of the claims, what there is room for."""
+    for error, told in (("x\0y\ud800", "x\ufffdy?"), ("é" * 400, "é" * 300), (ValueError("v"), "ValueError: v")):
+        claims = client.claims("rows", max_tries=1)
+        claims.take([1]).items[0].fail(error)
+        eventually(lambda claims=claims: bool(claims.dead()), "dead")  # type: ignore[misc]
+        assert [item.error for item in claims.dead()] == [told]
+        assert claims.revive([1]) == 1
+    full = client.claims("rows", max_tries=1, info={"x": "y" * 4000})
+    full.take([1]).items[0].fail("z" * 300)
+    eventually(lambda: bool(full.dead()), "dead")
+    assert [item.error for item in full.dead()] == [None]
+    for info in ({"dead": 1}, {"x": "y" * 4080}):
+        with pytest.raises(dibs.InvalidOption):
+            client.claims("rows", max_tries=1, info=info)
+
+
+def test_ctrl_c_while_tries_are_counted_gives_back(sqlite_url: str, other: dibs.Client) -> None:
+    """Ctrl-C while tries are being counted leaves nothing held, and has cost none."""
+    between = Between(sqlite_url)
+    holdup = Holdup(lambda requests: any("~tries" in request.name for request in requests))
+    between.after = holdup
+
+    def interrupt() -> None:
+        assert holdup.reached.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        holdup.go_on()
+
+    with between.client() as client:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.claims("rows", max_tries=1).take(range(50))
+        thread.join()
+        eventually(lambda: not other.leases("rows/"), "given back")
+    with other.claims("rows", max_tries=1).take(range(50)) as batch:
+        assert (len(batch), batch.busy) == (50, [])
+
+
+def test_what_an_old_holder_sends_late_forgets_no_tries(client: dibs.Client, other: dibs.Client) -> None:
+    """The end of a tally that arrives when another counts on finds another claim there, and changes nothing."""
+    old = client.claims("rows", ttl=0.2, max_tries=2).take([1])
+    (late,) = old.items
+    eventually(lambda: not other.leases("rows/"), "expired")
+    with other.claims("rows", max_tries=2).take([1]) as batch:
+        assert late._try is not None
+        assert late._hold.first is not None
+        session = client._desk.session()
+        for request in (Release(late._try.name, late._try.claim_id), late._hold.first):
+            ask = session.ask(request)
+            assert session.wait(ask, 5)
+            assert ask.outcome == GONE
+        next(batch).fail()
+    assert [item.tries for item in other.claims("rows").dead()] == [2]
+    old.release()
+
+
+def test_a_fork_counts_nothing(client: dibs.Client, other: dibs.Client) -> None:
+    """In a forked child an item can neither be done nor fail, and its tries stay what they are."""
+    with client.claims("rows", max_tries=1).take([1, 2]) as batch:
+
+        def child() -> None:
+            for end in (batch.items[0].done, batch.items[1].fail):
+                with pytest.raises(dibs.LeaseLost, match="not to its fork"):
+                    end()
+
+        in_a_fork(child)
+        assert [item.held for item in batch.items] == [True, True]
+        batch.items[0].done()
+    assert not other.claims("rows").dead()
+    with other.claims("rows", max_tries=1).take([1, 2]) as batch:
+        assert batch.won == [1, 2]

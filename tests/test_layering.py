@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.trust": set(),
     "dibs.store": set(),
     "dibs.jobs": set(),
+    "dibs.queries": {"dibs.errors"},
     # Stores: the contract and their own kind. Never a session, and never each other.
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
@@ -44,14 +45,17 @@ ALLOWED: dict[str, set[str]] = {
         *CONTRACT,
         "dibs.stores",
         "dibs.stores.identifiers",
+        "dibs.stores.sqlite_address",
         "dibs.stores.sqlite_check",
         "dibs.stores.sqlite_file",
         "dibs.stores.sqlite_history",
         "dibs.stores.sqlite_jobs",
         "dibs.stores.sqlite_pins",
         "dibs.stores.sqlite_pools",
+        "dibs.stores.sqlite_query",
         "dibs.stores.sqlite_watch",
     },
+    "dibs.stores.sqlite_address": set(),
     "dibs.stores.sqlite_boots": {"dibs.clock", "dibs.errors", "dibs.stores.sqlite_sql"},
     "dibs.stores.sqlite_check": {"dibs.errors", "dibs.store", "dibs.stores.sqlite_file"},
     "dibs.stores.sqlite_errors": {"dibs.errors", "dibs.store"},
@@ -81,6 +85,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.sqlite_jobs_talks": {"dibs.door", "dibs.jobs", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
     "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
+    "dibs.stores.sqlite_query": {
+        "dibs.clock",
+        "dibs.errors",
+        "dibs.queries",
+        "dibs.stores.sqlite_errors",
+    },
     "dibs.stores.sqlite_sql": {"dibs.stores.identifiers"},
     "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store", "dibs.stores", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.postgres": {
@@ -91,6 +101,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_jobs",
         "dibs.stores.postgres_link",
         "dibs.stores.postgres_pools",
+        "dibs.stores.postgres_query",
         "dibs.stores.postgres_sql",
         "dibs.stores.postgres_tables",
         "dibs.stores.postgres_watch",
@@ -144,6 +155,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_sql",
         "dibs.stores.postgres_wire",
     },
+    "dibs.stores.postgres_query": {"dibs.queries"},
     "dibs.stores.postgres_sql": {"dibs.store"},
     "dibs.stores.postgres_tables": {
         "dibs.stores",
@@ -163,6 +175,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_link",
         "dibs.stores.mysql_pins",
         "dibs.stores.mysql_pools",
+        "dibs.stores.mysql_query",
         "dibs.stores.mysql_sql",
         "dibs.stores.mysql_tables",
         "dibs.stores.mysql_values",
@@ -225,6 +238,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.permits",
         "dibs.stores.tables",
     },
+    "dibs.stores.mysql_query": {"dibs.errors", "dibs.queries", "dibs.stores.mysql_values"},
     "dibs.stores.mysql_sql": {"dibs.store"},
     "dibs.stores.mysql_tables": {
         "dibs.stores",
@@ -450,8 +464,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.crew": {"dibs.errors", "dibs.names", "dibs.job", "dibs.jobs", "dibs.new_jobs", "dibs.queue_core"},
     "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew"},
-    "dibs.batch": {*CONTRACT, *DATA, "dibs.lease"},
-    "dibs.claims": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys"},
+    "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
+    "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
+    "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.searching", "dibs.tries"},
+    "dibs.claims": {*DATA, "dibs.batch", "dibs.claiming"},
+    "dibs.searching": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.queries"},
     # Faces.
     "dibs.queue": {
         *CONTRACT,
@@ -487,6 +504,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.election",
         "dibs.history",
         "dibs.pausing",
+        "dibs.batch",
+        "dibs.claiming",
         "dibs.claims",
         "dibs.queue",
         "dibs.queue_core",
@@ -552,7 +571,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.aio.workers",
     },
     "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks"},
-    "dibs.aio.claims": {"dibs.batch", "dibs.claims", "dibs.aio.tasks"},
+    "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
     "dibs.aio.client": {
         "dibs.names",
         "dibs.lock",
@@ -565,6 +584,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.campaign",
         "dibs.history",
         "dibs.pausing",
+        "dibs.claiming",
         "dibs.claims",
         "dibs.queue_core",
         "dibs.aio.tasks",
@@ -771,6 +791,7 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
         "dibs.stores.sqlite": {"sqlite3"},
         "dibs.stores.sqlite_jobs": {"sqlite3"},
         "dibs.stores.sqlite_check": {"sqlite3"},
+        "dibs.stores.sqlite_query": {"sqlite3"},
     }.get(name, set())
     for module in running_imports(tree(name)):
         driver = module.split(".")[0]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         AsyncClaims,
         AsyncClient,
         AsyncElection,
+        AsyncItem,
         AsyncJob,
         AsyncJobBatch,
         AsyncLease,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from dibs.rwlock import RWLock
     from dibs.semaphore import Semaphore
     from dibs.store import Capabilities
+    from dibs.tries import DeadItem
 
 __all__ = [
     "Advice",
@@ -77,6 +79,7 @@ __all__ = [
     "AsyncClaims",
     "AsyncClient",
     "AsyncElection",
+    "AsyncItem",
     "AsyncJob",
     "AsyncJobBatch",
     "AsyncLease",
@@ -92,6 +95,7 @@ __all__ = [
     "Batch",
     "Capabilities",
     "Claims",
+    "DeadItem",
     "Client",
     "DibsError",
     "Election",
@@ -141,6 +145,7 @@ _LAZY = {
     "AsyncClaims": "dibs.aio",
     "AsyncClient": "dibs.aio",
     "AsyncElection": "dibs.aio",
+    "AsyncItem": "dibs.aio",
     "AsyncJob": "dibs.aio",
     "AsyncJobBatch": "dibs.aio",
     "AsyncLease": "dibs.aio",
@@ -156,6 +161,7 @@ _LAZY = {
     "Batch": "dibs.claims",
     "Capabilities": "dibs.store",
     "Claims": "dibs.claims",
+    "DeadItem": "dibs.tries",
     "Client": "dibs.client",
     "Election": "dibs.election",
     "HistoryRecord": "dibs.history",

@@ -3,12 +3,13 @@
 An item is in one of these states, and leaves the first only once:
 
 * *left*: won and not finished. It is held until the deadline, which is common to the batch, or renewed with it;
-* *finished*: by ``done()`` or ``skip()``, or because the loop over the batch moved on. Its release is on its way, and
-  nobody waits for it until the batch ends;
+* *finished*: by ``done()``, ``fail()`` or ``skip()``, or because the loop over the batch moved on. Its release is on
+  its way, and nobody waits for it until the batch ends;
 * *given back*: it was left when the batch ended, or ``verify`` found it stale;
 * *lost*: it was not held any more when it was to be worked, finished, or given back.
 
-Nothing is remembered of an item that was finished: that it need not be done again is for the caller's data to say.
+Nothing is remembered of an item that was finished: that it need not be done again is for the caller's data to say. Only
+how often it was tried in vain is, where tries count (``dibs.tries``).
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs.door import door_to
 from dibs.errors import LeaseLost
+from dibs.guarding import converse, release_after_commit
 from dibs.hold import HELD, LOST
 from dibs.lease import LeaseFacts
-from dibs.store import Gone
+from dibs.names import check_seconds
+from dibs.store import Gone, Release
+from dibs.tries import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from datetime import datetime
 
+    from dibs.door import Door
+    from dibs.guarding import Talk
     from dibs.hold import Hold
     from dibs.lane import Ask
+    from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
+    from dibs.tries import Tries, Try
 
 V = TypeVar("V")
 
@@ -38,14 +47,17 @@ V = TypeVar("V")
 class Ends:
     """How the items of one batch end; shared by the batch and its items, so that neither keeps the other alive."""
 
-    __slots__ = ("lost", "pending", "session")
+    __slots__ = ("failed", "lost", "pending", "session", "tries")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, tries: Tries | None = None) -> None:
         self.session = session
+        self.tries = tries
         #: Releases on their way, and of what.
         self.pending: list[tuple[str, Any, Ask]] = []
         #: What was not held any more when it ended, by its key.
         self.lost: dict[str, Any] = {}
+        #: What has failed, by its key.
+        self.failed: dict[str, Any] = {}
 
     def release(self, *items: Item[Any]) -> bool:
         """Send the releases of items on their way, in one call; False if one was lost. The caller starts the lane."""
@@ -59,6 +71,15 @@ class Ends:
                 self.lost[item.key] = item.value
                 kept = False
         return kept
+
+    def release_kept(self, item: Item[Any], keep: float, info: str | None) -> bool:
+        """The same for one that nobody is to have for ``keep`` seconds, shown with ``info`` meanwhile."""
+        if self.forked():
+            return False
+        ask = self.session.release(item._hold, keep, info)
+        if ask is not None:
+            self.pending.append((item.key, item.value, ask))
+        return ask is not None or item._hold.state != LOST
 
     def forked(self) -> bool:
         """Whether this is a forked child, which holds nothing of it, and whose lane is its parent's."""
@@ -78,13 +99,15 @@ class Ends:
 class Item(LeaseFacts, Generic[V]):
     """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
 
-    __slots__ = ("_ends", "_key", "_value")
+    __slots__ = ("_ends", "_key", "_try", "_value")
 
     def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
         super().__init__(session, hold, name)
         self._key = key
         self._value = value
         self._ends = ends
+        #: Where tries count: this one.
+        self._try: Try | None = None
 
     @property
     def key(self) -> str:
@@ -96,25 +119,74 @@ class Item(LeaseFacts, Generic[V]):
         """What was given to ``take``."""
         return self._value
 
-    def done(self) -> None:
+    def done(self, connection: Any = None) -> None:
         """It is finished: free it. Does not wait for the store. May be called twice.
 
-        Raises LeaseLost when it was not held any more: others may have claimed it since.
+        connection: end it with the transaction that is open there, the caller's own: nobody gets the item before that
+        has ended, and its tries are forgotten if it is committed. What the transaction writes and the end of the claim
+        are so one: of two who worked the item, only one commits. Once in a transaction, after the work and before the
+        commit; what ``lease.guard`` says of connections and errors holds here.
+
+        Raises LeaseLost when it was not held any more: others may have claimed it since. With a connection also when it
+        was finished before, and its transaction must be rolled back then.
         """
-        self._finish()
+        if connection is not None:
+            door = door_to(connection)
+            converse(self._done_in(door), door)
+        elif not self._given_back:
+            self._check_held()
+            if self._try is not None and self._ends.tries is not None:
+                self._ends.tries.done(self)
+            self._freed(self._ends.release(self))
+
+    def _done_in(self, door: Door) -> Talk[None]:
+        tally = None if self._try is None else Release(self._try.name, self._try.claim_id)
+        try:
+            yield from release_after_commit(self, door, tally)
+        except LeaseLost:
+            if self._hold.state == LOST:
+                self._ends.lost[self.key] = self.value
+            raise
 
     def skip(self) -> None:
         """It is not this caller's to do: free it, as it was. Does not wait for the store. May be called twice.
 
         Raises LeaseLost when it was not held any more: others may have claimed it since.
         """
-        self._finish()
+        if not self._given_back:
+            self._check_held()
+            self._freed(self._ends.release(self))
 
-    def _finish(self) -> None:
+    def fail(self, error: BaseException | str | None = None, *, retry_in: Seconds = 0) -> None:
+        """It was tried in vain: free it for the next try, and note it in ``batch.failed``. May be called twice.
+
+        Where tries count (``max_tries``), it is dead when this was the last one: nobody gets it until it is revived.
+        error: what is told of it in ``claims.dead()``: an exception or a text, of which 300 characters are kept.
+        retry_in: seconds for which nobody gets it, this caller included. Does not wait for the store.
+
+        Raises LeaseLost when it was not held any more: others may have claimed it since.
+        """
+        limits = self._session.address.capabilities
+        keep = check_seconds("retry_in", retry_in, most=limits.ttl_max_s)
+        text = error_text(error)
         if self._given_back:
             return
+        self._check_held()
+        ends, info = self._ends, None
+        if self._try is not None and ends.tries is not None:
+            dead = ends.tries.failed(ends.session, self, text)
+            if dead is not None:
+                keep, info = dead
+        self._freed(ends.release_kept(self, keep, info))
+        ends.failed[self.key] = self.value
+
+    def _check_held(self) -> None:
+        if not self.held:
+            self._freed(False)
+
+    def _freed(self, kept: bool) -> None:
         ends = self._ends
-        if not self.held or not ends.release(self):
+        if not kept:
             ends.lost[self.key] = self.value
             raise LeaseLost(self._why())
         ends.session.lane.start()
@@ -165,6 +237,20 @@ class BatchFacts(Generic[V]):
     def lost(self) -> list[V]:
         """Of what was won: what was not held any more when it was to be worked, finished, or given back."""
         return list(self._ends.lost.values())
+
+    @property
+    def failed(self) -> list[V]:
+        """Of what was won: what was freed by ``fail()``."""
+        return list(self._ends.failed.values())
+
+    @property
+    def token(self) -> int | None:
+        """The greatest fencing token of its items; None of an empty batch.
+
+        A later batch that has won all the items of this one, and perhaps more, has a greater token. Of batches that
+        share only some, either may have the greater one: what an item writes is fenced by ``item.fencing_token``.
+        """
+        return max((item.fencing_token for item in self._items), default=None)
 
     @property
     def deadline(self) -> datetime | None:

@@ -100,6 +100,7 @@ class Client:
         ttl: Seconds | None = None,
         renew: bool = False,
         margin: Seconds | None = None,
+        max_tries: int | None = None,
         info: dict[str, Any] | None = None,
     ) -> Claims:
         """Describe claims on items of ``source``; nothing is sent.
@@ -108,12 +109,19 @@ class Client:
         margin: the loop over a batch stops this many seconds before what is left can no longer be relied on (default:
         a tenth of the ttl). info: a JSON object that is shown with each item.
 
-        Raises InvalidName and InvalidOption.
+        max_tries: how often an item may be tried. A try counts when the item is claimed, so also that of a program that
+        dies; ``done()`` forgets them, and what is given back unfinished has cost none. After the last in vain it is
+        dead: nobody gets it, ``claims.dead()`` lists it, ``claims.revive()`` lets it be tried again. It costs a second
+        call with each take. All who take from a source give the same number.
+
+        Raises InvalidName and InvalidOption, and Unsupported where tries cannot be counted (``capabilities.tries``).
         """
         # Loaded by those who use it: `dibs run` stands in crontabs.
-        from dibs.claims import Batch, Claims, claims_core
+        from dibs.batch import Item
+        from dibs.claiming import claims_core
+        from dibs.claims import Batch, Claims
 
-        return Claims(claims_core(self._desk, source, Batch, ttl, renew, margin, info))
+        return Claims(claims_core(self._desk, source, Item, Batch, ttl, renew, margin, max_tries, info))
 
     def queue(
         self,

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.door import Door
     from dibs.lease import LeaseFacts
+    from dibs.session import Session
     from dibs.steps import Steps
-    from dibs.store import Pin, Pinning, Store
+    from dibs.store import Pin, Pinning, Release, Store
 
 # How often a row to be locked is made anew that somebody deleted meanwhile.
 PIN_TRIES = 5
@@ -65,9 +66,16 @@ def guard(lease: LeaseFacts, door: Door) -> Talk[None]:
     yield from _pinned(lease, door)
 
 
-def release_after_commit(lease: LeaseFacts, door: Door) -> Talk[None]:
-    """Pin the lease, then give it back: the store lets nobody in before the transaction has ended."""
+def release_after_commit(lease: LeaseFacts, door: Door, also: Release | None = None) -> Talk[None]:
+    """Pin the lease, then give it back: the store lets nobody in before the transaction has ended.
+
+    ``also`` is another lease, which ends if that transaction is committed, and else stays as it is.
+    """
     pin = yield from _pinned(lease, door)
+    if also is not None:
+        yield Said((yield from _ending(also, lease._session, door)))
+    # Whatever was to be told first is for who gives it back of their own accord.
+    lease._hold.first = None
     if pin.release is not None:
         # Where the pin is the lock on everything: given back inside the transaction itself. If that is rolled back,
         # the release that waits behind it does it.
@@ -116,6 +124,16 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
 
 def _pin(request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, store: Store, by: Deadline) -> Pin:
     return cast("Pinning", store).pin(request, dialect, files, by)
+
+
+def _ending(request: Release, session: Session, door: Door) -> Talk[str]:
+    files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
+    if files is None:
+        return cast("str", (yield acting(session, lambda store, by: cast("Pinning", store).ending(request))))
+    renewal = Renew(request.name, request.claim_id, session.address.capabilities.ttl_max_s)
+    pin: Pin = session.aside(partial(_pin, renewal, door.dialect, files.rows))
+    assert pin.release is not None
+    return pin.release(0.0)
 
 
 def _not_pinned(door: Door) -> InvalidOption:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dibs.door import Door
     from dibs.lane import Ask
-    from dibs.store import Granted
+    from dibs.store import Granted, Request
     from dibs.terms import Terms
 
 HELD = 0
@@ -57,8 +57,12 @@ class Hold:
     pins: tuple[Door, ...] = ()
     #: It is a claim on jobs (``dibs.job_hold``), not a lease.
     of_jobs = False
-    #: The release that waits for the renewal under way to be over.
+    #: The release that waits for the renewal under way to be over, or what must be answered before it.
     after_renewal: Ask | None = None
+    #: What the store must be told before it is told of the release; not of a lease that was lost.
+    first: Request | None = None
+    #: That, on its way.
+    before: Ask | None = None
 
     def __init__(
         self,

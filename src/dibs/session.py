@@ -82,6 +82,30 @@ class Reduction(Ask):
         session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
 
 
+class Before(Ask):
+    """What must be answered before the release of a hold is sent, whatever the answer."""
+
+    def __init__(self, request: Request, release: Ask, session: Session) -> None:
+        super().__init__(request, release.give_up_at)
+        self._release = release
+        self._session = session
+
+    # Both are called under the mutex by whoever serves the lane, who also serves what is put into it here.
+
+    def received(self, outcome: object) -> None:
+        self._go_on()
+        self.settle(outcome)
+
+    def failed(self, error: BaseException) -> None:
+        self._go_on()
+        self.settle(None, error)
+
+    def _go_on(self) -> None:
+        if not self.settled:  # after a Ctrl-C perhaps for the second time: a release sent twice does no harm
+            self._session.lane.put(self._release)
+            self._session.waiting.nudge(self._release.request.name)
+
+
 class TakeOver(AcquireAsk):
     """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
 
@@ -434,11 +458,15 @@ class Session:
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
         ask = Ask(self.release_of(hold, keep, info), now + self.patience_s)
+        sent = ask
+        if hold.first is not None and hold.state == RELEASED:
+            sent = hold.before = Before(hold.first, ask, self)
         if self.renewer.forget(hold):
-            hold.after_renewal = ask  # so that no renewal reaches the store after the release
+            hold.after_renewal = sent  # so that no renewal reaches the store after the release
         else:
-            self.lane.put(ask)
-            self.waiting.nudge(hold.key)
+            self.lane.put(sent)
+            if sent is ask:
+                self.waiting.nudge(hold.key)
         return ask
 
     def _end_of_jobs(self, hold: Hold, now: float) -> Ask:
@@ -688,7 +716,8 @@ class Session:
                     hold.state = RELEASED
                     listeners += hold.listeners or ()
                     hold.listeners = None
-                    releases.append(self._end(hold, now))
+                    release = self._end(hold, now)
+                    releases += [release] if hold.before is None else [hold.before, release]
             for ask in waiters:
                 ask.dropped = True
                 if ask.may_be_known():

@@ -249,6 +249,10 @@ class Capabilities(NamedTuple):
     history: bool = False
     # A lease can be pinned inside a transaction of the caller's own (see Pin).
     guard: bool = False
+    # How often an item was tried is kept for days, and found by its name: items of claims can be dead.
+    tries: bool = False
+    # Items are found by a query of the caller's own, beside the leases (see dibs.queries).
+    query: bool = False
 
 
 class Pin(NamedTuple):
@@ -372,6 +376,13 @@ class Pinning(Protocol):
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         """Whether the pin that brought these rows is there, as this connection sees it."""
+        ...
+
+    def ending(self, request: Release) -> str:
+        """A statement for that connection which ends a lease that nobody pins, if its transaction is committed.
+
+        Only where ``Pin.release`` is None; elsewhere that does it.
+        """
         ...
 
 

@@ -7,7 +7,7 @@ withdraws its request, and a grant that arrives too late is given back.
 
 from __future__ import annotations
 
-from dibs.aio.claims import AsyncBatch, AsyncClaims
+from dibs.aio.claims import AsyncBatch, AsyncClaims, AsyncItem
 from dibs.aio.client import AsyncClient
 from dibs.aio.election import AsyncElection, AsyncLead, AsyncLeaders, AsyncTerm
 from dibs.aio.lease import AsyncLease, AsyncLost
@@ -23,6 +23,7 @@ __all__ = [
     "AsyncClaims",
     "AsyncClient",
     "AsyncElection",
+    "AsyncItem",
     "AsyncJob",
     "AsyncJobBatch",
     "AsyncLead",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dibs.aio.claims import AsyncBatch, AsyncClaims
+from dibs.aio.claims import AsyncBatch, AsyncClaims, AsyncItem
 from dibs.aio.election import AsyncElection, AsyncTerm
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLock
@@ -16,7 +16,7 @@ from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
 from dibs.aio.tasks import owner, take
 from dibs.campaign import election_core
-from dibs.claims import claims_core
+from dibs.claiming import claims_core
 from dibs.handover import adopting, read_state
 from dibs.history import keeping, reading
 from dibs.lock import LockCore, check_decorated
@@ -95,10 +95,11 @@ class AsyncClient:
         ttl: Seconds | None = None,
         renew: bool = False,
         margin: Seconds | None = None,
+        max_tries: int | None = None,
         info: dict[str, Any] | None = None,
     ) -> AsyncClaims:
         """Describe claims on items of ``source``; see ``dibs.Client.claims``."""
-        return AsyncClaims(claims_core(self._desk, source, AsyncBatch, ttl, renew, margin, info))
+        return AsyncClaims(claims_core(self._desk, source, AsyncItem, AsyncBatch, ttl, renew, margin, max_tries, info))
 
     def queue(
         self,

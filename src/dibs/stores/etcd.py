@@ -86,6 +86,7 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
 )
 # What a URL may carry besides.
 OPTIONS = ("prefix", "ca", "cert", "key")

@@ -58,6 +58,7 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
 )
 OPTIONS = ()
 

@@ -41,7 +41,7 @@ from dibs.store import (
     StoredGrant,
     StoredLease,
 )
-from dibs.stores import mysql_address, mysql_check, mysql_pools, rounds
+from dibs.stores import mysql_address, mysql_check, mysql_pools, mysql_query, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_pins import Pins
@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
     from dibs.clock import Deadline
-    from dibs.store import Renew
+    from dibs.queries import Query
+    from dibs.store import Release, Renew
     from dibs.stores.mysql_jobs import MySQLJobs
 
 CAPABILITIES = Capabilities(
@@ -86,6 +87,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
+    query=True,
     history=True,
     guard=True,
 )
@@ -98,6 +101,7 @@ class MySQLStore:
     def __init__(self, place: mysql_address.Place) -> None:
         self._tables = Tables(place.where.database, place.table)
         self._connection = Connection(place.where, place.connect, self._tables.schema())
+        self._has_tables = False
         self._sql = self._tables.sql
         self._pins = Pins(self._tables.text)
         self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop)
@@ -385,6 +389,19 @@ class MySQLStore:
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         self._connection.wrote = False
         return self._pins.there(request, rows, partial(self._connection.ask, deadline=deadline))
+
+    def ending(self, request: Release) -> str:
+        return self._sql["RELEASE_ONE"] % (hexed(request.name), request.slot, hexed(request.claim_id))
+
+    def find(self, query: Query, deadline: Deadline) -> list[tuple[Any, ...]]:
+        look, lease = self._connection.look, self._tables.lease
+        if not self._has_tables:
+            self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
+            self._has_tables = True
+        _, columns = look(mysql_query.columns(query), deadline)
+        answer, columns = look(mysql_query.statement(query, lease, columns[0][0]), deadline)
+        kinds = [kind for _, kind in columns]
+        return [tuple(map(mysql_query.read, row, kinds)) for row in answer.rows]
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

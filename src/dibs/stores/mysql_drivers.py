@@ -72,6 +72,10 @@ class Link(Protocol):
 
     def send(self, sql: str) -> None: ...
     def receive(self) -> Answer: ...
+    def columns(self) -> Sequence[tuple[str, int]]:
+        """Of the last answer: the names of its columns, and their types as the protocol numbers them."""
+        ...
+
     def fileno(self) -> int: ...
     def close(self) -> None: ...
 
@@ -95,6 +99,10 @@ class Wire:
         answer = self._link.receive()
         self._used_at = boot_now()
         return answer
+
+    def columns(self) -> Sequence[tuple[str, int]]:
+        """Of the last answer: the names of its columns, and their types as the protocol numbers them."""
+        return self._link.columns()
 
     def stale(self) -> bool:
         """Whether the server has closed an idle connection. Nothing is owed to us, so anything to read is its end."""
@@ -179,6 +187,9 @@ def _pymysql_opener() -> Callable[[Where, float], Link]:
                 raise _server_error(error) from error
             return Answer(affected, connection.insert_id(), connection._result.rows or ())
 
+        def columns(self) -> Sequence[tuple[str, int]]:
+            return [(column[0], column[1]) for column in self._connection._result.description or ()]
+
         def fileno(self) -> int:
             return int(self._connection._sock.fileno())
 
@@ -254,6 +265,7 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
     class _MySQLClientLink:
         def __init__(self, connection: Any) -> None:
             self._connection = connection
+            self._result: Any = None
             _INHERITED.add(self)
 
         def send(self, sql: str) -> None:
@@ -267,10 +279,14 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
             try:
                 connection.read_query_result()
                 result = connection.store_result()
+                self._result = result
                 rows = () if result is None else result.fetch_row(0)
                 return Answer(connection.affected_rows(), connection.insert_id(), rows)
             except _mysql.MySQLError as error:
                 raise _server_error(error) from error
+
+        def columns(self) -> Sequence[tuple[str, int]]:
+            return [] if self._result is None else [(column[0], column[1]) for column in self._result.describe()]
 
         def fileno(self) -> int:
             return int(self._connection.fileno())

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dibs.clock import boot_now
-from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
@@ -158,6 +158,21 @@ class Connection:
                     self.attempt(statement, deadline)
                 except _ThereAlready:  # a column or trigger that somebody else has made since we looked
                     pass
+
+    def look(self, statement: str, deadline: Deadline) -> tuple[Answer, Sequence[tuple[str, int]]]:
+        """Run somebody else's query; its rows, and its columns' names and types."""
+        self.reopen(deadline)
+        try:
+            answer = self.attempt(statement, deadline)
+        except (TablesMissing, _ThereAlready) as error:
+            raise InvalidOption(f"{self._shown} refuses the query: {error}") from error
+        except StoreUnavailable as error:
+            code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
+            if code not in _NOT_DONE and (1000 <= code < 2000 or code >= 3000):
+                raise InvalidOption(f"{self._shown} refuses the query: {error.__cause__}") from error
+            raise
+        assert self._wire is not None
+        return answer, self._wire.columns()
 
     # -- one statement, or transaction ----------------------------------------------------------------------------
 

@@ -54,6 +54,11 @@ class Tables:
         self.sql = {verb: self.text(getattr(sql, verb), *columns) for verb, columns in _ASKED.items()}
         self.sql["READY"] = self.text(mysql_jobs_sql.READY, "name")
 
+    @property
+    def lease(self) -> str:
+        """The table of the leases, as a statement names it."""
+        return self._names["lease"]
+
     def text(self, template: str, *columns: str) -> str:
         """A statement with our tables in it, ready for its values."""
         names = {key: name.replace("%", "%%") for key, name in self._names.items()}

@@ -25,7 +25,15 @@ from dibs.store import (
     StoredGrant,
     StoredLease,
 )
-from dibs.stores import postgres_address, postgres_check, postgres_pools, postgres_sql, rounds
+from dibs.stores import (
+    postgres_address,
+    postgres_check,
+    postgres_link,
+    postgres_pools,
+    postgres_query,
+    postgres_sql,
+    rounds,
+)
 from dibs.stores.postgres_link import Connection
 from dibs.stores.postgres_tables import Tables
 from dibs.stores.postgres_watch import PostgresWatch, job_channel
@@ -53,7 +61,8 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from dibs.clock import Deadline
-    from dibs.store import Renew
+    from dibs.queries import Query
+    from dibs.store import Release, Renew
     from dibs.stores.postgres_jobs import PostgresJobs
     from dibs.stores.postgres_pools import Statement
 
@@ -72,6 +81,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
+    query=True,
     history=True,
     guard=True,
 )
@@ -85,6 +96,7 @@ class PostgresStore:
         self._sql = self._tables.sql
         self._connection = Connection(place.conninfo, known_good, self._tables.schema())
         self._place = place
+        self._has_tables = False
 
     @cached_property
     def jobs(self) -> PostgresJobs:
@@ -254,6 +266,16 @@ class PostgresStore:
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         columns = (b"%d" % rows[0][0], request.name.encode(), b"%d" % request.slot)
         return integer(self._connection.run(self._sql["PINNED"], columns, deadline).get_value(0, 0)) > 0
+
+    def ending(self, request: Release) -> str:
+        return self._tables.ending(request)
+
+    def find(self, query: Query, deadline: Deadline) -> list[tuple[Any, ...]]:
+        if not self._has_tables:
+            self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
+            self._has_tables = True
+        sql = postgres_query.statement(query, self._tables.lease, postgres_link.literal)
+        return self._connection.look(postgres_query.BEFORE, sql, deadline)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class PostgresJobs:
         made, known = elements(result.get_value(0, 1)), integer(result.get_value(0, 0))
         if known:  # some are repeated, and nothing was put for them
             for i, put in rows:
-                (found,) = self._flights.run([("PUT_KNOWN", (put.put_id.encode(),))], deadline)
+                (found,) = self._flights.run([("PUT_KNOWN", (wire.put_id(put).encode(),))], deadline)
                 outcomes[i] = PutDone(tuple(elements(found.get_value(0, 0))))
             return
         start = 0
@@ -136,7 +136,7 @@ class PostgresJobs:
 
         self._flights.transaction(work, deadline)
         if not ids:
-            (found,) = self._flights.run([("PUT_KNOWN", (put.put_id.encode(),))], deadline)
+            (found,) = self._flights.run([("PUT_KNOWN", (wire.put_id(put).encode(),))], deadline)
             ids = elements(found.get_value(0, 0))
         return PutDone(tuple(ids))
 
@@ -239,7 +239,7 @@ class PostgresJobs:
             which[2] = b"{%d}" % -start
             answer = yield said(self._flights.sql["PUT"], (*which, b"false" if start else b"true"))
             if answer.rows[0][0]:
-                answer = yield said(self._flights.sql["PUT_KNOWN"], (request.put_id.encode(),))
+                answer = yield said(self._flights.sql["PUT_KNOWN"], (wire.put_id(request).encode(),))
                 return PutDone(tuple(answer.rows[0][0]))
             ids += answer.rows[0][1]
         return PutDone(tuple(ids))

@@ -45,6 +45,11 @@ def _columns(jobs: Sequence[NewJob]) -> Parameters:
     )
 
 
+def put_id(one: Put) -> str:
+    """What a put is told by: its id counts within its queue."""
+    return f"{one.put_id} {one.name}"
+
+
 def put(puts: Sequence[Put]) -> Parameters:
     """The parameters of PUT for puts whose jobs have no keys."""
     which: list[int] = []
@@ -53,7 +58,7 @@ def put(puts: Sequence[Put]) -> Parameters:
         starts.append(len(which))
         which += [number] * len(one.jobs)
     return (
-        texts([one.put_id for one in puts]),
+        texts([put_id(one) for one in puts]),
         texts([one.name for one in puts]),
         numbers(starts),
         _unless(1, which),
@@ -63,7 +68,7 @@ def put(puts: Sequence[Put]) -> Parameters:
 
 def put_keyed(one: Put) -> Parameters:
     """The parameters of PUT_RAISE, PUT_KEEP and PUT_REPLACE."""
-    return one.put_id.encode(), one.name.encode(), texts([job.key for job in one.jobs]), *_columns(one.jobs)
+    return put_id(one).encode(), one.name.encode(), texts([job.key for job in one.jobs]), *_columns(one.jobs)
 
 
 def ids(jobs: Sequence[int] | None) -> bytes | None:

@@ -24,6 +24,8 @@ from dibs.stores.tables import TablesMissing, with_tables
 try:
     import psycopg.conninfo
     from psycopg import pq
+    from psycopg.adapt import Transformer
+    from psycopg.sql import Literal
 except ImportError as missing:
     raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
 
@@ -183,13 +185,31 @@ class Connection:
             self.close()
             raise
 
+    def look(self, before: str, sql: str, deadline: Deadline) -> list[tuple[Any, ...]]:
+        """Run somebody else's query in a transaction, which ``before`` begins; its rows as Python has them."""
+        self.open(deadline)
+        limits = f"{before} SET LOCAL statement_timeout = {milliseconds(deadline).decode()};"
+        results = self._several(f"{limits}\n{sql}\n;COMMIT".encode(), deadline)
+        code, words = _told(results[-1])
+        # A mistake in it or in what it computes, a feature that the server lacks, an attempt to write.
+        if code != "42501" and (code[:2] in ("0A", "21", "22", "42") or code == "25006"):
+            raise InvalidOption(f"PostgreSQL refuses the query: {words} ({code})")
+        self._check(results[-1])
+        rows = Transformer()
+        rows.set_pgresult(results[-2])
+        return rows.load_rows(0, results[-2].ntuples, tuple)
+
     def _simple(self, sql: bytes, deadline: Deadline) -> None:
         """Several statements in one message; errors end them all."""
+        self._check(self._several(sql, deadline)[-1])
+
+    def _several(self, sql: bytes, deadline: Deadline) -> list[PGresult]:
+        """The answers to several statements in one message, the last perhaps an error that has ended them all."""
         pg = self._pg
         assert pg is not None
         try:
             pg.send_query(sql)
-            result = self._results(pg, deadline)[-1]
+            results = self._results(pg, deadline)
             if pg.transaction_status != pq.TransactionStatus.IDLE:
                 pg.send_query(b"ROLLBACK")
                 self._results(pg, deadline)
@@ -199,7 +219,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        self._check(result)
+        return results
 
     def _results(self, pg: PGconn, deadline: Deadline) -> list[PGresult]:
         """The answers to what was sent, one a statement; an error ends them."""
@@ -237,8 +257,7 @@ class Connection:
     def _check(self, result: PGresult) -> PGresult:
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return result
-        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        words = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+        code, words = _told(result)
         text = f"PostgreSQL: {words} ({code})"
         if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
             raise TablesMissing(text)
@@ -342,6 +361,20 @@ class Connection:
         self._ready = None
         if pg is not None:
             pg.finish()
+
+
+def _told(result: PGresult) -> tuple[str, str]:
+    """The code of an error, and what the server said; both empty where there was none."""
+    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    return code, (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+
+
+def literal(value: object) -> str:
+    """A value as it stands in a statement; InvalidOption for what psycopg cannot adapt."""
+    try:
+        return Literal(value).as_string(None)
+    except psycopg.Error as error:
+        raise InvalidOption(f"{value!r} cannot be a parameter of a query: {error}") from None
 
 
 def conninfo(parts: dict[str, Any]) -> bytes:

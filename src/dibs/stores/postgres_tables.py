@@ -9,7 +9,7 @@ from dibs.stores import postgres_history, postgres_pools, postgres_sql
 from dibs.stores.identifiers import quoted_table
 
 if TYPE_CHECKING:
-    from dibs.store import Renew
+    from dibs.store import Release, Renew
 
 _VERBS = ("ENTER", "RENEW", "TRANSFER", "LIST", "BREAK", "BREAK_NOW", "PURGE", "PINNED")
 
@@ -39,10 +39,22 @@ class Tables:
             self.sql[verb] = many.encode()
             self.sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
 
+    @property
+    def lease(self) -> str:
+        """The table of the leases, as a statement names it."""
+        return self._names["lease"]
+
     def pin(self, request: Renew) -> str:
         """What the transaction does in which the lease is to be pinned."""
         text = postgres_sql.PIN.format(**self._names)
         return text.format(name=request.name.encode().hex(), slot=request.slot)
+
+    def ending(self, request: Release) -> str:
+        """What a transaction does with which a lease is to end."""
+        text = postgres_sql.ENDING.format(**self._names)
+        return text.format(
+            name=request.name.encode().hex(), claim_id=request.claim_id.encode().hex(), slot=request.slot
+        )
 
     def schema(self) -> str:
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema, 'schema')};\n"

@@ -82,6 +82,7 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
 )
 # Requests that one run of a script serves. Redis serves nobody else meanwhile: this many take about a millisecond.
 CHUNK_MAX = 100

@@ -45,12 +45,14 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores.identifiers import quoted_table
+from dibs.stores.sqlite_address import default_path
 from dibs.stores.sqlite_file import SQLiteFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.clock import Deadline
+    from dibs.queries import Query
     from dibs.store import Finding, Pin, Renew, Watch
     from dibs.stores.sqlite_jobs import SQLiteJobs
 
@@ -69,6 +71,8 @@ CAPABILITIES = Capabilities(
     margin_s=0.010,
     permits=True,
     pause=True,
+    tries=True,
+    query=True,
     history=True,
     guard=True,
 )
@@ -265,6 +269,12 @@ class SQLiteStore:
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         return bool(rows)
 
+    def find(self, query: Query, deadline: Deadline) -> list[tuple[Any, ...]]:
+        from dibs.stores import sqlite_query
+
+        with self._file.in_use:
+            return sqlite_query.find(self._file, self._file.open(), query, deadline)
+
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
@@ -370,17 +380,6 @@ class SQLiteStore:
     def close(self) -> None:
         with self._file.in_use:
             self._file.close()
-
-
-def default_path() -> str:
-    """The file used when no URL is given: in the user's state directory (XDG; on macOS, Application Support)."""
-    home = os.path.expanduser("~")
-    state = os.environ.get("XDG_STATE_HOME")
-    if not state or not os.path.isabs(state):
-        on_mac = os.uname().sysname == "Darwin"
-        parts = ("Library", "Application Support") if on_mac else (".local", "state")
-        state = os.path.join(home, *parts)
-    return os.path.join(state, "dibs", "dibs.db")
 
 
 def address(path: str | None, options: dict[str, str]) -> StoreAddress:

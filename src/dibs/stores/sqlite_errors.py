@@ -24,12 +24,15 @@ _CODES_BY_TEXT = {
 _BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 5, 6, 3, 8, 11, 14, 23, 26
 
 
+def primary_code(error: Exception) -> int:
+    """SQLite's code, without what it adds to it; 1 for a mistake in the statement."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return (_CODES_BY_TEXT.get(str(error), 1) if code is None else int(code)) & 0xFF
+
+
 def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | StoreUnavailable:
     """The error dibs raises for one of SQLite's about the file at ``path``."""
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        code = _CODES_BY_TEXT.get(str(error), 1)
-    primary = code & 0xFF
+    primary = primary_code(error)
     if primary in (_BUSY, _LOCKED):
         return StoreBusy(str(error))
     text = f"SQLite file {path!r}: {error}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 case = CLIENT_CASES.case
 
+
 # What nobody waits out.
 LONG_S = 60.0
 
@@ -260,6 +261,44 @@ async def a_stream_goes_on_until_it_is_stopped(face: Face) -> None:
     equal(await face.do(theirs.leases, "stream/"), [], "held after it was closed")
 
 
+@case("P2")
+async def a_later_batch_has_a_greater_token(face: Face) -> None:
+    """The token of a batch is the greatest of its items', and smaller than that of a later one that has all of them."""
+    client = face.client()
+    claims = client.claims("block", ttl=LONG_S)
+    tokens = []
+    for items in ("b", "ab", "abc"):
+        async with face.holding(await face.do(claims.take, items)) as batch:
+            equal(batch.token, max(item.fencing_token for item in batch.items), "the token of a batch")
+            tokens.append(batch.token)
+    equal(tokens, sorted(set(tokens)), "one after the other")
+    async with face.holding(await face.do(claims.take, [])) as batch:
+        equal(batch.token, None, "of nothing")
+
+
+@case("claims")
+async def what_failed_is_free_again(face: Face) -> None:
+    """``fail()`` frees an item and notes it in ``failed``; with ``retry_in``, others get it after that time."""
+    ours, theirs = face.client(), face.client()
+    batch = await face.do(ours.claims("failing", ttl=LONG_S).take, ["a", "b", "c"])
+    first, second, third = batch.items
+    first.fail(ZeroDivisionError("why"))
+    first.fail()
+    second.fail("later", retry_in=LONG_S)
+    for bad in ({"error": 5}, {"retry_in": -1}, {"retry_in": float("nan")}):
+        with raises(InvalidOption):
+            third.fail(**bad)
+    equal((batch.failed, batch.left, batch.lost), (["a", "b"], ["c"], []), "failed, left, lost")
+    lease = await had(face, theirs.lock("failing/a"), timeout=PATIENCE_S)
+    await face.do(lease.release)
+    await face.do(batch.release)
+    async with face.holding(await face.do(theirs.claims("failing", ttl=LONG_S).take, "abc")) as other:
+        equal((other.won, other.busy), (["a", "c"], ["b"]), "won by others, and busy")
+    equal(batch.failed, ["a", "b"], "failed, afterwards")
+    token = (await shown(face, theirs, "failing/b")).fencing_token
+    await face.do(theirs.break_lease, "failing/b", fencing_token=token, now=True)
+
+
 @case("P20, P25")
 async def bad_claims_are_refused_at_once(face: Face) -> None:
     """Sources, keys, limits and times that cannot be are refused before anything is sent; taking nothing sends none."""
@@ -272,6 +311,9 @@ async def bad_claims_are_refused_at_once(face: Face) -> None:
         lambda: client.claims("a", ttl=10, margin=10),
         lambda: client.claims("a", margin=-1),
         lambda: client.claims("a", info={"x": object()}),
+        lambda: client.claims("a", max_tries=0),
+        lambda: client.claims("a", max_tries=True),
+        lambda: client.claims("a", max_tries=2.0),
         lambda: client.claims("a").stream([1]),
         lambda: client.claims("a").stream(list, n=0),
         lambda: client.claims("a").stream(list, idle=0),

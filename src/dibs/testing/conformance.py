@@ -26,6 +26,7 @@ from dibs.testing import (
     pool_cases,
     store_cases,
     transfer_cases,
+    tries_cases,
 )
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
 from dibs.testing.faces import FACES, Place
@@ -48,6 +49,7 @@ _MODULES = (
     pause_cases,
     history_cases,
     claims_cases,
+    tries_cases,
     job_cases,
     transfer_cases,
 )

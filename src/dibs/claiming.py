@@ -1,0 +1,256 @@
+"""How items of a source are claimed, in steps for either face: asked for, counted, found by a query, given back.
+
+What claims are for is told where a user meets them: in ``dibs.claims``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dibs.batch import BatchFacts, Ends, Item
+from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, once_more
+from dibs.hold import Hold
+from dibs.names import check_name, check_seconds
+from dibs.once_keys import check_key
+from dibs.tries import Tries, check_max_tries, listing, reviving
+
+V = TypeVar("V")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Union
+
+    from dibs.desk import Desk
+    from dibs.names import Seconds
+    from dibs.once_keys import Key
+    from dibs.session import Session
+    from dibs.steps import Steps
+    from dibs.terms import Terms
+    from dibs.tries import DeadItem
+
+    #: Looks again at what was won, and returns what of it is still due.
+    Verify = Callable[[list[V]], Iterable[V]]
+    #: Returns what may be due now.
+    Fetch = Callable[[], Iterable[V]]
+    #: Of a query.
+    Params = Union[Sequence[Any], Mapping[str, Any]]  # noqa: UP007 - the quotes-free form of Python 3.10
+    MakeItem = Callable[[Session, Hold, str, str, Any, Ends], Item[Any]]
+
+# As many items as one take may be given: as the lane takes in a hundred calls.
+ITEMS_MAX = 100_000
+# The loop over a batch stops when less than this part of the ttl is left, unless told otherwise.
+MARGIN_PART = 0.1
+# The least pause of a stream that found nothing.
+IDLE_MIN_S = 0.01
+# Its pauses differ by this part, so that workers do not all come at once.
+IDLE_JITTER = 0.5
+# As many of what a query yields are claimed, unless told otherwise.
+N_DEFAULT = 1000
+# Whoever pauses looks this often whether to stop.
+STOP_LOOK_S = 0.5
+
+B = TypeVar("B", bound=BatchFacts[Any])
+
+if TYPE_CHECKING:
+    MakeBatch = Callable[[list[Item[Any]], list[Any], Ends, float], B]
+
+
+class ClaimsCore(Generic[B]):
+    """What claims do, in steps for either face."""
+
+    __slots__ = ("_desk", "_make_batch", "_make_item", "_margin_s", "_tries", "source", "terms")
+
+    def __init__(
+        self,
+        desk: Desk,
+        source: str,
+        terms: Terms,
+        margin_s: float,
+        max_tries: int | None,
+        make_item: MakeItem,
+        make_batch: MakeBatch[B],
+    ) -> None:
+        self.source = check_name(source)
+        self.terms = terms
+        self._tries = None if max_tries is None else Tries(desk, source, max_tries, terms)
+        self._desk = desk
+        self._margin_s = margin_s
+        self._make_item = make_item
+        self._make_batch = make_batch
+
+    def keyed(self, items: Iterable[V], key: Callable[[V], Key] | None) -> dict[str, V]:
+        """The items by their keys; of several with the same key the first."""
+        if key is not None and not callable(key):
+            raise InvalidOption(f"key is a function of an item that returns its key, not {key!r}")
+        keyed: dict[str, V] = {}
+        for item in items:
+            try:
+                text = check_key(item if key is None else key(item))
+            except InvalidName as error:
+                hint = "; say what tells one item from the others: key=lambda item: …" if key is None else ""
+                raise InvalidName(f"{error}{hint}") from None
+            if text not in keyed:
+                check_name(f"{self.source}/{text}")
+                keyed[text] = item
+                if len(keyed) > ITEMS_MAX:
+                    raise InvalidOption(f"take takes up to {ITEMS_MAX:,} items: give it some of them, or a limit")
+        return keyed
+
+    def taking(self, owner: object, keyed: dict[str, V], limit: int | None) -> Steps[B]:
+        """Claim as many as are free, or as many of those as ``limit`` says, the first ones first."""
+        session = self._desk.session()
+        ends = Ends(session, self._tries)
+        won: list[Item[V]] = []
+        busy: list[V] = []
+        pairs = list(keyed.items())
+        at, size, fruitful = 0, len(pairs), True
+        try:
+            while at < len(pairs) and (limit is None or len(won) < limit):
+                had = len(won)
+                if limit is not None:
+                    # No more than are wanted, so that nobody finds busy what is given back a moment later; but where
+                    # all were busy twice as many, so that they do not cost a call for each few.
+                    size = max(limit - had, size * 2 if at and not fruitful else 0)
+                part = pairs[at : at + size]
+                at += len(part)
+                yield from self._claim(session, owner, part, won, busy, ends)
+                if self._tries is not None and len(won) > had:
+                    yield from self._count(session, self._tries, won, had, busy, ends)
+                fruitful = len(won) > had
+        except BaseException:
+            ends.release(*won)
+            session.lane.start()
+            raise
+        batch = self._make_batch(won if limit is None else won[:limit], busy, ends, self._margin_s)
+        if limit is not None and len(won) > limit:
+            batch._give_back(won[limit:])
+            yield from ends.settling()
+        return batch
+
+    def take(
+        self,
+        owner: object,
+        items: Iterable[Any] | None,
+        key: Callable[[Any], Key] | None,
+        limit: int | None,
+        query: str | None,
+        n: int,
+        params: Params,
+    ) -> Steps[B]:
+        """Check what a caller gave; then, in steps, claim of the items, or of what the query yields."""
+        if query is None:
+            if items is None:
+                raise InvalidOption("take takes items, or a query")
+            most = check_limit(limit)
+            return self.taking(owner, self.keyed(items, key), most)
+        from dibs.searching import check_query, searching
+
+        if items is not None or key is not None or limit is not None:
+            raise InvalidOption("a query is taken alone: its first column is the key, and n says how many at most")
+        return searching(self, owner, query, params, check_query(self, query, params, n))
+
+    def _claim(
+        self,
+        session: Session,
+        owner: object,
+        part: list[tuple[str, V]],
+        won: list[Item[V]],
+        busy: list[V],
+        ends: Ends,
+    ) -> Steps[None]:
+        """Ask for these, in one call of the store for each thousand."""
+        terms, start = self.terms, f"{self._desk.key_prefix}{self.source}/"
+        asks = [session.wish(start + key, terms, owner, False) for key, _ in part]
+        taken = 0
+        try:
+            session.submit_all(asks)
+            for ask in asks:
+                if not ask.settled:
+                    yield session, ask, session.patience_s + session.request_timeout_s
+            error = next((ask.error for ask in asks if ask.error is not None), None)
+            if error is not None:
+                raise once_more(error)
+            if not all(ask.settled for ask in asks):
+                raise StoreUnavailable("the store did not answer; what it may have granted is given back")
+            for (key, value), ask in zip(part, asks, strict=True):
+                if type(ask.outcome) is Hold:
+                    won.append(self._make_item(session, ask.outcome, f"{self.source}/{key}", key, value, ends))
+                else:
+                    busy.append(value)
+                taken += 1
+        except BaseException:
+            for ask in asks[taken:]:
+                session.withdraw(ask)
+            raise
+
+    def _count(
+        self, session: Session, tries: Tries, won: list[Item[V]], had: int, busy: list[V], ends: Ends
+    ) -> Steps[None]:
+        """Count a try of each that was won just now; whose last holder died of the last one is not handed out."""
+        exhausted = yield from tries.counting(session, won[had:])
+        for item in exhausted:
+            won.remove(item)
+            busy.append(item.value)
+            ends.release_kept(item, *tries.death(item))
+        if exhausted:
+            session.lane.start()
+
+    def dead(self) -> Steps[list[DeadItem]]:
+        return listing(self._desk, self.source)
+
+    def revive(self, keys: Iterable[Key] | None) -> Steps[int]:
+        return reviving(self._desk, self.source, keys)
+
+    def pausing(self, idle_s: float, stopped: Callable[[], bool]) -> Steps[None]:
+        """Wait for about ``idle_s`` seconds, or until it is time to stop."""
+        session = self._desk.session()
+        clock = session.clock
+        until = clock.now() + idle_s * (1 + IDLE_JITTER * (clock.jitter() - 0.5))
+        while not session.closed and not stopped() and (left_s := until - clock.now()) > 0:
+            yield session, session.pause(), min(left_s, STOP_LOOK_S)
+
+
+def claims_core(
+    desk: Desk,
+    source: str,
+    make_item: MakeItem,
+    make_batch: MakeBatch[B],
+    ttl: Seconds | None,
+    renew: bool,
+    margin: Seconds | None,
+    max_tries: int | None,
+    info: dict[str, Any] | None,
+) -> ClaimsCore[B]:
+    """Check what a caller gave; raises InvalidName and InvalidOption before any I/O."""
+    terms = desk.terms(ttl, renew, 0, False, 0, None, None, "raise", info)
+    margin_s = terms.ttl * MARGIN_PART if margin is None else check_seconds("margin", margin)
+    if margin_s >= terms.trust_s:
+        raise InvalidOption(f"margin ({margin_s:g} s) leaves nothing of a ttl of {terms.ttl:g} s to work in")
+    return ClaimsCore(desk, source, terms, margin_s, check_max_tries(desk, max_tries), make_item, make_batch)
+
+
+def check_limit(limit: object) -> int | None:
+    """How many to win at most, or None; raises InvalidOption."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise InvalidOption(f"limit is a whole number from 1, or None for no limit, not {limit!r}")
+    return limit
+
+
+def check_stream(fetch: object, query: object, n: object, idle: Seconds, stop: Any) -> tuple[float, Callable[[], bool]]:
+    """How long a stream pauses that found nothing, and whether it is time to stop; raises InvalidOption."""
+    if query is not None and fetch is not None:
+        raise InvalidOption("a stream is of what fetch returns, or of what a query yields, not of both")
+    if query is None and not callable(fetch):
+        raise InvalidOption(f"fetch is a function that returns what may be due now, not {fetch!r}")
+    if check_limit(n) is None:
+        raise InvalidOption("n says how many items a stream may hold at a time: a whole number from 1")
+    idle_s = check_seconds("idle", idle, least=IDLE_MIN_S)
+    if stop is None:
+        return idle_s, bool  # never: bool() is False
+    if callable(stop):
+        return idle_s, stop
+    if not hasattr(stop, "is_set"):
+        raise InvalidOption(f"stop is an event, or a function that says when to stop, not {stop!r}")
+    return idle_s, stop.is_set
