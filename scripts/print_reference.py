@@ -26,6 +26,7 @@ import dibs.desk
 import dibs.errors
 import dibs.fencing
 import dibs.lost
+import dibs.rows
 import dibs.testing
 from dibs.connecting import locate
 from dibs.promises import PROMISES
@@ -492,6 +493,10 @@ def api() -> list[str]:
         f"*asyncio:* `await dibs.fencing.advance_async(…)`. {doc(dibs.fencing.advance_async)}\n",
         signature("dibs.fencing.trigger_sql", dibs.fencing.trigger_sql),
         doc(dibs.fencing.trigger_sql) + "\n",
+        "## dibs.rows\n",
+        signature("dibs.rows.lock", dibs.rows.lock),
+        doc(dibs.rows.lock) + "\n",
+        f"*asyncio:* `await dibs.rows.lock_async(…)`. {doc(dibs.rows.lock_async)}\n",
         "## Errors\n\nThe tree: [errors](errors.md).\n",
         "## dibs.testing\n",
         signature("dibs.testing.check_store", dibs.testing.check_store),

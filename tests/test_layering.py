@@ -401,6 +401,7 @@ ALLOWED: dict[str, set[str]] = {
     # The caller's own transactions.
     "dibs.door": {"dibs.errors"},
     "dibs.guarding": {*CONTRACT, *DATA, "dibs.door"},
+    "dibs.rows": {"dibs.errors", "dibs.door", "dibs.guarding"},
     "dibs.fencing": {"dibs.errors", "dibs.door", "dibs.guarding", "dibs.stores.identifiers"},
     # Primitives.
     "dibs.lost": {"dibs.hold", "dibs.names"},
