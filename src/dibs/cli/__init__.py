@@ -18,6 +18,7 @@ from dibs.errors import (
     DibsError,
     InvalidName,
     InvalidOption,
+    JobExists,
     LeaseLost,
     LimitMismatch,
     LockTimeout,
@@ -54,6 +55,17 @@ BROKEN_PIPE = SIGNALLED + 13
 COMMANDS = {
     "run": ("dibs.cli.run", "run a command while holding a lock"),
     "elect": ("dibs.cli.elect", "run a command on one machine, with a standby on every other"),
+    "claim": ("dibs.cli.claim", "run a command on those of many items that nobody else has"),
+    "put": ("dibs.cli.jobs", "put jobs into a queue"),
+    "work": ("dibs.cli.work", "run a command for each job of a queue"),
+    "take": ("dibs.cli.jobs", "take jobs from a queue, for a script"),
+    "done": ("dibs.cli.jobs", "end a job that was taken"),
+    "queues": ("dibs.cli.queues", "list the queues, and how much is in them"),
+    "jobs": ("dibs.cli.queues", "list the jobs of a queue"),
+    "dead": ("dibs.cli.queues", "list the jobs that failed for good, with their errors"),
+    "requeue": ("dibs.cli.queues", "have dead jobs tried again"),
+    "cancel": ("dibs.cli.queues", "end jobs that are not done"),
+    "forget": ("dibs.cli.queues", "delete jobs that have ended"),
     "ls": ("dibs.cli.operators", "list what is held"),
     "show": ("dibs.cli.operators", "show who holds a name"),
     "break": ("dibs.cli.operators", "take a lease from its holder"),
@@ -73,6 +85,9 @@ examples:
   dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
   dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
   dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
+  dibs put mail '{"to": "ann@example.org"}'  put a job into a queue, and on any machine
+  dibs work mail -- ./send-mail             run a command for each job, its payload on standard input
+  dibs queues                               how many wait, are worked, and are dead
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still
   dibs top                                  the same, live
@@ -83,7 +98,8 @@ examples:
 
 exit codes:
   0 done, 64 wrong usage, 69 store unreachable, 75 held by another, 76 lease lost, 78 not set up or misconfigured;
-  `dibs run` and `dibs elect` otherwise exit as their command does: with its own code, or 128+n when signal n ended it
+  `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n when signal n ended
+  it
 
 `dibs COMMAND --help` tells more about each.
 """
@@ -263,6 +279,7 @@ def exit_code(error: DibsError) -> int:
     """The exit code that tells this error from the others."""
     for kind, code in (
         (LockTimeout, BUSY),
+        (JobExists, BUSY),
         (LeaseLost, LOST),
         (StoreUnavailable, UNREACHABLE),
         (SetupRequired, MISCONFIGURED),
