@@ -132,6 +132,8 @@ class Parser(argparse.ArgumentParser):
         self._command = command
         #: Everything behind the first "--" is a command line to run and none of the parser's business.
         self.takes_command = False
+        #: Options may stand between NAME and what follows it, although that may be missing.
+        self.intermixed = False
         super().__init__(formatter_class=Help, allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
@@ -143,6 +145,9 @@ class Parser(argparse.ArgumentParser):
             command, self._command = self._command, None
             _add_common(self, argparse.SUPPRESS)
             import_module(COMMANDS[command][0]).ARGUMENTS[command](self)
+        if self.intermixed:
+            self.intermixed = False  # what is called here calls this method
+            return super().parse_known_intermixed_args(args, namespace)
         if not self.takes_command:
             return super().parse_known_args(args, namespace)
         words = list(sys.argv[1:] if args is None else args)

@@ -134,11 +134,11 @@ def send(group: int, signum: int) -> bool:
 
 def close_all_but(*keep: int) -> None:
     """Close every other file; those of the standard three that are not kept become /dev/null."""
-    previous = -1
-    for fd in sorted(keep):
-        os.closerange(previous + 1, fd)
-        previous = fd
-    os.closerange(previous + 1, max(256, previous + 1))
+    next_fd = 0
+    for fd in (*sorted(keep), 256):
+        if fd > next_fd:  # closerange(0, 0) closes everything, by close_range(2) with an end below 0
+            os.closerange(next_fd, fd)
+        next_fd = max(next_fd, fd + 1)
     try:
         higher = [int(fd) for fd in os.listdir("/dev/fd") if int(fd) >= 256]
     except OSError:  # no such folder here; more than 256 open files are rare enough

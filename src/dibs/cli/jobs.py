@@ -37,6 +37,7 @@ examples:
   psql -XAtc 'select row_to_json(e) from event e' shop | dibs put events --lines
                                                 a job for each row
 """
+    parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="JSON, or - for standard input")
     parser.add_argument("--bytes", action="store_true", help="the payload is bytes, not JSON")
@@ -183,7 +184,7 @@ def _job_json(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "token": job.fencing_token,
-        **payload_json(job._row.payload),
+        **payload_json(_payload(job)),
         "tries": job.tries,
         "max_tries": job.max_tries,
         "crashes": job.crashes,
@@ -191,6 +192,13 @@ def _job_json(job: Job) -> dict[str, Any]:
         "group": job.group,
         "created_at": job.created_at.isoformat(),
     }
+
+
+def _payload(job: Job) -> Any:
+    try:
+        return job.payload
+    except ValueError:  # put by somebody else, who took it for JSON
+        return job._row.payload
 
 
 def payload_json(payload: Any) -> dict[str, Any]:

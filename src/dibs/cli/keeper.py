@@ -20,7 +20,7 @@ import select
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.cli import SYSTEM, CommandError
+from dibs.cli import SYSTEM, CommandError, say
 from dibs.cli.command import Command
 from dibs.cli.guard import NEVER, SLICE_S, close_all_but, name_process, send
 from dibs.cli.run import DEAD_WAIT_S, GONE_LOOK_S, GRACE_PART_MAX, LAST_MOMENT_PART_MAX, LAST_MOMENT_S, LOOKS_PER_TTL
@@ -179,6 +179,8 @@ def _be_keeper(orders_fd: int, news_fd: int, path: str, argv: list[str], mask: s
         name_process("dibs-keeper")
         _Keeping(orders_fd, news_fd, path, argv, mask).run()
         code = 0
+    except Exception as error:  # noqa: BLE001 - the last thing this process can do about it
+        say(f"the process that looks after the commands failed: {error!r}")
     finally:
         os._exit(code)  # also after an error: the wrapper sees the pipe break
 

@@ -52,6 +52,7 @@ examples:
   dibs jobs mail --state later --json | jq -r '.[].due_at'
                                                 when they are due
 """
+    parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("ids", metavar="ID", type=int, nargs="*")
     parser.add_argument("--state", choices=STATES, help="only jobs in this state")
@@ -89,6 +90,7 @@ examples:
                                                 those with a certain error
   dibs dead mail                                look first
 """
+    parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("ids", metavar="ID", type=int, nargs="*", help="which (default: all that are dead)")
 
@@ -121,6 +123,7 @@ examples:
   dibs forget mail --older-than 0               all that have ended
   5 4 * * 0  dibs forget mail --older-than 90d  in a crontab
 """
+    parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("ids", metavar="ID", type=int, nargs="*")
     parser.add_argument("--older-than", type=duration, metavar="T", help="only what ended so long ago")
