@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
 from dibs.cli.lines import lines_of, put_lines
 from dibs.cli.looks import json_option, print_json
 from dibs.errors import InvalidOption
@@ -171,6 +171,7 @@ def take(args: argparse.Namespace) -> int:
     """``dibs take``."""
     with connect(args) as client:
         queue = client.queue(args.queue, ttl=args.ttl, renew=False, group_limit=args.group_limit)
+        client._desk.session().on_paused = say
         with queue.take(args.n, timeout=args.timeout) as batch:
             expires_at = None if batch.deadline is None else batch.deadline.isoformat()
             for job in batch.won:

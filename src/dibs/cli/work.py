@@ -35,6 +35,7 @@ WORKERS_MAX = 100
 NOT_NOW_S = 1.0
 # The threads are given so much longer than the commands: the commands have been stopped when a job is given back.
 AFTER_DRAIN_S = 15.0
+TOO_LONG = "it did not end within --max-hold"
 
 EPILOG = """\
 examples:
@@ -168,6 +169,7 @@ class Worker:
     def work(self) -> int:
         """Until a signal, or until nothing has come for as long as --idle says."""
         session = self._queue._core.desk.session()
+        session.on_paused = say
         look_s = self._queue._core.terms.ttl / LOOKS_PER_TTL
         signal.set_wakeup_fd(self._ring_fd, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -262,17 +264,25 @@ class Worker:
         if ended is None:
             job.skip()
         elif ended.stopped:
-            if job.held:
-                say(f"job {job.id} was stopped and is given back: it did not end within the drain time")
-                job.skip()
-            else:
-                say(f"job {job.id} was stopped: {job._why()}")
+            self._stopped(job)
         elif ended.code == BUSY:
             self._not_now(job)
         elif ended.code:
             error = failure(ended)
             say(f"job {job.id} failed on try {job.tries}: {error.splitlines()[0]}")
             job.fail(error)
+
+    def _stopped(self, job: Job) -> None:
+        hold = job._hold
+        if not job.held:
+            say(f"job {job.id} was stopped: {job._why()}")
+        elif not self._draining and hold.last_error is None and hold.reaches_its_end():
+            say(f"job {job.id} was stopped on try {job.tries}: {TOO_LONG}")
+            job.fail(TOO_LONG)
+        else:
+            why = "did not end within the drain time" if self._draining else "could not be renewed"
+            say(f"job {job.id} was stopped and is given back: it {why}")
+            job.skip()
 
     def _not_now(self, job: Job) -> None:
         session = job._session
