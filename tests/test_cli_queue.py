@@ -220,7 +220,7 @@ def test_a_bar_shows_how_far_it_is(dibs: Dibs) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    until(lambda: _write_line(process) or b"jobs," in shown)
+    until(lambda: _wrote_line(process) and b"jobs," in shown)
     process.stdin.close()
     process.stdin = None
     assert process.wait(PATIENCE_S) == 0
@@ -229,9 +229,10 @@ def test_a_bar_shows_how_far_it_is(dibs: Dibs) -> None:
     assert shown.endswith(b"\r\x1b[K")
 
 
-def _write_line(process: Any) -> None:
+def _wrote_line(process: Any) -> bool:
     process.stdin.write("1\n")
     process.stdin.flush()
+    return True
 
 
 # -- take and done -----------------------------------------------------------------------------------------------------

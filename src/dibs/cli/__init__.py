@@ -85,8 +85,8 @@ examples:
   dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
   dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
   dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
-  dibs put mail '{"to": "ann@example.org"}'  put a job into a queue, and on any machine
-  dibs work mail -- ./send-mail             run a command for each job, its payload on standard input
+  dibs put mail '{"to": "ann"}'             put a job into a queue
+  dibs work mail -- ./send-mail             on any machine: run a command for each job, its payload on standard input
   dibs queues                               how many wait, are worked, and are dead
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still

@@ -30,7 +30,7 @@ says how many lines were put, so that you can go on behind them (tail -n +N)."""
 examples:
   dibs put mail '{"to": "ann@example.org"}'     a job; prints its id
   dibs put mail '"ann@example.org"'             a text is JSON in quotes
-  generate-report | dibs put reports --bytes -  whatever bytes come, as they are
+  make-report | dibs put reports --bytes -      whatever bytes come, as they are
   dibs put mail '{"to": 42}' --delay 10m        not before ten minutes have passed
   dibs put sync '{"user": 42}' --key user/42 --on-conflict keep
                                                 unless a job with this key waits, or is being worked

@@ -121,7 +121,7 @@ examples:
   dibs forget mail 7 9                          these two dead jobs, and their errors
   dibs forget mail --older-than 30d             what died or ended a month ago
   dibs forget mail --older-than 0               all that have ended
-  5 4 * * 0  dibs forget mail --older-than 90d  in a crontab
+  5 4 * * 0  dibs forget mail --older-than 90d   in a crontab
 """
     parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
