@@ -227,8 +227,10 @@ EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
     (
         "NOT_HELD",
-        "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is not kept; "
-        "`take`: no job; `jobs`, `cancel`, `requeue`, `forget`: no such job",
+        (
+            "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is "
+            "not kept; `take`: no job; `jobs`, `cancel`, `requeue`, `forget`: no such job"
+        ),
     ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
@@ -237,8 +239,10 @@ EXIT_CODES = (
     ("UNWRITABLE", "output could not be written"),
     (
         "BUSY",
-        "held by another, or paused, for as long as it was to wait; `elect`: standbys enough, or replaced as one; "
-        "`claim`: others have all; `put`: a job has this key; to `dibs work` from its command: not now",
+        (
+            "held by another, or paused, for as long as it was to wait; `elect`: standbys enough, or replaced as one; "
+            "`claim`: others have all; `put`: a job has this key; to `dibs work` from its command: not now"
+        ),
     ),
     ("LOST", "the lease was lost, the command stopped; `done`: the job was not yours any more"),
     ("MISCONFIGURED", "not set up, or misconfigured"),

@@ -36,11 +36,8 @@ def finishing(
         raise InvalidOption(f"outcome is one of {', '.join(OUTCOMES)}, not {outcome!r}")
     end = OUTCOMES[outcome]
     failed = end in (RETRY, DEAD)
-    for what, given, fits in (
-        ("result", result, end == DONE),
-        ("error", error, failed),
-        ("retry_in", retry_in, end == RETRY),
-    ):
+    fitting = (("result", result, end == DONE), ("error", error, failed), ("retry_in", retry_in, end == RETRY))
+    for what, given, fits in fitting:
         if given is not None and not fits:
             raise InvalidOption(f"{what} does not go with the outcome {outcome!r}")
     (job,) = check_ids([job])
