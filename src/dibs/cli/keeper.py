@@ -90,6 +90,8 @@ class Keeper:
         """Run the command with this on its standard input, for as long as it is trusted. ``number`` tells it."""
         kept = self._kept[number] = Kept(trust)
         self._look_at(kept)
+        if kept.stopped:  # too late: it is not begun at all
+            kept.kill_at = boot_now()
         order = {"start": number, "term_at": kept.term_at, "kill_at": kept.kill_at, "environment": environment}
         self._order({**order, "bytes": len(payload)}, payload)
 
@@ -121,9 +123,11 @@ class Keeper:
         if self._orders_fd >= 0:
             os.close(self._orders_fd)
             self._orders_fd = -1
-            os.waitpid(self._pid, 0)
+            os.kill(self._pid, signal.SIGCONT)  # a stopped one would be waited for without end
+            _pid, status = os.waitpid(self._pid, 0)
             os.close(self._news_fd)
-            self.signal(signal.SIGKILL)  # where it did not end in order
+            if status:  # it did not end in order, and perhaps left something behind
+                self.signal(signal.SIGKILL)
 
     def _look_at(self, kept: Kept) -> bool:
         """Decide by when it is to be stopped; whether that is news."""

@@ -148,6 +148,7 @@ class Keeping:
         if boot_now() < run.kill_at:
             command.start(order["environment"])
         else:
+            run.stopped = True
             command.end()
 
     def _tell(self, *news: object) -> None:
