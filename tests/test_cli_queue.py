@@ -361,11 +361,11 @@ def test_queues_are_listed(dibs: Dibs, client: library.Client) -> None:
 
 def test_a_paused_queue_hands_out_nothing(dibs: Dibs) -> None:
     """``dibs pause --queue`` and ``dibs resume --queue``; the same as ``dibs pause queue/NAME``."""
-    dibs("put", "q", "1")
+    dibs("put", "q", "--lines", input="1\n2\n", stdin=None)
     assert dibs("pause", "--queue", "q").returncode == 0
     assert taken(dibs, "q") == []
     assert dibs("resume", "--queue", "q").returncode == 0
-    assert len(taken(dibs, "q", "--timeout", "5", "--ttl", "0.05")) == 1
+    assert len(taken(dibs, "q", "--timeout", "5", "--ttl", "60")) == 1
     assert dibs("pause", "queue/q").returncode == 0
     waited = dibs("take", "q", "--timeout", "0.3")
     assert (waited.returncode, waited.stdout) == (1, "")
