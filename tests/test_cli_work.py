@@ -395,3 +395,22 @@ def test_a_worker_in_python(dibs: Dibs, queue: library.Queue) -> None:
     error = queue.dead()[0].error
     assert error is not None
     assert error.endswith("ValueError: after the deed")
+
+
+def test_the_same_on_a_server(dibs: Dibs, redis_url: str) -> None:
+    """The commands are the same for a store on the network: Redis, as an example."""
+    dibs.env["DIBS_URL"] = redis_url
+    put = dibs("put", "q", "--lines", input="1\n2\n3\n", stdin=None)
+    assert (put.returncode, put.stdout) == (0, "Put 3 jobs.\n"), put.stderr
+    job = json.loads(dibs("take", "q", "--ttl", "60").stdout)
+    assert job["payload"] == 1
+    assert dibs("done", "q", str(job["id"]), "--token", str(job["token"])).returncode == 0
+    assert dibs("done", "q", str(job["id"]), "--token", str(job["token"])).returncode == 76
+    done = working(dibs, "--workers", "2", script="read n; test $n = 2 || { echo never >&2; exit 1; }")
+    assert done.returncode == 0
+    (failed,) = json.loads(dibs("jobs", "q", "--json").stdout)
+    assert (failed["payload"], failed["error"]) == (3, "exit code 1\nnever")
+    work = Work(dibs, script="sleep 60 & wait")
+    (pid,) = work.pids(1)
+    work.process.kill()
+    until(lambda: not alive(pid))
