@@ -132,6 +132,8 @@ A PostgreSQL URL also carries the parameters of PostgreSQL's client library that
 | `DIBS_URL` | where leases are kept, for `dibs.connect()` without an argument and for the command line |
 | `XDG_STATE_HOME` | the folder in which `dibs/dibs.db` is the default file (`~/.local/state` if unset) |
 | `DIBS_NAME`, `DIBS_SLOT`, `DIBS_FENCING_TOKEN` | set by `dibs run` and `dibs elect` for their command |
+| `DIBS_QUEUE`, `DIBS_JOB_ID`, `DIBS_FENCING_TOKEN`, `DIBS_TRIES` | set by `dibs work` for its command |
+| `DIBS_SOURCE` | set by `dibs claim` for its command |
 | `PGPASSWORD`, `PGPASSFILE`, `PGSERVICE` and others | read by PostgreSQL's client library, as by `psql` |
 """
 
@@ -229,7 +231,10 @@ EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),
     (
         "NOT_HELD",
-        "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is not kept",
+        (
+            "`show`, `break`: nobody holds it, or not with that token; `resume`: no pause; `doctor`: a promise is "
+            "not kept; `take`: no job; `jobs`, `cancel`, `requeue`, `forget`: no such job"
+        ),
     ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
@@ -238,9 +243,12 @@ EXIT_CODES = (
     ("UNWRITABLE", "output could not be written"),
     (
         "BUSY",
-        "held by another, or paused, for as long as it was to wait; `elect`: standbys enough, or replaced as one",
+        (
+            "held by another, or paused, for as long as it was to wait; `elect`: standbys enough, or replaced as one; "
+            "`claim`: others have all; `put`: a job has this key; to `dibs work` from its command: not now"
+        ),
     ),
-    ("LOST", "the lease was lost, the command stopped"),
+    ("LOST", "the lease was lost, the command stopped; `done`: the job was not yours any more"),
     ("MISCONFIGURED", "not set up, or misconfigured"),
     ("NOT_EXECUTABLE", "the command cannot be executed"),
     ("NOT_FOUND", "the command was not found"),

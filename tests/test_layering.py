@@ -442,7 +442,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.job_hold": {*CONTRACT, "dibs.hold", "dibs.jobs", "dibs.lane"},
     "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting"},
     "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
-    "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.jobs", "dibs.new_jobs"},
+    "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
     "dibs.load": {"dibs.clock", "dibs.store"},
     "dibs.advice": {"dibs.load", "dibs.steps"},
@@ -462,6 +462,15 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.pauses",
         "dibs.queue_records",
         "dibs.taking",
+    },
+    "dibs.finishing": {
+        "dibs.errors",
+        "dibs.job",
+        "dibs.jobs",
+        "dibs.lane",
+        "dibs.names",
+        "dibs.new_jobs",
+        "dibs.queue_core",
     },
     "dibs.crew": {"dibs.errors", "dibs.names", "dibs.job", "dibs.jobs", "dibs.new_jobs", "dibs.queue_core"},
     "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew"},
@@ -483,6 +492,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.pausing",
         "dibs.queue_core",
         "dibs.workers",
+        "dibs.finishing",
     },
     "dibs.election": {
         "dibs.errors",
@@ -570,6 +580,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.aio.lease",
         "dibs.aio.tasks",
         "dibs.aio.workers",
+        "dibs.finishing",
     },
     "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks"},
     "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
@@ -607,6 +618,14 @@ ALLOWED: dict[str, set[str]] = {
     # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
     "dibs.__main__": {"dibs.cli"},
     "dibs.cli": {"dibs._version", "dibs.connecting", "dibs.errors", "dibs.names"},
+    "dibs.cli.claim": {
+        "dibs.cli",
+        "dibs.cli.command",
+        "dibs.cli.keeper",
+        "dibs.cli.run",
+        "dibs.errors",
+    },
+    "dibs.cli.command": {"dibs.cli", "dibs.cli.guard"},
     "dibs.cli.doctor": {
         "dibs.cli",
         "dibs.connecting",
@@ -617,6 +636,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
+    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs"},
+    "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.run", "dibs.clock"},
+    "dibs.cli.keeping": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.cli.run", "dibs.clock"},
+    "dibs.cli.lines": {"dibs.cli", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.names"},
     "dibs.cli.operators": {
@@ -628,9 +651,27 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.store",
     },
-    "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks"},
+    "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.pauses"},
+    "dibs.cli.queues": {
+        "dibs.cli",
+        "dibs.cli.jobs",
+        "dibs.cli.looks",
+        "dibs.errors",
+        "dibs.jobs",
+        "dibs.names",
+        "dibs.pauses",
+        "dibs.queue_core",
+    },
     "dibs.cli.top": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
-    "dibs.cli.run": {"dibs.cli", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
+    "dibs.cli.work": {
+        "dibs.cli",
+        "dibs.cli.command",
+        "dibs.cli.keeper",
+        "dibs.cli.run",
+        "dibs.clock",
+        "dibs.errors",
+    },
+    "dibs.cli.run": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
 CLOCKWORK: dict[tuple[str, str], set[str]] = {
@@ -643,6 +684,8 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
+    ("dibs.cli.keeper", "select"): {"poll", "POLLIN"},  # as the wrapper of `dibs run`
+    ("dibs.cli.keeping", "select"): {"*"},  # as the guard
     ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }

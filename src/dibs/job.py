@@ -87,8 +87,7 @@ class Claim:
 
     def backoff_s(self, tries: int) -> float:
         """How long to wait before the next try."""
-        pause = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(tries - 1, 30))
-        return pause * (1 + BACKOFF_JITTER * (self.session.clock.jitter() - 0.5))
+        return backoff_s(self.session, tries)
 
     def __del__(self) -> None:
         # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
@@ -266,6 +265,12 @@ class JobFacts:
         return f"<{type(self).__name__} {self.id} of {self.queue!r}, try {self.tries}, {state}>"
 
 
+def backoff_s(session: Session, tries: int) -> float:
+    """How long a job that has been tried so often waits for its next try."""
+    pause = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(tries - 1, 30))
+    return pause * (1 + BACKOFF_JITTER * (session.clock.jitter() - 0.5))
+
+
 def result_text(result: Any) -> str | None:
     """A result as it is kept; raises InvalidOption for what is no JSON."""
     if result is None:
@@ -277,6 +282,7 @@ def result_text(result: Any) -> str | None:
 
 
 def confirmed(session: Session, ask: Any) -> Steps[None]:
+    """Wait for the store's answer to an end that was queued."""
     try:
         # No time-out here: the lane answers every ask by the end of its patience.
         yield session, ask, None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.job import Claim, JobFacts
+from dibs.job_hold import forsake
 from dibs.jobs import BACK, DONE, RETRY, Finished
 from dibs.new_jobs import error_text
 
@@ -71,6 +72,17 @@ class JobBatchFacts(Generic[J]):
     def remaining(self) -> float:
         """Seconds for which what is left can be relied on without another renewal; 0 when nothing is left."""
         return next((job.remaining() for job in self._jobs if job.held), 0.0)
+
+    def leave(self) -> None:
+        """Leave what is left claimed until the claim ends: it is neither renewed nor given back. Sends nothing.
+
+        Until then whoever knows its id and token ends a job, in another process too: ``queue.finish``.
+        """
+        claim = self._claim
+        if claim is not None and claim.here():
+            self._current = None
+            self._rest.clear()
+            forsake(claim.session, claim.hold, [job.id for job in self._jobs if job.held])
 
     def _finish_soon(self, jobs: list[J]) -> None:
         """Send ``done`` for jobs on its way; what came too late is learned at the end."""

@@ -274,6 +274,28 @@ class Queue:
 
         return run_in_threads(self._core, handler, workers, prefetch, drain_timeout, idle, stop)
 
+    def finish(
+        self,
+        id: int,  # noqa: A002 - what it is called everywhere
+        token: int,
+        result: Any = None,
+        *,
+        outcome: str = "done",
+        error: BaseException | str | None = None,
+        retry_in: Seconds | None = None,
+    ) -> None:
+        """End a job that was taken elsewhere, by its id and its token: see ``JobBatch.leave``, and ``dibs take``.
+
+        outcome: "done", with ``result`` as in ``Job.done``; "failed", with ``error`` and ``retry_in`` as in
+        ``Job.fail``; "dead", with ``error``: it is not tried again; "skipped": given back, the try is not counted.
+
+        Raises LeaseLost when no claim with this token is in force on it: it has expired, or the job was ended, or taken
+        again; nothing is changed then. StoreUnavailable when it is unknown.
+        """
+        from dibs.finishing import finishing
+
+        run(finishing(self._core, id, token, result, outcome, error, retry_in))
+
     # -- see and mend -----------------------------------------------------------------------------------------------
 
     def depth(self) -> QueueDepth:

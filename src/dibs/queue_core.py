@@ -115,7 +115,8 @@ class QueueCore(Generic[J, B]):
     ) -> PutOptions:
         """What counts for all jobs of a put, with the queue's defaults."""
         priority = self.priority if priority is None else priority
-        return PutOptions(delay, at, priority, group, max_tries or self.max_tries, on_conflict)
+        tries = self.max_tries if max_tries is None else max_tries
+        return PutOptions(delay, at, priority, group, tries, on_conflict)
 
     def putting(self, payloads: Iterable[Any], options: PutOptions) -> Steps[list[int]]:
         """Put jobs, all or none; their ids."""

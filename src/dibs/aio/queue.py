@@ -217,6 +217,21 @@ class AsyncQueue:
 
         return await run_in_tasks(self._core, handler, workers, prefetch, drain_timeout, idle, stop)
 
+    async def finish(
+        self,
+        id: int,  # noqa: A002 - what it is called everywhere
+        token: int,
+        result: Any = None,
+        *,
+        outcome: str = "done",
+        error: BaseException | str | None = None,
+        retry_in: Seconds | None = None,
+    ) -> None:
+        """End a job that was taken elsewhere, by its id and its token; see ``dibs.Queue.finish``."""
+        from dibs.finishing import finishing
+
+        await take(finishing(self._core, id, token, result, outcome, error, retry_in))
+
     # -- see and mend -----------------------------------------------------------------------------------------------
 
     async def depth(self) -> QueueDepth:

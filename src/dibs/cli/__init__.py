@@ -18,6 +18,7 @@ from dibs.errors import (
     DibsError,
     InvalidName,
     InvalidOption,
+    JobExists,
     LeaseLost,
     LimitMismatch,
     LockTimeout,
@@ -54,6 +55,17 @@ BROKEN_PIPE = SIGNALLED + 13
 COMMANDS = {
     "run": ("dibs.cli.run", "run a command while holding a lock"),
     "elect": ("dibs.cli.elect", "run a command on one machine, with a standby on every other"),
+    "claim": ("dibs.cli.claim", "run a command on those of many items that nobody else has"),
+    "put": ("dibs.cli.jobs", "put jobs into a queue"),
+    "work": ("dibs.cli.work", "run a command for each job of a queue"),
+    "take": ("dibs.cli.jobs", "take jobs from a queue, for a script"),
+    "done": ("dibs.cli.jobs", "end a job that was taken"),
+    "queues": ("dibs.cli.queues", "list the queues, and how much is in them"),
+    "jobs": ("dibs.cli.queues", "list the jobs of a queue"),
+    "dead": ("dibs.cli.queues", "list the jobs that failed for good, with their errors"),
+    "requeue": ("dibs.cli.queues", "have dead jobs tried again"),
+    "cancel": ("dibs.cli.queues", "end jobs that are not done"),
+    "forget": ("dibs.cli.queues", "delete jobs that have ended"),
     "ls": ("dibs.cli.operators", "list what is held"),
     "show": ("dibs.cli.operators", "show who holds a name"),
     "break": ("dibs.cli.operators", "take a lease from its holder"),
@@ -73,6 +85,9 @@ examples:
   dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
   dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
   dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
+  dibs put mail '{"to": "ann"}'             put a job into a queue
+  dibs work mail -- ./send-mail             on any machine: run a command for each job, its payload on standard input
+  dibs queues                               how many wait, are worked, and are dead
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still
   dibs top                                  the same, live
@@ -83,7 +98,8 @@ examples:
 
 exit codes:
   0 done, 64 wrong usage, 69 store unreachable, 75 held by another, 76 lease lost, 78 not set up or misconfigured;
-  `dibs run` and `dibs elect` otherwise exit as their command does: with its own code, or 128+n when signal n ended it
+  `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n when signal n ended
+  it
 
 `dibs COMMAND --help` tells more about each.
 """
@@ -116,6 +132,8 @@ class Parser(argparse.ArgumentParser):
         self._command = command
         #: Everything behind the first "--" is a command line to run and none of the parser's business.
         self.takes_command = False
+        #: Options may stand between NAME and what follows it, although that may be missing.
+        self.intermixed = False
         super().__init__(formatter_class=Help, allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
@@ -127,6 +145,9 @@ class Parser(argparse.ArgumentParser):
             command, self._command = self._command, None
             _add_common(self, argparse.SUPPRESS)
             import_module(COMMANDS[command][0]).ARGUMENTS[command](self)
+        if self.intermixed:
+            self.intermixed = False  # what is called here calls this method
+            return super().parse_known_intermixed_args(args, namespace)
         if not self.takes_command:
             return super().parse_known_args(args, namespace)
         words = list(sys.argv[1:] if args is None else args)
@@ -263,6 +284,7 @@ def exit_code(error: DibsError) -> int:
     """The exit code that tells this error from the others."""
     for kind, code in (
         (LockTimeout, BUSY),
+        (JobExists, BUSY),
         (LeaseLost, LOST),
         (StoreUnavailable, UNREACHABLE),
         (SetupRequired, MISCONFIGURED),

@@ -84,8 +84,8 @@ def _be_guard(read_fd: int, group: int) -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         os.setsid()
-        _close_all_but(read_fd)
-        _name_process("dibs-guard")
+        close_all_but(read_fd)
+        name_process("dibs-guard")
         code = _watch_over(group, read_fd)
     finally:
         os._exit(code)  # also after an error: the wrapper sees the pipe break and stops the command
@@ -132,22 +132,26 @@ def send(group: int, signum: int) -> bool:
     return True
 
 
-def _close_all_but(keep: int) -> None:
-    """Close every file but this one, which is none of the standard three; those three become /dev/null."""
-    os.closerange(0, keep)
-    os.closerange(keep + 1, 256)
+def close_all_but(*keep: int) -> None:
+    """Close every other file; those of the standard three that are not kept become /dev/null."""
+    next_fd = 0
+    for fd in (*sorted(keep), 256):
+        if fd > next_fd:  # closerange(0, 0) closes everything, by close_range(2) with an end below 0
+            os.closerange(next_fd, fd)
+        next_fd = max(next_fd, fd + 1)
     try:
         higher = [int(fd) for fd in os.listdir("/dev/fd") if int(fd) >= 256]
     except OSError:  # no such folder here; more than 256 open files are rare enough
         higher = []
     for fd in higher:
-        if fd != keep:
+        if fd not in keep:
             os.closerange(fd, fd + 1)
-    for _fd in range(3):
-        os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if fd not in keep:
+            os.open(os.devnull, os.O_RDWR)
 
 
-def _name_process(name: str) -> None:
+def name_process(name: str) -> None:
     """Let ``ps`` and ``top`` show what this process is (Linux; elsewhere it looks like the wrapper)."""
     try:
         fd = os.open("/proc/self/comm", os.O_WRONLY)

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from dibs.desk import LeaseRecord
     from dibs.pausing import Pause
 
-RIGHT = ("SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S")
+# These columns stand to the right.
+RIGHT = {
+    "SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S",
+    "ID", "READY", "LATER", "CLAIMED", "DEAD", "OLDEST", "PRIORITY", "TRIES", "CRASHES",
+}  # fmt: skip
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
 from dibs.cli.looks import json_option, lease_json, lease_row, local, pause_json, print_json, table
+from dibs.names import check_name
+from dibs.pauses import QUEUE
 
 if TYPE_CHECKING:
     import argparse
@@ -24,10 +26,13 @@ examples:
   dibs pause nightly --note 'OPS-7: disks'      one name, for an hour
   dibs pause 'deploy/*' --for 2h                all that begin with deploy/ (quoted: the shell has a * of its own)
   dibs pause '*' --for 30m && dibs wait '*'     everything in the namespace; go on when nobody holds anything
+  dibs pause --queue mail                       no job of the queue "mail" is handed out (its name here is queue/mail)
   dibs pause                                    which pauses there are
   dibs pause --json | jq -r '.[].name'          for a script
 """
-    parser.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
+    which.add_argument("--queue", metavar="NAME", help="or a queue: who works a job goes on, and nobody takes another")
     parser.add_argument("--for", dest="ttl", type=duration, metavar="T", help="when it ends by itself (default: 1h)")
     parser.add_argument("--note", metavar="TEXT", help="why, for whoever waits")
     json_option(parser)
@@ -39,11 +44,14 @@ def _resume_arguments(parser: argparse.ArgumentParser) -> None:
 examples:
   dibs resume nightly                           waiters go on within two seconds
   dibs resume 'deploy/*'                        what `dibs pause 'deploy/*'` has paused
+  dibs resume --queue mail                      workers go on
   dibs resume '*'                               the pause of everything; those of single names go on
   dibs pause --json | jq -r '.[].name' | while read -r name; do dibs resume "$name"; done
                                                 all pauses
 """
-    parser.add_argument("name", metavar="NAME|PREFIX*")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="NAME|PREFIX*", nargs="?")
+    which.add_argument("--queue", metavar="NAME", help="the queue to resume")
 
 
 ARGUMENTS = {"pause": _pause_arguments, "resume": _resume_arguments}
@@ -51,6 +59,7 @@ ARGUMENTS = {"pause": _pause_arguments, "resume": _resume_arguments}
 
 def pause(args: argparse.Namespace) -> int:
     """``dibs pause``."""
+    _name_queue(args)
     with connect(args) as client:
         if args.name is None:
             if args.ttl is not None or args.note is not None:
@@ -79,8 +88,15 @@ def pause(args: argparse.Namespace) -> int:
     return 0
 
 
+def _name_queue(args: argparse.Namespace) -> None:
+    """A queue is paused by a name."""
+    if args.queue is not None:
+        args.name = QUEUE + check_name(args.queue)
+
+
 def resume(args: argparse.Namespace) -> int:
     """``dibs resume``."""
+    _name_queue(args)
     with connect(args) as client:
         ended = client.resume(args.name)
         others = [] if ended else client.pauses()

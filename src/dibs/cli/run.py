@@ -25,14 +25,11 @@ import gc
 import os
 import select
 import signal
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import (
     LOST,
-    NOT_EXECUTABLE,
-    NOT_FOUND,
     SIGNALLED,
     SYSTEM,
     USAGE,
@@ -41,6 +38,7 @@ from dibs.cli import (
     duration,
     say,
 )
+from dibs.cli.command import Command, find
 from dibs.cli.guard import NEVER, Guard, GuardDiedError, send
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from types import FrameType
-    from typing import NoReturn
 
     from dibs.client import Client
     from dibs.lease import Lease
@@ -225,8 +222,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractContextManager[Lease]]) -> int:
     """Run the command of ``args`` for as long as it runs and ``with lease_of(client)`` goes on; its exit code."""
-    path = _find(args.command_line[0])
-    _open_standard_files()
+    path = find(args.command_line[0])
+    open_standard_files()
     # Nothing may interrupt the forks: each process first decides for itself what a signal does.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
@@ -281,118 +278,13 @@ def parse_info(text: str | None) -> dict[str, object] | None:
     return info
 
 
-def _find(command: str) -> str:
-    """The path of the command. Looked for first: who waits an hour for a lock does not want to hear of a typo then."""
-    found = False
-    folders = [""] if os.sep in command else os.get_exec_path()
-    for folder in folders if command else ():
-        path = os.path.join(folder, command)
-        if os.path.exists(path):
-            if os.access(path, os.X_OK) and not os.path.isdir(path):
-                return path
-            found = True
-    if found:
-        raise CommandError(NOT_EXECUTABLE, f"cannot run {command!r}: it is not an executable file")
-    raise CommandError(NOT_FOUND, f"cannot run {command!r}: no such command")
-
-
-def _open_standard_files() -> None:
+def open_standard_files() -> None:
     """Let no file of ours get a number that others take for stdin, stdout or stderr. The command sees them closed."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-class Command:
-    """The process that becomes the command, and leads its process group."""
-
-    def __init__(self, path: str, argv: list[str], mask: set[int | signal.Signals]) -> None:
-        """Fork it. The calling process must have a single thread."""
-        go_fd, self._go_fd = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            _become_command(go_fd, self._go_fd, path, argv, mask)
-        os.close(go_fd)
-        try:
-            os.setpgid(self.pid, self.pid)  # both do it, so that it is done whoever comes first
-        except OSError:
-            pass
-        #: How it ended, as waitpid tells it.
-        self.status: int | None = None
-
-    def start(self, environment: dict[str, str]) -> None:
-        """Let it become the command, with this added to its environment."""
-        try:
-            os.write(self._go_fd, "\0".join(f"{key}={value}" for key, value in environment.items()).encode())
-        except BrokenPipeError:  # killed while it waited; its status tells
-            pass
-        os.close(self._go_fd)
-        self._go_fd = -1
-
-    def look(self) -> int | None:
-        """The signal that has just stopped (not ended) it, if one has; notices its end."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-            if pid and os.WIFSTOPPED(status):
-                return os.WSTOPSIG(status)
-            if pid:
-                self.status = status
-        return None
-
-    def exit_code(self) -> int:
-        """Its exit code, as a shell would tell it."""
-        assert self.status is not None
-        code = os.waitstatus_to_exitcode(self.status)
-        return code if code >= 0 else SIGNALLED - code
-
-    def end(self) -> None:
-        """If it has not ended, kill it and its group, whether or not it was started."""
-        if self.status is None:
-            send(self.pid, signal.SIGKILL)
-            _pid, self.status = os.waitpid(self.pid, 0)
-
-
-def _become_command(
-    go_fd: int, other_end: int, path: str, argv: list[str], mask: set[int | signal.Signals]
-) -> NoReturn:
-    code = NOT_EXECUTABLE
-    try:
-        os.setpgid(0, 0)
-        os.close(other_end)
-        # Python ignores these two for itself and catches SIGINT; whatever else is ignored was so before us (nohup).
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _die_with_parent()
-        message = os.read(go_fd, 65536).decode()
-        if not message:  # the wrapper is not going to hold the lease
-            os._exit(0)
-        environment = dict(os.environ)
-        for entry in message.split("\0"):
-            key, _, value = entry.partition("=")
-            environment[key] = value
-        os.execve(path, argv, environment)  # noqa: S606 - without a shell is how it is meant
-    except OSError as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        say(f"cannot run {argv[0]!r}: {error.strerror}")
-    finally:
-        os._exit(code)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for a KILL at the death of the wrapper: for the case that both it and the guard are killed at once."""
-    # Loading ctypes takes 2 ms, while the wrapper is busy with the store.
-    if sys.platform == "linux":
-        try:
-            from ctypes import CDLL
-
-            CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        except (ImportError, OSError, AttributeError):  # a Python or a libc without; the guard is there all the same
-            pass
 
 
 class Signals:

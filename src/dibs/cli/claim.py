@@ -1,0 +1,173 @@
+"""``dibs claim SOURCE --ids - -- COMMAND``: one command on as many of these items as nobody else works.
+
+The keeper (``dibs.cli.keeper``) runs the command, because a take of many items may go through threads of the session;
+it is stopped when one of the claims is lost, like the command of ``dibs run``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say
+from dibs.cli.command import find
+from dibs.cli.keeper import Keeper
+from dibs.cli.run import (
+    ENDING,
+    GRACE_DEFAULT_S,
+    LOOKS_PER_TTL,
+    PASSED_ON,
+    Interrupted,
+    Signals,
+    open_standard_files,
+)
+from dibs.errors import InvalidOption
+
+if TYPE_CHECKING:
+    import argparse
+
+    from dibs.claims import Batch, Claims
+    from dibs.cli.keeper import Ended
+
+EPILOG = """\
+examples:
+  psql -XAtc "select id from orders where state = 'new'" shop | dibs claim orders --ids - -- ./work-on-orders
+      the command reads the ids that nobody else works from its standard input, one a line
+  ls incoming | dibs claim incoming --ids - --limit 100 -- xargs -d '\\n' ./import
+      a hundred at most
+  dibs claim orders --ids today.txt --busy later.txt -- ./work-on-orders
+      ids from a file; those that others work are written to another
+  dibs claim orders --ids today.txt --json -- ./work-on-orders
+      at the end, a line of JSON on stderr: how many were won, busy, and lost
+
+Claim first, then look again whether an id is still due: somebody may have finished it between your query and the claim.
+
+The command finds DIBS_SOURCE in its environment. When it ends, however it ends, all its ids are free again; what need
+not be done again is for your data to say. The claims are renewed while it runs. When one is lost, the command is
+stopped, its whole process group, before anybody else can have the id; also when dibs is killed with -9 or paused.
+
+exit codes:
+  the command's own, 128+n when signal n ended it; 0 without running it when there are no ids, 75 when others have them
+  all, 76 a claim was lost, 69 store unreachable, 78 not set up or misconfigured, 64 wrong usage, 126 not executable,
+  127 not found
+"""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dibs claim SOURCE --ids FILE [options] -- COMMAND [argument …]"
+    parser.description = "Claim as many of these items as are free, in one go, and run a command on them."
+    parser.epilog = EPILOG
+    parser.takes_command = True  # type: ignore[attr-defined]
+    parser.add_argument("source", metavar="SOURCE", help="what the items are of; the same wherever they are claimed")
+    parser.add_argument("--ids", metavar="FILE", required=True, help="their ids, one a line; - is standard input")
+    parser.add_argument("--limit", type=int, metavar="N", help="claim N of them at most")
+    parser.add_argument(
+        "--ttl",
+        type=duration,
+        metavar="T",
+        help="how long the claims outlive this machine; renewed every third of it (default: 30s)",
+    )
+    parser.add_argument("--no-renew", action="store_true", help="the command is stopped when the ttl is over")
+    parser.add_argument("--busy", metavar="FILE", help="write there the ids that others have")
+    parser.add_argument("--json", action="store_true", help="tell on stderr, in JSON, how many were won, busy and lost")
+    parser.add_argument(
+        "--grace",
+        type=duration,
+        default=GRACE_DEFAULT_S,
+        metavar="T",
+        help=f"time between TERM and KILL when the command must be stopped (default: {GRACE_DEFAULT_S:g}s, at most a "
+        "quarter of the ttl)",
+    )
+
+
+ARGUMENTS = {"claim": _arguments}
+
+
+def claim(args: argparse.Namespace) -> int:
+    """``dibs claim``: returns the exit code."""
+    path = find(args.command_line[0])
+    open_standard_files()
+    client = connect(args)
+    if client._desk.address.shown.startswith("memory:"):
+        raise InvalidOption("memory:// is seen by one process only, so a claim in it would keep nobody out")
+    claims = client.claims(args.source, ttl=args.ttl, renew=not args.no_renew)
+    ids = _ids(args.ids)
+    if not ids:
+        return 0
+    keeper = Keeper(path, args.command_line, claims._core.terms.ttl, args.grace)  # before there are threads
+    gc.enable()
+    signals = Signals()
+    try:
+        with client, claims.take(ids, limit=args.limit) as batch:
+            signals.collect()
+            _write_busy(args.busy, batch.busy)
+            if not len(batch):
+                _tell(args, batch, None)
+                raise CommandError(BUSY, f"others have all {len(batch.busy)} of them")
+            ended = _run(keeper, signals, claims, batch)
+        _tell(args, batch, ended)
+        if ended.stopped or batch.lost:
+            how = "the command was stopped" if ended.stopped else f"the command ended with code {ended.code}"
+            lost = len(batch.lost)
+            raise CommandError(LOST, f"{how}, but {lost or 'some'} of {len(batch)} claims were lost")
+        return ended.code
+    except Interrupted as interrupted:
+        return SIGNALLED + interrupted.signum
+    finally:
+        keeper.close()
+
+
+def _ids(file: str) -> list[str]:
+    try:
+        if file == "-":
+            text = sys.stdin.buffer.read() if sys.stdin is not None else b""
+        else:
+            with open(file, "rb") as source:
+                text = source.read()
+        return [line for line in text.decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise CommandError(USAGE, f"the ids are not UTF-8: {error}") from None
+    except OSError as error:
+        raise CommandError(USAGE, f"cannot read the ids: {error.strerror}: {file}") from None
+
+
+def _run(keeper: Keeper, signals: Signals, claims: Claims, batch: Batch[str]) -> Ended:
+    """Run the command on what was won, until it has ended."""
+    items = batch.items
+
+    def trust() -> tuple[bool, float]:
+        return all(item.held for item in items), min(item._hold.trusted_until for item in items)
+
+    ids = "".join(f"{item.value}\n" for item in items).encode()
+    keeper.start(1, ids, {"DIBS_SOURCE": claims.source}, trust)
+    while True:
+        for ended in keeper.tend(claims._core.terms.ttl / LOOKS_PER_TTL, signals.fd):
+            return ended
+        for signum in signals.taken():
+            if signum == signal.SIGTSTP:
+                keeper.signal(signum)
+                signals.stop_here()
+                keeper.signal(signal.SIGCONT)
+            elif signum in PASSED_ON or signum in ENDING:
+                keeper.signal(signum)
+
+
+def _write_busy(file: str | None, busy: list[str]) -> None:
+    if file is not None:
+        try:
+            with open(file, "w", encoding="utf-8") as sink:
+                sink.writelines(f"{each}\n" for each in busy)
+        except OSError as error:
+            raise CommandError(UNWRITABLE, f"{error.strerror}: {file}") from None
+
+
+def _tell(args: argparse.Namespace, batch: Batch[str], ended: Ended | None) -> None:
+    if args.json:
+        code = None if ended is None else ended.code
+        facts = {"won": len(batch), "busy": len(batch.busy), "lost": len(batch.lost), "exit_code": code}
+        print(json.dumps(facts), file=sys.stderr, flush=True)
+    elif batch.busy and ended is not None and args.busy is None and sys.stderr is not None and sys.stderr.isatty():
+        say(f"others have {len(batch.busy)} of {len(batch) + len(batch.busy)}")

@@ -1,0 +1,172 @@
+"""The keeper: a process that runs commands one after the other for a wrapper, and ends those that are trusted no more.
+
+``dibs run`` forks its command and a guard before it starts a thread. Whoever runs a command for each job has threads
+by then, and must not fork; so the keeper is forked first. It has no threads, makes all commands, feeds their standard
+input, and passes on their stderr. It is a guard as well (see ``dibs.cli.guard``): a command is made only after it was
+said by when it must end, and for each command one of these is true:
+
+* *running*: its two moments, TERM and KILL, are moved by the wrapper with each renewal;
+* *stopped*: TERM was sent, KILL follows at ``kill_at``. It is *ended* once nobody of its group is left.
+
+A pipe that breaks means that the wrapper died: KILL for all groups at once. When the keeper dies instead, Linux kills
+its commands, and the wrapper kills the groups that it knows of; and those that are there after their last moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.cli import SYSTEM, CommandError
+from dibs.cli.guard import NEVER, send
+from dibs.cli.keeping import be_keeper
+from dibs.cli.run import GRACE_PART_MAX, LAST_MOMENT_PART_MAX, LAST_MOMENT_S, LOOKS_PER_TTL
+from dibs.clock import boot_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The wrapper kills a group that is there so long after its last moment: the keeper is paused or hangs.
+KEEPER_LATE_S = 0.2
+_CHUNK = 65536
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code as a shell tells it, whether it was stopped, the last of its stderr."""
+
+    number: int
+    code: int
+    stopped: bool
+    tail: str
+
+
+class Kept:
+    """What the wrapper knows of a command. ``trust`` says whether it may run, and the last moment at which it might."""
+
+    def __init__(self, trust: Callable[[], tuple[bool, float]]) -> None:
+        self.trust = trust
+        self.group = 0
+        self.term_at = self.kill_at = NEVER
+        self.stopped = False
+
+
+class Keeper:
+    """The wrapper's side. All of it is called by one thread."""
+
+    def __init__(self, path: str, argv: list[str], ttl: float, grace_s: float) -> None:
+        """Fork the keeper of this command line. The calling process must have a single thread."""
+        self._grace_s = min(grace_s, ttl * GRACE_PART_MAX)
+        self._last_moment_s = min(LAST_MOMENT_S, ttl * LAST_MOMENT_PART_MAX)
+        self._look_s = ttl / LOOKS_PER_TTL
+        self._kept: dict[int, Kept] = {}
+        self._unread = b""
+        #: By when everything must have ended, trusted or not.
+        self.end_by = NEVER
+        orders_fd, self._orders_fd = os.pipe()
+        self._news_fd, news_fd = os.pipe()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._pid = os.fork()
+            if not self._pid:
+                be_keeper(orders_fd, news_fd, path, argv, mask)
+        except OSError as error:
+            raise CommandError(SYSTEM, f"cannot start a process: {error.strerror}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(orders_fd)
+        os.close(news_fd)
+        self._poll = select.poll()
+        self._poll.register(self._news_fd, select.POLLIN)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def start(
+        self, number: int, payload: bytes, environment: dict[str, str], trust: Callable[[], tuple[bool, float]]
+    ) -> None:
+        """Run the command with this on its standard input, for as long as it is trusted. ``number`` tells it."""
+        kept = self._kept[number] = Kept(trust)
+        self._look_at(kept)
+        if kept.stopped:  # too late: it is not begun at all
+            kept.kill_at = boot_now()
+        order = {"start": number, "term_at": kept.term_at, "kill_at": kept.kill_at, "environment": environment}
+        self._order({**order, "bytes": len(payload)}, payload)
+
+    def tend(self, seconds: float, *others: int) -> list[Ended]:
+        """Tell the keeper of renewals and losses, and wait up to ``seconds``, or until one of the others is readable.
+
+        Which commands have ended. Raises CommandError when the keeper died; the commands are dead then as well.
+        """
+        moved = {number: (kept.term_at, kept.kill_at) for number, kept in self._kept.items() if self._look_at(kept)}
+        if moved:
+            self._order({"move": moved})
+        for kept in self._kept.values():
+            if boot_now() > kept.kill_at + KEEPER_LATE_S and kept.group:
+                send(kept.group, signal.SIGKILL)
+        for fd in others:
+            self._poll.register(fd, select.POLLIN)
+        wait_s = min(seconds, self._look_s) if self._kept else seconds
+        ready = {fd for fd, _event in self._poll.poll(int(wait_s * 1000) + 1)}
+        return self._news() if self._news_fd in ready else []
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to every command."""
+        for kept in self._kept.values():
+            if kept.group:
+                send(kept.group, signum)
+
+    def close(self) -> None:
+        """End the keeper, and what it runs still: nobody of it is left afterwards."""
+        if self._orders_fd >= 0:
+            os.close(self._orders_fd)
+            self._orders_fd = -1
+            os.kill(self._pid, signal.SIGCONT)  # a stopped one would be waited for without end
+            _pid, status = os.waitpid(self._pid, 0)
+            os.close(self._news_fd)
+            if status:  # it did not end in order, and perhaps left something behind
+                self.signal(signal.SIGKILL)
+
+    def _look_at(self, kept: Kept) -> bool:
+        """Decide by when it is to be stopped; whether that is news."""
+        if kept.stopped:
+            return False
+        now = boot_now()
+        trusted, until = kept.trust()
+        kill_at = min(until - self._last_moment_s, self.end_by)
+        term_at = kill_at - self._grace_s
+        if not trusted or now >= term_at:
+            kept.stopped = True
+            term_at, kill_at = now, min(kill_at, now + self._grace_s)
+        moved = (kept.term_at, kept.kill_at) != (term_at, kill_at)
+        kept.term_at, kept.kill_at = term_at, kill_at
+        return moved
+
+    def _order(self, order: dict[str, Any], payload: bytes = b"") -> None:
+        data = memoryview(json.dumps(order).encode() + b"\n" + payload)
+        try:
+            while data:
+                data = data[os.write(self._orders_fd, data) :]
+        except OSError as error:
+            raise self._died() from error
+
+    def _news(self) -> list[Ended]:
+        data = os.read(self._news_fd, _CHUNK)
+        if not data:
+            raise self._died()
+        lines = (self._unread + data).split(b"\n")
+        self._unread = lines.pop()
+        ended = []
+        for number, group, code, stopped, tail in map(json.loads, lines):
+            if code is None:
+                self._kept[number].group = group
+            else:
+                del self._kept[number]
+                ended.append(Ended(number, code, stopped, tail))
+        return ended
+
+    def _died(self) -> CommandError:
+        self.signal(signal.SIGKILL)
+        return CommandError(SYSTEM, "the process that looks after the commands is gone; they were ended")

@@ -1,0 +1,229 @@
+"""What the keeper's process does: it makes commands, feeds them, passes on their stderr, and ends them in time.
+
+What it is for, and the states of a command, are told in ``dibs.cli.keeper``, the wrapper's side of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from typing import TYPE_CHECKING, Any
+
+from dibs.cli import say
+from dibs.cli.command import Command
+from dibs.cli.guard import NEVER, SLICE_S, close_all_but, name_process, send
+from dibs.cli.run import DEAD_WAIT_S, GONE_LOOK_S
+from dibs.clock import boot_now
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# So much of the end of what a command says on stderr is kept.
+TAIL_BYTES = 3_500
+_CHUNK = 65536
+
+
+def be_keeper(orders_fd: int, news_fd: int, path: str, argv: list[str], mask: set[Any]) -> NoReturn:
+    """Be the keeper, in a process that was forked for it, and end with it."""
+    code = 1
+    try:
+        os.setsid()
+        close_all_but(0, 1, 2, orders_fd, news_fd)
+        name_process("dibs-keeper")
+        Keeping(orders_fd, news_fd, path, argv, mask).run()
+        code = 0
+    except Exception as error:  # noqa: BLE001 - the last thing this process can do about it
+        say(f"the process that looks after the commands failed: {error!r}")
+    finally:
+        os._exit(code)  # also after an error: the wrapper sees the pipe break
+
+
+class Run:
+    """A command that runs: what is left of its input, and by when it must end."""
+
+    def __init__(self, command: Command, payload: bytes, term_at: float, kill_at: float) -> None:
+        self.command = command
+        self.rest = memoryview(payload)
+        self.term_at = term_at
+        self.kill_at = kill_at
+        self.over_at = NEVER
+        self.stopped = False
+        self.tail = bytearray()
+
+
+class Keeping:
+    """What the keeper does, one thing after the other."""
+
+    def __init__(self, orders_fd: int, news_fd: int, path: str, argv: list[str], mask: set[Any]) -> None:
+        self._orders_fd = orders_fd
+        self._news_fd = news_fd
+        self._path = path
+        self._argv = argv
+        self._mask = mask
+        self._runs: dict[int, Run] = {}
+        self._inputs: dict[int, Run] = {}
+        # Stays open when its command has ended: what that left behind may go on to write.
+        self._errors: dict[int, Run] = {}
+        self._unread = bytearray()
+        self._unsent = bytearray()
+        for fd in (orders_fd, news_fd):
+            os.set_blocking(fd, False)
+        # An ended command wakes the poll by way of this pipe.
+        self._child_fd, write_fd = os.pipe()
+        for fd in (self._child_fd, write_fd):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        self._poll = select.poll()
+        for fd in (orders_fd, self._child_fd):
+            self._poll.register(fd, select.POLLIN)
+
+    def run(self) -> None:
+        """Until the wrapper closes its end, or has died."""
+        while True:
+            self._look()
+            for fd, _event in self._poll.poll(int(self._slice_s() * 1000) + 1 if self._runs else None):
+                if fd == self._orders_fd:
+                    if not self._hear():
+                        return self._end_all()
+                elif fd == self._child_fd:
+                    os.read(fd, _CHUNK)
+                elif fd == self._news_fd:
+                    self._send()
+                elif fd in self._inputs:
+                    self._feed(fd)
+                elif fd in self._errors:
+                    self._pass_on(fd)
+
+    def _slice_s(self) -> float:
+        """How long nothing is due. The system's waiting does not count the time a machine sleeps."""
+        now = boot_now()
+        slice_s = SLICE_S
+        for run in self._runs.values():
+            if run.command.status is not None:
+                return GONE_LOOK_S  # its group is to go, too
+            slice_s = min(slice_s, (run.kill_at if run.stopped else run.term_at) - now)
+        return max(0.0, slice_s)
+
+    # -- orders ---------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> bool:
+        try:
+            data = os.read(self._orders_fd, 2**20)
+        except BlockingIOError:
+            return True
+        self._unread += data
+        while (end := self._unread.find(b"\n")) >= 0:
+            order = json.loads(self._unread[:end])
+            begin = end + 1
+            size = order.get("bytes", 0)
+            if len(self._unread) < begin + size:
+                break
+            payload = bytes(self._unread[begin : begin + size])
+            del self._unread[: begin + size]
+            if "start" in order:
+                self._start(order, payload)
+            for number, (term_at, kill_at) in order.get("move", {}).items():
+                run = self._runs.get(int(number))
+                if run is not None and not run.stopped:
+                    run.term_at, run.kill_at = term_at, kill_at
+        return bool(data)
+
+    def _start(self, order: dict[str, Any], payload: bytes) -> None:
+        number = order["start"]
+        input_fd, feed_fd = os.pipe()
+        error_fd, write_fd = os.pipe()
+        command = Command(self._path, self._argv, self._mask, ((input_fd, 0), (write_fd, 2)))
+        os.close(input_fd)
+        os.close(write_fd)
+        run = self._runs[number] = Run(command, payload, order["term_at"], order["kill_at"])
+        for fd, event, where in ((feed_fd, select.POLLOUT, self._inputs), (error_fd, select.POLLIN, self._errors)):
+            os.set_blocking(fd, False)
+            where[fd] = run
+            self._poll.register(fd, event)
+        self._tell(number, command.pid, None, False, "")
+        if boot_now() < run.kill_at:
+            command.start(order["environment"])
+        else:
+            run.stopped = True
+            command.end()
+
+    def _tell(self, *news: object) -> None:
+        self._unsent += json.dumps(news).encode() + b"\n"
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            del self._unsent[: os.write(self._news_fd, self._unsent)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # the other pipe tells that, too
+            self._unsent.clear()
+        if self._unsent:
+            self._poll.register(self._news_fd, select.POLLOUT)
+        else:
+            try:
+                self._poll.unregister(self._news_fd)
+            except KeyError:
+                pass
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        now = boot_now()
+        for number, run in list(self._runs.items()):
+            group = run.command.pid
+            run.command.look()
+            if not run.stopped and run.command.status is None and now >= run.term_at:
+                run.stopped = True
+                send(group, signal.SIGTERM)
+                send(group, signal.SIGCONT)  # a stopped process would not hear of it
+            if run.stopped and now >= run.kill_at:
+                send(group, signal.SIGKILL)
+                run.kill_at, run.over_at = NEVER, now + DEAD_WAIT_S
+            if run.command.status is not None and (not run.stopped or not send(group, 0) or now >= run.over_at):
+                for fd in [fd for fd, other in self._errors.items() if other is run]:
+                    self._pass_on(fd)
+                del self._runs[number]
+                tail = bytes(run.tail).decode("utf-8", "replace").strip()
+                self._tell(number, group, run.command.exit_code(), run.stopped, tail)
+
+    def _feed(self, fd: int) -> None:
+        run = self._inputs[fd]
+        try:
+            run.rest = run.rest[os.write(fd, run.rest[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the command does not want to read it
+            run.rest = run.rest[:0]
+        if not run.rest:
+            self._forget(fd, self._inputs)
+
+    def _pass_on(self, fd: int) -> None:
+        """Read what a command says, show it, and keep the end of it."""
+        run = self._errors[fd]
+        try:
+            while data := os.read(fd, _CHUNK):
+                run.tail += data
+                del run.tail[:-TAIL_BYTES]
+                try:
+                    os.write(2, data)
+                except OSError:  # nobody listens
+                    pass
+        except BlockingIOError:
+            return
+        self._forget(fd, self._errors)
+
+    def _forget(self, fd: int, where: dict[int, Run]) -> None:
+        self._poll.unregister(fd)
+        del where[fd]
+        os.close(fd)
+
+    def _end_all(self) -> None:
+        for run in self._runs.values():
+            send(run.command.pid, signal.SIGKILL)
+        for run in self._runs.values():
+            run.command.end()
