@@ -652,6 +652,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.store",
     },
     "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.pauses"},
+    "dibs.cli.advise": {"dibs.cli", "dibs.cli.looks"},
     "dibs.cli.queues": {
         "dibs.cli",
         "dibs.cli.jobs",

@@ -66,6 +66,7 @@ COMMANDS = {
     "requeue": ("dibs.cli.queues", "have dead jobs tried again"),
     "cancel": ("dibs.cli.queues", "end jobs that are not done"),
     "forget": ("dibs.cli.queues", "delete jobs that have ended"),
+    "advise": ("dibs.cli.advise", "say how many workers a queue needs"),
     "ls": ("dibs.cli.operators", "list what is held"),
     "show": ("dibs.cli.operators", "show who holds a name"),
     "break": ("dibs.cli.operators", "take a lease from its holder"),
@@ -88,6 +89,7 @@ examples:
   dibs put mail '{"to": "ann"}'             put a job into a queue
   dibs work mail -- ./send-mail             on any machine: run a command for each job, its payload on standard input
   dibs queues                               how many wait, are worked, and are dead
+  dibs advise mail                          how many workers the queue needs, and why
   dibs ls                                   who holds what
   dibs show nightly                         who holds "nightly", since when, for how long still
   dibs top                                  the same, live
