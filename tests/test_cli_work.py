@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dibs as library
+from tests.servers.redis import RedisServer
 from tests.test_cli_run import PATIENCE_S, Dibs, Started, until
 
 
@@ -302,6 +303,24 @@ def test_jobs_wait_while_the_queue_is_paused(dibs: Dibs, queue: library.Queue) -
     work.process.send_signal(signal.SIGTERM)
     _out, err = work.process.communicate(timeout=PATIENCE_S)
     assert "OPS-7" in err
+
+
+def test_a_store_that_is_away_stops_the_command(dibs: Dibs, own_redis: RedisServer) -> None:
+    """When nobody can renew, before another could have the job; the worker goes on when the store is back."""
+    dibs.env["DIBS_URL"] = own_redis.url()
+    assert dibs("put", "q", "1").returncode == 0
+    once = dibs.folder / "once"
+    work = Work(dibs, "--ttl", "1.5", "--grace", "0.2", script=f"test -e {once} || {{ touch {once}; sleep 60; }}")
+    (pid,) = work.pids(1)
+    until(once.exists)
+    with own_redis.paused():
+        until(lambda: not alive(pid))
+    work.pids(2)
+    until(lambda: json.loads(dibs("queues", "--json").stdout) == [])
+    work.process.send_signal(signal.SIGTERM)
+    _out, err = work.process.communicate(timeout=PATIENCE_S)
+    assert work.process.returncode == 0, err
+    assert "was stopped" in err
 
 
 # -- claim -------------------------------------------------------------------------------------------------------------

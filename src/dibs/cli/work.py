@@ -21,7 +21,7 @@ from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
 from dibs.cli.run import GRACE_DEFAULT_S, LOOKS_PER_TTL, open_standard_files
 from dibs.clock import boot_now
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -261,6 +261,12 @@ class Worker:
         self._asked.put(errand)
         self._ring()
         ended = errand.answer.get()
+        try:
+            self._end(job, ended)
+        except (LeaseLost, StoreUnavailable) as error:  # the claim ends by itself: the job is worked again
+            say(f"job {job.id}: {error}")
+
+    def _end(self, job: Job, ended: Ended | None) -> None:
         if ended is None:
             job.skip()
         elif ended.stopped:
