@@ -717,6 +717,8 @@ LONG = {
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
     "dibs.testing.job_cases": "a list of cases",
+    "dibs.testing.queue_cases": "a list of cases",
+    "dibs.testing.worker_cases": "a list of cases",
     "dibs.testing.pool_cases": "a list of cases",
     "dibs.testing.election_cases": "a list of cases",
     "dibs.testing.transfer_cases": "a list of cases",

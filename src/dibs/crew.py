@@ -7,7 +7,8 @@ quick: as many as ended in the last moment, so that a slow handler keeps no othe
 A job whose claim has expired often, because its worker ended without a word, is worked *alone*: nothing else runs in
 this process meanwhile, and nothing is taken. If it ends this process as well, it takes nobody with it.
 
-``crew.mutex`` guards the counts. What the store says to an end is heard in the claim lane, which only notes it.
+``crew.mutex`` guards the counts. What the store says to an end is heard in the claim lane, under the session's mutex;
+so the session's is never taken under this one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.job import result_text
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds
-from dibs.new_jobs import error_text
+from dibs.new_jobs import error_text, result_text
 from dibs.queue_core import TURN_S, Patience, whole
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Crew:
         while not self.stopping and not self._session.closed and (look_s := patience.look_s()) is not None:
             room = self.room()
             if not room:
-                yield from self.turn(TURN_S)
+                yield from self.turn(TURN_S, self.room)
                 continue
             try:
                 batch = yield from core.taking(owner, room, look_s, self.workers)
@@ -98,11 +98,14 @@ class Crew:
             busy = len(batch) or self.in_hand()
             patience.saw(busy, look_s)
             self.add(batch.won)
+            if not batch.won and look_s < TURN_S and busy:  # do not ask without a pause while one job takes its time
+                yield from self.turn(TURN_S - look_s, lambda: not self.in_hand())
 
-    def turn(self, seconds: float) -> Steps[None]:
-        """Sleep for so long, or until a job ends."""
+    def turn(self, seconds: float, enough: Callable[[], object] = bool) -> Steps[None]:
+        """Sleep for so long, or until a job ends; not at all if that was enough already."""
         ask = self._turn = self._session.pause()
-        yield self._session, ask, seconds
+        if not enough():  # looked at when whoever ends a job knows whom to wake
+            yield self._session, ask, seconds
         self._turn = None
 
     def room(self) -> int:
@@ -148,7 +151,12 @@ class Crew:
                     return
                 self._waiting.popleft()
                 self._running[job.id] = (job, self._session.clock.now())
-            self.start(job)
+            if job.held:
+                self.start(job)
+                continue
+            with self.mutex:  # it waited for too long, or was cancelled: others may be at it
+                del self._running[job.id]
+                self.late += 1
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
@@ -173,14 +181,19 @@ class Crew:
                 note = result_text(result)
             except InvalidOption as error:
                 log.warning("job %d of %r is done; its result is not kept: %s", job.id, job.queue, error)
+        ask = job._hold.ends.get(job.id)
         if job.held or job._is_lost():
             self._end(job, DONE, note, 0.0, claim.keep_s)
-        else:
-            self.done += 1
+        elif ask is not None:  # the handler has ended it
+            ask.listen(self._told, [ask])
+        else:  # and in a transaction of its own
+            with self.mutex:
+                self.done += 1
 
     def raised(self, job: JobFacts, error: BaseException) -> None:
         """A handler has raised: its job has failed, unless it has finished that itself."""
-        self.failed += 1
+        with self.mutex:
+            self.failed += 1
         left = "no try is left" if job.max_tries is not None and job.tries >= job.max_tries else "it is tried again"
         log.warning("job %d of %r failed on try %d, %s: %r", job.id, job.queue, job.tries, left, error)
         if job.held:
@@ -194,23 +207,25 @@ class Crew:
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
         ask = job._claim.send([job], end, note, delay_s, keep_s)
         if ask is None:
-            self.late += end == DONE
+            with self.mutex:
+                self.late += end == DONE
             log.warning("job %d of %r was worked, but its claim was lost: it is worked again", job.id, job.queue)
             return
         ask.listen(self._told, [ask])
         self._session.lane.start()
 
     def _told(self, letter: list[Ask]) -> None:
-        """What the store said to an end. Called in the claim lane, under its mutex; perhaps twice."""
+        """What the store said to an end. Called in the claim lane, under its mutex, or at once; perhaps twice."""
         if not letter:
             return
         ask = letter.pop()
         gone = getattr(ask.outcome, "gone", ())
-        if ask.error is None and not gone:
-            self.done += ask.request.end == DONE
-        elif ask.request.end in (DONE, DEAD):
-            self.late += 1
-            self._core.load().count(late=1)
+        with self.mutex:
+            if ask.error is None and not gone:
+                self.done += ask.request.end == DONE
+            elif ask.request.end in (DONE, DEAD):
+                self.late += 1
+                self._core.load().count(late=1)
 
     # -- the end of it all ------------------------------------------------------------------------------------------
 
@@ -242,14 +257,14 @@ class Crew:
             ask = self._session.act(lambda store, deadline: None)
             yield self._session, ask, self._session.patience_s
 
-    def _send_back(self, jobs: list[JobFacts]) -> None:
+    def _send_back(self, jobs: list[JobFacts], *, lost: bool = False) -> None:
         by_claim: dict[Any, list[JobFacts]] = {}
         for job in jobs:
             by_claim.setdefault(job._claim, []).append(job)
         for claim, some in by_claim.items():
-            claim.send(some, BACK)
+            claim.send(some, BACK, lost=lost)
         self._session.lane.start()
 
     def abandon(self, jobs: list[JobFacts]) -> None:
-        """Give back what is running still: nobody waits for it any more."""
-        self._send_back(jobs)
+        """Give back what is running still: nobody waits for it any more, and whoever works it has lost it."""
+        self._send_back(jobs, lost=True)

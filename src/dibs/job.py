@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, LeaseLost, once_more
+from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
 from dibs.names import check_seconds
-from dibs.new_jobs import as_json, error_text, unpacked
+from dibs.new_jobs import error_text, result_text, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 3600.0
 BACKOFF_JITTER = 0.5
-RESULT_BYTES_MAX = 2**20
 
 
 class Claim:
@@ -63,9 +62,11 @@ class Claim:
         note: str | None = None,
         delay_s: float = 0.0,
         keep_s: float = 0.0,
+        *,
+        lost: bool = False,
     ) -> JobAsk | None:
         """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane."""
-        ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s)
+        ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s, lost=lost)
         if ask is None:
             return None
         count = len(ask.request.ids)
@@ -200,7 +201,7 @@ class JobFacts:
         if not self._claim.here():
             return f"{job} belongs to process {self._session.pid}, not to its fork"
         if self.id in self._hold.lost:
-            return f"the claim on {job} was lost: the store no longer knows it; it was cancelled, or it had expired"
+            return f"the claim on {job} was lost: it was cancelled, had expired, or was given back by run()"
         if self._is_lost():
             return f"the claim on {job} was lost: {self._hold.reason}. Others may have taken it since."
         return f"{job} is finished"
@@ -208,21 +209,17 @@ class JobFacts:
     # -- its ends, in steps -----------------------------------------------------------------------------------------
 
     def _ending(self, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> Steps[None]:
-        """Finish it, and wait for the answer; LeaseLost when it was not held any more. Nothing when it is finished."""
-        if not self.held:
-            if self._is_lost() or not self._claim.here():
-                raise LeaseLost(self._why())
-            return
-        ask = self._claim.send([self], end, note, delay_s, keep_s)
-        if ask is None:
-            if self._is_lost():
-                raise LeaseLost(self._why())
-            return
-        yield from confirmed(self._session, ask)
-        if ask.outcome.gone:
-            self._claim.load.count(late=1)
-            self._hold.lost.add(self.id)
+        """Finish it, unless it is finished, and wait for the answer; LeaseLost when it was not held any more."""
+        first = self._claim.send([self], end, note, delay_s, keep_s) if self.held else None
+        if self._is_lost() or not self._claim.here():
             raise LeaseLost(self._why())
+        # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
+        ask = first or self._hold.ends.get(self.id)
+        if ask is not None:
+            yield from confirmed(self._session, ask)
+            if self._is_lost():
+                self._claim.load.count(late=first is not None)
+                raise LeaseLost(self._why())
 
     def _done(self, result: Any = None) -> Steps[None]:
         keep_s = self._claim.keep_s
@@ -269,16 +266,6 @@ def backoff_s(session: Session, tries: int) -> float:
     """How long a job that has been tried so often waits for its next try."""
     pause = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(tries - 1, 30))
     return pause * (1 + BACKOFF_JITTER * (session.clock.jitter() - 0.5))
-
-
-def result_text(result: Any) -> str | None:
-    """A result as it is kept; raises InvalidOption for what is no JSON."""
-    if result is None:
-        return None
-    text = as_json("a result", result)
-    if len(text.encode()) > RESULT_BYTES_MAX:
-        raise InvalidOption(f"a result has at most {RESULT_BYTES_MAX:,} bytes")
-    return text
 
 
 def confirmed(session: Session, ask: Any) -> Steps[None]:

@@ -113,17 +113,21 @@ class JobBatchFacts(Generic[J]):
 
     def _finishing(self) -> Steps[None]:
         """Finish all that is left, in one call."""
+        claim = self._claim
+        if claim is None:
+            return
+        if not claim.here():
+            raise LeaseLost(self._jobs[0]._why())
         self._current = None
         self._rest.clear()
         jobs = [job for job in self._jobs if job.held]
-        if jobs and self._claim is not None:
-            ask = self._claim.send(jobs, DONE, keep_s=self._claim.keep_s)
-            if ask is not None:
-                self._pending.append(ask)
+        ask = claim.send(jobs, DONE, keep_s=claim.keep_s) if jobs else None
+        if ask is not None:
+            self._pending.append(ask)
         yield from self._settling()
-        lost = [job for job in jobs if job._is_lost()]
+        lost = self.lost
         if lost:
-            raise LeaseLost(f"{len(lost)} of {len(jobs)} jobs were not held any more: {lost[0]._why()}")
+            raise LeaseLost(f"{len(lost)} of {len(self._jobs)} jobs were not held any more: {lost[0]._why()}")
 
     def _closing(self, error: BaseException | None) -> Steps[None]:
         """End of the block: what is left is given back; the job at hand fails with the error, if there is one."""
@@ -133,12 +137,13 @@ class JobBatchFacts(Generic[J]):
         self._current = None
         self._rest.clear()
         left = [job for job in self._jobs if job.held]
+        failing = current if current in left and isinstance(error, Exception) else None
+        left = [job for job in left if job is not failing]
         if self._left is None:
             self._left = left
         try:
-            if current is not None and current.held and isinstance(error, Exception):
-                left = [job for job in left if job is not current]
-                failed = claim.send([current], RETRY, error_text(error), current._retry_s(None))
+            if failing is not None and isinstance(error, Exception):
+                failed = claim.send([failing], RETRY, error_text(error), failing._retry_s(None))
                 self._pending += [] if failed is None else [failed]
             ask = claim.send(left, BACK) if left else None
             self._pending += [] if ask is None else [ask]
@@ -160,7 +165,6 @@ class JobBatchFacts(Generic[J]):
                 yield claim.session, ask, None
             self._pending.pop()
             if type(ask.outcome) is Finished:
-                claim.hold.lost.update(ask.outcome.gone)
                 claim.load.count(late=len(ask.outcome.gone))
             elif ask.error is not None and ask.request.end == DONE:
                 unknown = unknown or ask.error

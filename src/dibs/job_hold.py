@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from dibs.errors import StoreUnavailable
 from dibs.hold import HELD, RELEASED, Hold
-from dibs.jobs import BACK, DONE, Extend, Extended, Finish
+from dibs.jobs import BACK, DONE, Extend, Extended, Finish, Finished
 from dibs.lane import JobAsk
 from dibs.store import Granted
 
@@ -33,8 +34,12 @@ class JobHold(Hold):
         self.taken = taken
         # Changed under the session's mutex, like everything of a hold.
         self.live: dict[int, list[Callable[[], None]]] = {job.id: [] for job in taken.jobs}
-        #: Jobs that were found not to be ours any more while the rest was.
+        #: Jobs that were found not to be ours any more while the rest was, or were given back over a handler's head.
         self.lost: set[int] = set()
+        #: What was sent to end each of the others: whoever ends a job again is told what came of the first end.
+        self.ends: dict[int, JobAsk] = {}
+        # The end of a job of a group lets the next of the group be taken.
+        self.grouped = any(job.group is not None for job in taken.jobs)
 
     def renewal(self, ttl: float) -> Extend:
         return Extend(self.key, tuple(self.live), self.granted.fencing_token, ttl)
@@ -56,6 +61,40 @@ class JobHold(Hold):
         return Finish(self.key, tuple(self.live), self.granted.fencing_token, BACK)
 
 
+class EndAsk(JobAsk):
+    """The end of a claim on some of its jobs. Answered Finished; those that it says are gone are lost.
+
+    When an answer was lost and the request repeated, the jobs may be gone because the first attempt has ended them. It
+    has, if the claim was in force until now: nobody else could take them. (An operator who cancelled them at just that
+    moment is not told apart.) If it was not, nobody knows: StoreUnavailable.
+    """
+
+    def __init__(self, request: Finish, give_up_at: float, session: Session, hold: JobHold) -> None:
+        super().__init__(request, give_up_at)
+        self._session = session
+        self._hold = hold
+        # Renewals that are answered from now on are not of these jobs.
+        self._trusted_until = hold.trusted_until
+
+    def received(self, outcome: Any) -> None:
+        if self.settled:
+            return
+        gone: tuple[int, ...] = getattr(outcome, "gone", ())
+        repeated = isinstance(self.trouble, StoreUnavailable) and self.trouble.maybe_applied
+        # An attempt ends all of the jobs that are ours: had the first been carried out, none would be there now.
+        if repeated and len(gone) == len(self.request.ids):
+            if self._session.clock.now() < self._trusted_until:
+                outcome = Finished()
+            else:
+                outcome = StoreUnavailable(f"what became of it is unknown, the claim is over: {self.trouble}")
+        else:
+            self._hold.lost.update(gone)
+        if isinstance(outcome, StoreUnavailable):
+            self.failed(outcome)
+        else:
+            self.settle(outcome)
+
+
 def finish(
     session: Session,
     hold: JobHold,
@@ -64,11 +103,13 @@ def finish(
     note: str | None = None,
     delay: float = 0.0,
     keep: float = 0.0,
+    *,
+    lost: bool = False,
 ) -> JobAsk | None:
     """End the claim on some of its jobs; None when none of them is held any more. Whoever calls serves the lane.
 
     The ask is answered Finished. It is repeated until the claim has certainly ended: what was done is not to be done
-    again for a store that is away for a moment.
+    again for a store that is away for a moment. ``lost``: whoever still works them is to hear that they are.
     """
     if session.pid != os.getpid():
         return None
@@ -81,17 +122,20 @@ def finish(
         mine = () if over else tuple(job for job in ids if job in hold.live)
         if mine:
             request = Finish(hold.key, mine, hold.granted.fencing_token, end, note, delay, keep)
-            ask = JobAsk(request, max(now + session.patience_s, hold.trusted_until))
+            ask = EndAsk(request, max(now + session.patience_s, hold.trusted_until), session, hold)
             ask.weight = len(note or "")
             for job in mine:
                 listeners += hold.live.pop(job)
+                hold.ends[job] = ask
+            if lost:
+                hold.lost.update(mine)
             if not hold.live:
                 hold.state = RELEASED
                 session.renewer.forget(hold)
                 listeners += hold.listeners or ()
                 hold.listeners = None
             session.lane.put(ask)
-            if end != DONE:
+            if end != DONE or hold.grouped:
                 session.waiting.nudge(hold.key)
     if over:
         session.lose(hold, hold.why_over())

@@ -431,7 +431,8 @@ class Lane:
         again: list[Ask] = []
         with self._mutex:
             for ask in batch:
-                ask.trouble = error
+                if not (isinstance(ask.trouble, StoreUnavailable) and ask.trouble.maybe_applied):
+                    ask.trouble = error  # what may have been done stands, whatever the next attempts say
                 # A store that was never reached is more likely a wrong address than an outage: say so at once.
                 if now >= ask.give_up_at or not (self._reached or busy):
                     ask.in_lane = False

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Bytes of payload of one put.
 PUT_BYTES_MAX = 2**26
 TRIES_MAX = 10_000
+RESULT_BYTES_MAX = 2**20
 # The years that every store can write as a date.
 AT_MIN_S, AT_MAX_S = 0.0, 4_000_000_000.0
 
@@ -77,26 +78,34 @@ def unpacked(payload: str | bytes) -> Any:
     return json.loads(payload) if isinstance(payload, str) else payload
 
 
-def new_jobs(payloads: Iterable[Any], options: PutOptions) -> tuple[rows.NewJob, ...]:
-    """The jobs of a put; raises InvalidOption and InvalidName."""
+def new_jobs(payloads: Iterable[Any], options: PutOptions) -> tuple[tuple[rows.NewJob, ...], list[int]]:
+    """The jobs of a put, and which of them stands for which payload; raises InvalidOption and InvalidName.
+
+    Two payloads of one key are one job: that of the first with KEEP, that of the last with REPLACE.
+    """
     if options.on_conflict not in ON_CONFLICT:
         raise InvalidOption(f"on_conflict is one of {', '.join(ON_CONFLICT)}, not {options.on_conflict!r}")
     common = _new_job(NewJob(None), options)
-    jobs: dict[object, rows.NewJob] = {}
+    jobs: list[rows.NewJob] = []
+    of_key: dict[str, int] = {}
+    places: list[int] = []
     size = 0
     for payload in payloads:
         job = _new_job(payload, options) if isinstance(payload, NewJob) else common._replace(payload=packed(payload))
-        mark: object = len(jobs) if job.key is None else job.key
-        if mark in jobs and options.on_conflict == RAISE:
+        place = len(jobs) if job.key is None else of_key.setdefault(job.key, len(jobs))
+        places.append(place)
+        if place == len(jobs):
+            jobs.append(job)
+        elif options.on_conflict == RAISE:
             raise InvalidOption(f"two jobs of one put have the key {job.key!r}")
-        if mark not in jobs or options.on_conflict != KEEP:
-            jobs[mark] = job
+        elif options.on_conflict != KEEP:
+            jobs[place] = job
         size += len(job.payload)
-        if len(jobs) > PUT_MAX:
+        if len(places) > PUT_MAX:
             raise InvalidOption(f"one put takes up to {PUT_MAX:,} jobs: put them in several")
         if size > PUT_BYTES_MAX:
             raise InvalidOption(f"one put takes up to {PUT_BYTES_MAX:,} bytes of payload: put them in several")
-    return tuple(jobs.values())
+    return tuple(jobs), places
 
 
 def _new_job(job: NewJob, options: PutOptions) -> rows.NewJob:
@@ -167,3 +176,13 @@ def error_text(error: BaseException | str | None) -> str:
         raise InvalidOption(f"error is an exception or a str, not {type(error).__name__}")
     # What a store cannot keep is shown as what it is.
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def result_text(result: Any) -> str | None:
+    """A result as it is kept; raises InvalidOption for what is no JSON."""
+    if result is None:
+        return None
+    text = as_json("a result", result)
+    if len(text.encode()) > RESULT_BYTES_MAX:
+        raise InvalidOption(f"a result has at most {RESULT_BYTES_MAX:,} bytes")
+    return text

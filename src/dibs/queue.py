@@ -184,6 +184,8 @@ class Queue:
     ) -> list[int]:
         """Put up to 10,000 jobs in one call, all or none; their ids, in their order. See ``put``.
 
+        Payloads of one key are one job, and have one id: with on_conflict "keep" the first, with "replace" the last.
+
         payloads: what jobs carry; a ``dibs.NewJob`` among them says for itself what it does not share with the others
         (a key, for example).
         """

@@ -100,9 +100,9 @@ class QueueCore(Generic[J, B]):
 
     # -- putting ----------------------------------------------------------------------------------------------------
 
-    def _put(self, payloads: Iterable[Any], options: PutOptions) -> Put:
-        jobs = new_jobs(payloads, options)
-        return Put(self._key, os.urandom(12).hex(), jobs, options.on_conflict)
+    def _put(self, payloads: Iterable[Any], options: PutOptions) -> tuple[Put, list[int]]:
+        jobs, places = new_jobs(payloads, options)
+        return Put(self._key, os.urandom(12).hex(), jobs, options.on_conflict), places
 
     def put_options(
         self,
@@ -120,8 +120,8 @@ class QueueCore(Generic[J, B]):
 
     def putting(self, payloads: Iterable[Any], options: PutOptions) -> Steps[list[int]]:
         """Put jobs, all or none; their ids."""
-        request = self._put(payloads, options)
-        if not request.jobs:
+        request, places = self._put(payloads, options)
+        if not places:
             return []
         session = self._desk.session()
         ask = JobAsk(request, session.clock.now() + session.patience_s)
@@ -134,20 +134,24 @@ class QueueCore(Generic[J, B]):
             raise
         if ask.error is not None:
             raise once_more(ask.error)
-        return self._ids(ask.outcome)
+        return self._ids(ask.outcome, request, places)
 
     def putting_within(self, door: Door, payloads: Iterable[Any], options: PutOptions) -> Talk[list[int]]:
         """The same in the caller's own transaction."""
         from dibs.door_jobs import put_within
 
-        request = self._put(payloads, options)
-        if not request.jobs:
+        request, places = self._put(payloads, options)
+        if not places:
             return []
-        return self._ids((yield from put_within(self._desk.session(), door, request)))
+        return self._ids((yield from put_within(self._desk.session(), door, request)), request, places)
 
-    def _ids(self, outcome: PutDone | KeyTaken) -> list[int]:
+    def _ids(self, outcome: PutDone | KeyTaken, request: Put, places: list[int]) -> list[int]:
+        """The ids of the jobs that stand for each payload."""
         if isinstance(outcome, PutDone):
-            return list(outcome.ids)
+            if len(outcome.ids) == len(request.jobs):
+                return [outcome.ids[place] for place in places]
+            # The first answer was lost, and the second tells only of what was put then and is there still.
+            raise StoreUnavailable(f"the {len(request.jobs)} jobs were put, but the answer with their ids was lost")
         what = "is being worked" if outcome.claimed else "waits for a worker"
         raise JobExists(
             f"job {outcome.id} of {self.name!r} has the key {outcome.key!r} and {what}; on_conflict='keep' leaves it, "

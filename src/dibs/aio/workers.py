@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,12 @@ async def run_in_tasks(
     async def work(job: AsyncJob) -> None:
         try:
             result = await handler(job)
-        except asyncio.CancelledError:
-            crew.give_back(job)
+        except asyncio.CancelledError as error:
+            # By us, or by who ends the event loop; or the handler awaited something else that was cancelled.
+            if crew.stopping or not job.held or _is_being_cancelled():
+                crew.give_back(job)
+            else:
+                crew.raised(job, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
             crew.raised(job, error)
         else:
@@ -78,6 +83,11 @@ async def run_in_tasks(
                 await asyncio.wait(tasks)
             await take(crew.settling())
     return crew.done
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return sys.version_info >= (3, 11) and task is not None and task.cancelling() > 0
 
 
 class _Signals:

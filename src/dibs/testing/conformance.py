@@ -24,9 +24,11 @@ from dibs.testing import (
     once_cases,
     pause_cases,
     pool_cases,
+    queue_cases,
     store_cases,
     transfer_cases,
     tries_cases,
+    worker_cases,
 )
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
 from dibs.testing.faces import FACES, Place
@@ -51,6 +53,8 @@ _MODULES = (
     claims_cases,
     tries_cases,
     job_cases,
+    queue_cases,
+    worker_cases,
     transfer_cases,
 )
 

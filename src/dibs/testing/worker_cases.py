@@ -1,0 +1,421 @@
+"""Conformance cases on those who work a queue: waiting for jobs, pauses, groups, streams and ``run``, on both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dibs import NewJob
+from dibs.errors import InvalidOption, JobFailed, LeaseLost
+from dibs.testing.case import PATIENCE_S, equal
+from dibs.testing.claims_cases import LONG_S, closed, following
+from dibs.testing.client_cases import raises, task, until
+from dibs.testing.queue_cases import case, counts, one, rest, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dibs.testing.faces import Face
+
+# Who waits in vain does so for this long.
+SHORT_S = 0.3
+
+
+def handler(face: Face, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """A handler of the face's own kind that does this."""
+    if face.name == "threads":
+        return lambda job: asyncio.run(work(job))  # type: ignore[arg-type]
+
+    async def handle(job: Any) -> Any:
+        return await work(job)
+
+    return handle
+
+
+async def started(flag: threading.Event) -> None:
+    await until(flag.is_set, "a handler has begun")
+
+
+# -- waiting for jobs -------------------------------------------------------------------------------------------------
+
+
+@case("P11, P12")
+async def a_take_waits_for_a_job(face: Face) -> None:
+    """A take with a time-out waits, is had by a put of anybody, and ends empty when nothing comes."""
+    ours, theirs = face.client(), face.client()
+    queue = ours.queue("waited", ttl=LONG_S)
+    before = time.monotonic()
+    equal(len(await face.do(queue.take, timeout=SHORT_S)), 0, "in time")
+    assert time.monotonic() - before >= SHORT_S - 0.01, "it has waited"
+    waiter = task(face.do(queue.take, 5, timeout=None))
+    await asyncio.sleep(0.05)
+    await face.do(theirs.queue("waited").put_many, [1, 2])
+    batch = await asyncio.wait_for(waiter, PATIENCE_S)
+    assert 1 <= len(batch) <= 2, batch
+    await face.do(batch.done)
+    await rest(face, queue)
+    for how in ("fail", "skip", "release"):
+        await face.do(queue.put, how)
+        batch = await taken(face, queue)
+        waiter = task(one(face, queue))
+        await asyncio.sleep(0.02)
+        if how == "fail":
+            await face.do(batch.won[0].fail, "x", retry_in=0)
+        else:
+            await face.do(batch.won[0].skip if how == "skip" else batch.release)
+        job = await waiter
+        equal(job.payload, how, "what came back")
+        await face.do(job.done)
+
+
+@case("P12")
+async def every_waiting_taker_is_served(face: Face) -> None:
+    """Takers that wait at once, of one client and of several, all get a job of a put that has one for each."""
+    clients = [face.client() for _ in range(3)]
+    takers = [task(one(face, client.queue("served", ttl=LONG_S))) for client in clients for _ in range(3)]
+    await asyncio.sleep(0.1)
+    ids = await face.do(face.client().queue("served").put_many, range(len(takers)))
+    jobs = await asyncio.gather(*takers)
+    equal(sorted(job.id for job in jobs), ids, "who got what")
+    for job in jobs:
+        await face.do(job.done)
+
+
+@case("the order of jobs")
+async def takers_of_a_client_are_served_in_turn(face: Face) -> None:
+    """Of several takers of one client that wait, the first to wait is the first to be served."""
+    queue = face.client().queue("turns", ttl=LONG_S)
+    served: list[int] = []
+
+    async def wait(number: int) -> None:
+        job = await one(face, queue)
+        served.append(number)
+        await face.do(job.done)
+
+    takers = []
+    for number in range(4):
+        takers.append(task(wait(number)))
+        await asyncio.sleep(0.05)
+    for number in range(4):
+        await face.do(queue.put, number)
+        await until(partial(_so_many, served, number + 1), "one more is served")
+    await asyncio.gather(*takers)
+    equal(served, [0, 1, 2, 3], "the order in which they were served")
+
+
+def _so_many(served: list[int], many: int) -> bool:
+    return len(served) == many
+
+
+@case("P12")
+async def a_job_whose_worker_died_is_waited_for(face: Face) -> None:
+    """Who waits is given a job when it is due, and when the claim of one who died with it has expired."""
+    queue, theirs = face.client().queue("dead", ttl=LONG_S), face.client().queue("dead", ttl=1.0, renew=False)
+    await face.do(queue.put, "a")
+    await taken(face, theirs)
+    job = await one(face, queue)
+    equal((job.tries, job.crashes), (2, 1), "tries and crashes")
+    await face.do(job.done)
+
+
+@case("P9, P22")
+async def a_taker_that_went_away_has_nothing(face: Face) -> None:
+    """A take that is given up, by time-out or cancellation, at whatever moment, leaves no job claimed."""
+    ours, theirs = face.client(), face.client()
+    queue, others = ours.queue("gone", ttl=LONG_S), theirs.queue("gone", ttl=LONG_S)
+    for pause in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.05):
+        await face.do(others.put, pause)
+        if face.name == "tasks":
+            taker = task(queue.take(timeout=None))
+            await asyncio.sleep(pause)
+            taker.cancel()
+            await asyncio.wait([taker])
+            if not taker.cancelled():
+                await face.do(taker.result().release)
+        else:
+            await face.do((await face.do(queue.take, timeout=pause)).release)
+        job = await one(face, others)
+        equal((job.tries, job.crashes), (1, 0), f"tries and crashes after {pause} s")
+        await face.do(job.done)
+
+
+@case("pause")
+async def a_paused_queue_gives_nothing(face: Face) -> None:
+    """A paused queue gives no jobs, but takes them; who works goes on, and who waits goes on waiting."""
+    ours, theirs = face.client(), face.client()
+    queue, others = ours.queue("paused", ttl=LONG_S), theirs.queue("paused", ttl=LONG_S)
+    await face.do(queue.put_many, "ab")
+    job = await one(face, others)
+    pause = await face.do(queue.pause, "OPS-7", by="ada")
+    equal((pause.name, pause.note, pause.by), ("queue/paused", "OPS-7", "ada"), "the pause")
+    await face.do(job.done)
+    await face.do(others.put, "c")
+    waiter = task(one(face, others))
+    for each in (queue, others):
+        equal(len(await face.do(each.take, 5)), 0, "while it is paused")
+    equal(await counts(face, queue), (2, 0, 0, 0), "ready, later, claimed, dead")
+    other = ours.queue("paused2")
+    await face.do(other.put, 1)
+    equal(await rest(face, other), [1], "of another queue")
+    equal((waiter.done(), await face.do(queue.resume), await face.do(queue.resume)), (False, True, False), "resumed")
+    equal((await waiter).payload, "b", "what the waiter is given then")
+
+
+@case("the order of jobs")
+async def groups_are_worked_in_order(face: Face) -> None:
+    """With ``group_limit=1`` a group's jobs are worked one after the other, also while one waits for its next try."""
+    clients = [face.client() for _ in range(2)]
+    queues = [client.queue("groups", ttl=LONG_S, group_limit=1) for client in clients]
+    await face.do(queues[0].put_many, ["a1", "a2", NewJob("b1", group="b"), NewJob("a3", priority=9)], group="a")
+    await face.do(queues[0].put, "free")
+    batch = await taken(face, queues[0], 3)
+    equal([job.payload for job in batch.won], ["a1", "b1", "free"], "the first of each group, and what has none")
+    equal(len(await face.do(queues[1].take, 9)), 0, "for others meanwhile")
+    a1, b1, free = batch.won
+    await face.do(a1.fail, "again", retry_in=SHORT_S)
+    equal(len(await face.do(queues[1].take, 9)), 0, "while the first waits for its next try")
+    await face.do(free.done)
+    a1 = await one(face, queues[1])
+    equal((a1.payload, a1.group, a1.tries), ("a1", "a", 2), "its next try")
+    for want in ("a2", "a3"):
+        waiter = task(one(face, queues[1]))
+        await asyncio.sleep(0.02)
+        await face.do(a1.done)
+        a1 = await waiter
+        equal(a1.payload, want, "the next of the group")
+    for job in (a1, b1):
+        await face.do(job.done)
+    equal(await counts(face, queues[0]), (0, 0, 0, 0), "ready, later, claimed, dead")
+
+
+@case("queue results")
+async def who_waits_for_a_job_has_its_result(face: Face) -> None:
+    """``wait`` returns what a job was done with, raises when it is dead or cancelled, and when the time is over."""
+    ours, theirs = face.client(), face.client()
+    queue, workers = ours.queue("awaited", ttl=LONG_S), theirs.queue("awaited", ttl=LONG_S, keep_results=LONG_S)
+    ids = await face.do(queue.put_many, "abc")
+    with raises(TimeoutError):
+        await face.do(queue.wait, ids[0], timeout=0)
+    waiters = [task(face.do(queue.wait, id_)) for id_ in ids]
+    batch = await taken(face, workers, 3)
+    await face.do(batch.won[0].done, {"sum": [1, None]})
+    await face.do(batch.won[1].fail, ValueError("no such customer"), dead=True)
+    await face.do(workers.cancel, ids[2])
+    equal(await waiters[0], {"sum": [1, None]}, "the result")
+    for waiter, state in zip(waiters[1:], ("dead", "cancelled"), strict=True):
+        with raises(JobFailed) as caught:
+            await waiter
+        equal(caught.error.state, state, "how it failed")
+    unkept = await face.do(queue.put, "d")
+    await face.do((await taken(face, queue)).done)
+    equal(await face.do(queue.wait, unkept, timeout=0), None, "of a job that left without a trace")
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+@case("queue streams")
+async def a_stream_goes_on_until_it_is_told_to_stop(face: Face) -> None:
+    """A stream yields one job after the other, waits for more, ends when idle or told to, and gives back the rest."""
+    ours, theirs = face.client(), face.client()
+    queue, others = ours.queue("stream", ttl=LONG_S), theirs.queue("stream", ttl=LONG_S)
+    await face.do(others.put_many, range(3))
+    stop = threading.Event()
+    stream = queue.stream(2, stop=stop)
+    equal([(await following(face, stream)).payload for _ in range(3)], [0, 1, 2], "what was there")
+    waiter = task(following(face, stream))
+    await asyncio.sleep(0.05)
+    await face.do(others.put_many, [3, 4])
+    equal((await waiter).payload, 3, "what came")
+    stop.set()
+    equal(await following(face, stream), None, "after it was stopped")
+    equal(await counts(face, others), (1, 0, 0, 0), "ready, later, claimed, dead: the job at hand is done")
+    stream = queue.stream(idle=0)
+    equal([(await following(face, stream)).payload, await following(face, stream)], [4, None], "until it is idle")
+    equal(await counts(face, others), (0, 0, 0, 0), "ready, later, claimed, dead")
+    await face.do(others.put_many, [5, 6])
+    stream = queue.stream(idle=0)
+    job = await following(face, stream)
+    await closed(face, stream)
+    equal((job.payload, job.held, await counts(face, others)), (5, False, (1, 1, 0, 0)), "left in the middle")
+    for how in ({"n": 0}, {"idle": -1}, {"stop": 1}):
+        with raises(InvalidOption):
+            queue.stream(**how)
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+@case("queue workers")
+async def run_works_until_it_is_idle(face: Face) -> None:
+    """``run`` works what is there, keeps results, tries failures again, and counts what was done."""
+    queue = face.client().queue("run", ttl=LONG_S, keep_results=LONG_S, max_tries=2)
+    ids = await face.do(queue.put_many, range(40))
+    tries: Counter[int] = Counter()
+
+    async def work(job: Any) -> Any:
+        tries[job.payload] += 1
+        if job.payload == 7:
+            raise ValueError("never")
+        if job.payload == 8:
+            await face_free(job.skip if tries[8] == 1 else job.done)
+        if job.payload == 9:
+            await face_free(job.fail, "by hand", dead=True)
+        return {"is": job.payload}
+
+    equal(await face.do(queue.run, handler(face, work), workers=3, idle=2.5), 38, "how many were done")
+    equal(sorted(payload for payload, n in tries.items() if n > 1), [7, 8], "what was tried more than once")
+    equal(await counts(face, queue), (0, 0, 0, 2), "ready, later, claimed, dead")
+    equal(await face.do(queue.wait, ids[3]), {"is": 3}, "a result")
+    dead = {job.payload: job for job in await face.do(queue.dead)}
+    assert "ValueError: never" in dead[7].error, dead[7].error
+    equal((dead[7].tries, dead[9].error), (2, "by hand"), "tries, and the other's error")
+    equal(await face.do(queue.run, handler(face, work), idle=0), 0, "done when there is nothing")
+
+
+async def face_free(verb: Any, *args: Any, **options: Any) -> None:
+    """Call a verb from a handler, of either kind."""
+    outcome = verb(*args, **options)
+    if hasattr(outcome, "__await__"):
+        await outcome
+
+
+@case("queue workers")
+async def run_works_as_many_at_once_as_told(face: Face) -> None:
+    """No more handlers run at a time than there are workers; what one worker does not get to is left for others."""
+    ours, theirs = face.client(), face.client()
+    queue = ours.queue("width", ttl=LONG_S)
+    await face.do(queue.put_many, range(12))
+    at_once, most, release, stop = [0], [0], threading.Event(), threading.Event()
+
+    async def work(job: Any) -> None:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        await until(release.is_set, "the case lets it go")
+        at_once[0] -= 1
+
+    running = task(face.do(queue.run, handler(face, work), workers=4, stop=stop))
+    await until(lambda: at_once[0] == 4, "four are worked")
+    equal(
+        await counts(face, theirs.queue("width")), (8, 0, 4, 0), "ready, later, claimed, dead: slow ones take no more"
+    )
+    stop.set()
+    release.set()
+    done = await running
+    equal((most[0], done), (4, 4), "most at once, and done")
+    equal(await counts(face, theirs.queue("width")), (8, 0, 0, 0), "ready, later, claimed, dead")
+
+
+@case("queue workers, P22")
+async def run_drains_when_it_is_stopped(face: Face) -> None:
+    """Told to stop, ``run`` finishes what is in hand within ``drain_timeout``, and gives the rest back."""
+    queue = face.client().queue("drain", ttl=LONG_S)
+    ids = await face.do(queue.put_many, ["quick", "slow", "waiting"])
+    stop, release = threading.Event(), threading.Event()
+    begun: list[str] = []
+    refused: list[str] = []
+
+    async def work(job: Any) -> None:
+        begun.append(job.payload)
+        if job.payload == "quick":
+            await until(stop.is_set, "the case stops it")
+            return
+        try:
+            await until(lambda: job.lost.is_set() or release.is_set(), "it is lost", 4 * PATIENCE_S)
+        finally:
+            try:
+                if face.name == "threads":  # a task's handler has been cancelled, and its job would really be done
+                    await face_free(job.done)
+            except LeaseLost:
+                refused.append(job.payload)
+
+    running = task(face.do(queue.run, handler(face, work), workers=2, prefetch=0, stop=stop, drain_timeout=SHORT_S))
+    await until(lambda: len(begun) == 2, "two have begun")
+    stop.set()
+    try:
+        equal(await running, 1, "how many were done")
+        records = [await face.do(queue.job, id_) for id_ in ids]
+        equal([None if record is None else (record.state, record.tries) for record in records],
+              [None, ("ready", 0), ("ready", 0)], "states and tries")  # fmt: skip
+        await until(lambda: refused == ["slow"] or face.name == "tasks", "the late done is refused")
+    finally:
+        release.set()
+
+
+@case("queue workers, P4")
+async def a_lost_job_is_not_worked_on(face: Face) -> None:
+    """A handler whose job is lost is told so (a task is cancelled); ``run`` goes on, and does not count it done."""
+    ours, theirs = face.client(), face.client()
+    queue = ours.queue("lost", ttl=face.short_ttl * 2)
+    (id_,) = await face.do(queue.put_many, ["lost"])
+    begun, told = threading.Event(), threading.Event()
+
+    async def work(job: Any) -> None:
+        if job.payload == "lost":
+            begun.set()
+            try:
+                await until(job.lost.is_set, "the loss is told", 3 * PATIENCE_S)
+                if face.name == "tasks":
+                    await asyncio.sleep(LONG_S)
+            finally:
+                if job.lost.is_set():
+                    told.set()
+
+    stop = threading.Event()
+    running = task(face.do(queue.run, handler(face, work), workers=1, stop=stop))
+    await started(begun)
+    equal(await face.do(theirs.queue("lost").cancel, id_), [id_], "cancelled by an operator")
+    await until(told.is_set, "the handler is told")
+    next_id = await face.do(theirs.queue("lost").put, "next")
+    await face.do(theirs.queue("lost").wait, next_id, timeout=PATIENCE_S)
+    stop.set()
+    equal(await running, 1, "how many were done")
+
+
+@case("queue workers, P19")
+async def a_job_that_crashed_twice_is_worked_alone(face: Face) -> None:
+    """A job that ended its worker twice is worked while nothing else is, and dead when it was the last try."""
+    queue = face.client().queue("alone", ttl=LONG_S, max_tries=4)
+    await face.do(queue.put, "poison", priority=1)
+    for _ in range(2):
+        # A worker that says nothing more, as the store sees it.
+        await taken(face, face.client().queue("alone", ttl=face.short_ttl, renew=False))
+        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await face.do(queue.put_many, range(20))
+    at_once: set[Any] = set()
+    beside: list[Any] = []
+
+    async def work(job: Any) -> None:
+        at_once.add(job.payload)
+        if job.payload == "poison":
+            equal((job.crashes, job.tries), (2, 3), "its crashes and tries")
+        await asyncio.sleep(0.02)
+        if "poison" in at_once:
+            beside.append(set(at_once))
+        at_once.discard(job.payload)
+
+    equal(await face.do(queue.run, handler(face, work), workers=4, idle=0.2), 21, "how many were done")
+    equal(beside, [{"poison"}], "what ran beside it")
+
+
+async def _ready(face: Face, queue: Any) -> bool:
+    return (await counts(face, queue))[0] == 1
+
+
+@case("P25")
+async def bad_workers_are_refused_at_once(face: Face) -> None:
+    """Handlers of the other kind and options that cannot be are refused before anything is sent."""
+    queue = face.idle_client().queue("a")
+
+    async def task_handler(job: Any) -> None: ...
+
+    good: Any = task_handler if face.name == "tasks" else print
+    with raises(InvalidOption):
+        await face.do(queue.run, print if face.name == "tasks" else 17)
+    for how in ({"workers": 0}, {"workers": 1.5}, {"prefetch": -1}, {"drain_timeout": -1}, {"idle": -1}, {"stop": 7}):
+        with raises(InvalidOption):
+            await face.do(queue.run, good, **how)
