@@ -12,7 +12,7 @@ from dibs.client import Client
 from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
-from dibs.store import Outcome, Request, Store, StoreAddress, Watch
+from dibs.store import Store, StoreAddress, Watch
 
 
 class Between:
@@ -23,9 +23,10 @@ class Between:
 
     def __init__(self, url: str) -> None:
         self.address, _ = locate(url)
-        self.calls: list[list[Request]] = []
-        self.before: Callable[[Sequence[Request]], object] = lambda requests: None
-        self.after: Callable[[Sequence[Request]], object] = lambda requests: None
+        #: Of requests on leases, and on jobs.
+        self.calls: list[list[Any]] = []
+        self.before: Callable[[Sequence[Any]], object] = lambda requests: None
+        self.after: Callable[[Sequence[Any]], object] = lambda requests: None
         #: Makes the source of hints; None for the store's own.
         self.watch: Callable[[], Watch] | None = None
 
@@ -45,34 +46,44 @@ class Between:
         return AsyncClient(self._desk(options))
 
 
-class _Between:
-    def __init__(self, owner: Between, store: Store) -> None:
-        self._owner = owner
-        self._store = store
+class _Acts:
+    """The acts on leases, or those on jobs."""
 
-    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+    def __init__(self, owner: Between, real: Any) -> None:
+        self._owner = owner
+        self._real = real
+
+    def act(self, requests: Sequence[Any], deadline: Deadline) -> list[Any]:
         self._owner.calls.append(list(requests))
         self._owner.before(requests)
-        outcomes = self._store.act(requests, deadline)
+        outcomes: list[Any] = self._real.act(requests, deadline)
         self._owner.after(requests)
         return outcomes
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Between(_Acts):
+    def __init__(self, owner: Between, store: Store) -> None:
+        super().__init__(owner, store)
+        self._store = store
+        if owner.address.capabilities.queue:
+            self.jobs = _Acts(owner, store.jobs)  # type: ignore[attr-defined]
+
     def watch(self, address: str, deadline: Deadline) -> Watch | None:
         return self._store.watch(address, deadline) if self._owner.watch is None else self._owner.watch()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
 
 
 class Holdup:
     """Stops the first call that ``wanted`` accepts until ``go_on``; put in the place of ``before`` or ``after``."""
 
-    def __init__(self, wanted: Callable[[Sequence[Request]], bool]) -> None:
+    def __init__(self, wanted: Callable[[Sequence[Any]], bool]) -> None:
         self._wanted = wanted
         self.reached = threading.Event()
         self._open = threading.Event()
 
-    def __call__(self, requests: Sequence[Request]) -> None:
+    def __call__(self, requests: Sequence[Any]) -> None:
         if not self.reached.is_set() and self._wanted(requests):
             self.reached.set()
             assert self._open.wait(30), "the test forgot to let the store go on"

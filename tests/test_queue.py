@@ -1,0 +1,486 @@
+"""Queues: lost answers, lost hints, forks, dropped batches, handlers that misbehave, payloads that others put."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import dibs
+from dibs.jobs import Extend, Finish, Put, Take
+from dibs.store import StoreBusy
+from tests.between import Between, Holdup
+from tests.test_api import eventually, in_a_fork
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+def counts(queue: dibs.Queue) -> tuple[int, int, int, int]:
+    """How many are ready, later, claimed, dead."""
+    depth = queue.depth()
+    return depth.ready, depth.later, depth.claimed, depth.dead
+
+
+def one(queue: dibs.Queue, timeout: float = 10) -> dibs.Job:
+    (job,) = queue.take(timeout=timeout).won
+    return job
+
+
+# -- lost answers -----------------------------------------------------------------------------------------------------
+
+
+class Loses:
+    """Put in the place of ``before`` or ``after``: the first calls with such a request fail."""
+
+    def __init__(self, kind: type, times: int = 1, error: Callable[[], Exception] | None = None) -> None:
+        self._kind = kind
+        self.left = times
+        self._error = error or (lambda: dibs.StoreUnavailable("the answer was lost"))
+
+    def __call__(self, requests: Sequence[Any]) -> None:
+        if self.left and any(type(request) is self._kind for request in requests):
+            self.left -= 1
+            raise self._error()
+
+
+@pytest.fixture
+def between(sqlite_url: str) -> Between:
+    return Between(sqlite_url)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_put_whose_answer_is_lost_is_one_put(between: Between, times: int) -> None:
+    """It is repeated, and the jobs are there once, with their ids."""
+    with between.client() as client:
+        queue = client.queue("a")
+        assert counts(queue) == (0, 0, 0, 0)
+        between.after = Loses(Put, times)
+        ids = queue.put_many([1, dibs.NewJob(2, key="k"), 3])
+        assert counts(queue) == (3, 0, 0, 0)
+        assert [(job.id, job.payload) for job in queue.jobs()] == list(zip(ids, [1, 2, 3], strict=True))
+
+
+def test_an_answer_with_ids_that_is_lost_is_not_guessed(between: Between) -> None:
+    """Where a repeated put cannot tell which id is whose, that is said, and not another's id."""
+    with between.client() as client:
+        queue = client.queue("a")
+        kept = queue.put(1, key="k")
+        between.after = Loses(Put)
+        jobs = [dibs.NewJob(2, key="k"), 3]
+        with contextlib.suppress(dibs.StoreUnavailable):
+            assert queue.put_many(jobs, on_conflict="keep") == [kept, kept + 1]
+        assert [job.payload for job in queue.jobs()] == [1, 3]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_take_whose_answer_is_lost_is_one_take(between: Between, times: int) -> None:
+    """It is repeated under its claim: the same jobs, their tries counted once, and no others claimed."""
+    with between.client() as client:
+        queue = client.queue("a")
+        queue.put_many(range(5))
+        between.after = Loses(Take, times)
+        with queue.take(2) as batch:
+            assert [(job.payload, job.tries, job.crashes) for job in batch.won] == [(0, 1, 0), (1, 1, 0)]
+            assert counts(queue) == (3, 0, 2, 0)
+            batch.done()
+        assert counts(queue) == (3, 0, 0, 0)
+
+
+def test_a_take_that_was_given_up_gives_back(between: Between) -> None:
+    """A caller that heard nothing for all its patience has nothing, and what it was granted is soon given back."""
+    with between.client(patience=0.3, ttl=20) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        between.after = lost = Loses(Take, 10**9)
+        with pytest.raises(dibs.StoreUnavailable):
+            queue.take()
+        lost.left = 0
+        job = one(queue)
+        assert (job.tries, job.crashes) == (1, 0)
+        job.done()
+
+
+@pytest.mark.parametrize("end", ["done", "fail", "skip"])
+def test_an_end_whose_answer_is_lost_was_an_end(between: Between, end: str) -> None:
+    """While the claim was in force nobody else can have ended the job: it is as it was said to be, and no error."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a", keep_results=60)
+        id_ = queue.put(1)
+        batch = queue.take()
+        (job,) = batch.won
+        between.after = lost = Loses(Finish)
+        getattr(job, end)()
+        assert not lost.left
+        job.done()
+        assert not job.lost.is_set()
+        assert not batch.lost
+        record = queue.job(id_)
+        assert record is not None
+        assert record.state == {"done": "done", "fail": "later", "skip": "ready"}[end]
+
+
+def test_ends_whose_answers_are_lost_are_no_losses_of_a_batch(between: Between) -> None:
+    """Neither in the loop, nor of what is given back at its end."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a")
+        queue.put_many(range(4))
+        between.after = Loses(Finish, 2)
+        with queue.take(4) as batch:
+            for job in batch:
+                if job.payload == 2:
+                    break
+        assert not batch.lost
+        assert counts(queue) == (2, 0, 0, 0)
+
+
+def test_an_end_of_which_nothing_is_known_is_never_a_success(between: Between) -> None:
+    """When the store did not answer until the claim was over, done() says so, however often it is called."""
+    with between.client(patience=0.2) as client:
+        queue = client.queue("a", ttl=1)
+        queue.put(1)
+        with queue.take() as batch:
+            (job,) = batch.won
+            between.after = lost = Loses(Finish, 10**9)
+            for _ in range(2):
+                with pytest.raises(dibs.StoreUnavailable):
+                    job.done()
+            lost.left = 0
+            with pytest.raises(dibs.StoreUnavailable):
+                job.done()
+        assert not job.held
+
+
+def test_a_late_answer_that_it_is_gone_is_unknown(between: Between) -> None:
+    """The first answer was lost, and by the second others may have had the job: neither done nor refused is known."""
+    with between.client(patience=5) as client:
+        queue = client.queue("a", ttl=1)
+        queue.put(1)
+        job = one(queue)
+
+        def lose(requests: Sequence[Any]) -> None:
+            if any(type(request) is Finish for request in requests):
+                between.after = lambda requests: None
+                time.sleep(1.2)
+                raise dibs.StoreUnavailable("the answer was lost")
+
+        between.after = lose
+        with pytest.raises(dibs.StoreUnavailable):
+            job.done()
+
+
+def test_a_busy_store_does_not_hide_a_cancellation(between: Between) -> None:
+    """An attempt that certainly did nothing leaves no doubt about the next: a cancelled job is refused."""
+    with between.client(ttl=20) as client, dibs.connect(between.address.shown) as operator:
+        queue = client.queue("a")
+        id_ = queue.put(1)
+        job = one(queue)
+        assert operator.queue("a").cancel(id_) == [id_]
+        between.before = Loses(Finish, 2, lambda: StoreBusy("another is writing"))
+        with pytest.raises(dibs.LeaseLost, match="cancelled"):
+            job.done()
+        assert job.lost.is_set()
+
+
+def test_run_counts_what_was_done_whatever_became_of_the_answers(between: Between) -> None:
+    """Of lost answers to takes and ends nothing is left but the count of what was done."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a", keep_results=60)
+        ids = queue.put_many(range(50))
+        losses = [Loses(Take, 3), Loses(Finish, 3), Loses(Extend, 1)]
+
+        def lose(requests: Sequence[Any]) -> None:
+            for loses in losses:
+                loses(requests)
+
+        between.after = lose
+        worked: list[int] = []
+        assert queue.run(lambda job: worked.append(job.payload), workers=3, idle=0.2) == 50
+        assert sorted(worked) == list(range(50))
+        assert [job.tries for job in queue.jobs("done")] == [1] * len(ids)
+
+
+# -- lost hints -------------------------------------------------------------------------------------------------------
+
+
+class _Silent:
+    """A watch that never tells anything."""
+
+    interval_s = None
+
+    def fileno(self) -> int | None:
+        return None
+
+    def changed(self, names: Sequence[str]) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_with_all_hints_lost_a_taker_polls(between: Between, client: dibs.Client) -> None:
+    """A put is noticed within a poll, by one that waits and by one that runs."""
+    between.watch = _Silent  # type: ignore[assignment]
+    with between.client(ttl=20) as deaf:
+        queue, theirs = deaf.queue("a"), client.queue("a")
+        for _ in range(2):
+            timer = threading.Timer(0.1, theirs.put, [1])
+            timer.start()
+            before = time.monotonic()
+            job = one(queue)
+            assert time.monotonic() - before < 0.1 + 1.0 + 1.0
+            job.done()
+            timer.join()
+        stop = threading.Event()
+        thread = threading.Thread(target=queue.run, args=(lambda job: None,), kwargs={"stop": stop})
+        thread.start()
+        time.sleep(0.1)
+        assert theirs.wait(theirs.put(2), timeout=3) is None
+        stop.set()
+        thread.join(10)
+
+
+# -- who asks for nothing ---------------------------------------------------------------------------------------------
+
+
+def test_one_slow_job_is_no_reason_to_ask_without_a_pause(between: Between) -> None:
+    """With the shortest idle time, too, a worker whose job takes its time asks the store seldom."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        assert queue.run(lambda job: time.sleep(1), workers=4, idle=0) == 1
+        assert len([call for call in between.calls if type(call[0]) is Take]) < 10
+
+
+def test_a_paused_process_begins_no_job_it_has_lost(between: Between, client: dibs.Client) -> None:
+    """What waited for a worker until its claim was over is left to others."""
+    queue, others = client.queue("a", ttl=1), client.queue("a", ttl=20)
+    begun: list[Any] = []
+
+    def work(job: dibs.Job) -> None:
+        begun.append(job.payload)
+        if job.payload == "slow":
+            (id_,) = [job.id for job in others.jobs("claimed") if job.payload == "cancelled"]
+            others.cancel(id_)
+            eventually(lambda: not [held for held in waiting() if held.held], "the loss is noticed")
+
+    def waiting() -> list[dibs.Job]:
+        return [thing for thing in gc.get_objects() if type(thing) is dibs.Job and thing.payload == "cancelled"]
+
+    queue.put_many(["quick", "quick", "quick"])
+
+    def feed(job: dibs.Job) -> None:
+        if job.payload == "quick":
+            begun.append("quick")
+            if begun.count("quick") == 3:
+                queue.put_many(["slow", "cancelled", "last"])
+        else:
+            work(job)
+
+    queue.run(feed, workers=1, prefetch=10, idle=0.3)
+    assert begun == ["quick"] * 3 + ["slow", "last"]
+
+
+# -- drops, forks, closing --------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_batch_is_not_renewed_for_ever(client: dibs.Client) -> None:
+    """Its jobs are handed out again by the ttl, and their worker counts as one that ended without a word."""
+    queue = client.queue("a", ttl=1)
+    queue.put(1)
+    batch = queue.take()
+    assert len(batch) == 1
+    del batch
+    gc.collect()
+    job = one(queue)
+    assert (job.tries, job.crashes) == (2, 1)
+    time.sleep(1.5)
+    assert job.held  # whoever has a job of it has the batch
+    job.done()
+
+
+def test_a_forked_child_holds_nothing(client: dibs.Client) -> None:
+    """In a forked child a job is not held, its ends are refused, and nothing of it is given back or done."""
+    queue = client.queue("a")
+    ids = queue.put_many(range(3))
+    batch = queue.take(3)
+    first = next(batch)
+
+    def child() -> None:
+        assert [job.held for job in batch.won] == [False] * 3
+        for end in (first.done, first.fail, first.skip, first.extend, first.check, batch.done):
+            with pytest.raises(dibs.LeaseLost, match="fork"):
+                end()
+        with batch:
+            assert list(batch) == []
+        batch.release()
+        assert not first.lost.is_set()
+        assert not first.lost.wait(0.01)
+        assert counts(queue) == (0, 0, 3, 0)  # the child's own connection
+        queue.put(4)
+        assert len(queue.take(5)) == 1
+
+    in_a_fork(child)
+    assert [job.held for job in batch.won] == [True] * 3
+    assert [job.id for job in batch.left] == ids
+    batch.done()
+    assert not batch.lost
+
+
+def test_a_closed_client_gives_back_what_is_on_its_way(between: Between) -> None:
+    """A take that is under way when its client is closed leaves nothing claimed."""
+    client = between.client(ttl=20)
+    queue = client.queue("a")
+    queue.put(1)
+    between.after = holdup = Holdup(lambda requests: type(requests[0]) is Take)
+    failed: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            queue.take(timeout=5)
+        except dibs.StoreUnavailable as error:
+            failed.append(error)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    assert holdup.reached.wait(10)
+    closer = threading.Thread(target=client.close)
+    closer.start()
+    time.sleep(0.05)
+    holdup.go_on()
+    for thread in (taker, closer):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(failed) == 1
+    with dibs.connect(between.address.shown) as other:
+        assert counts(other.queue("a")) == (1, 0, 0, 0)
+
+
+# -- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_never_returns_loses_its_job(client: dibs.Client) -> None:
+    """After max_hold the claim is extended no more: the handler is told, and the job is handed out again."""
+    queue = client.queue("a", ttl=1, max_hold=1.5, max_tries=2)
+    queue.put(1)
+    told, stop = threading.Event(), threading.Event()
+
+    def stuck(job: dibs.Job) -> None:
+        assert job.lost.wait(20)
+        told.set()
+        stop.wait(20)
+
+    thread = threading.Thread(target=queue.run, args=(stuck,), kwargs={"workers": 1, "stop": stop})
+    thread.start()
+    try:
+        assert told.wait(10)
+        job = one(client.queue("a", ttl=20))
+        assert (job.tries, job.crashes) == (2, 1)
+        job.done()
+    finally:
+        stop.set()
+        thread.join(10)
+    assert counts(queue) == (0, 0, 0, 0)
+
+
+def test_a_cancellation_of_the_handlers_own_is_a_failure(sqlite_url: str) -> None:
+    """A task that awaits something cancelled fails its job: given back, it would be tried for ever without a pause."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            queue = client.queue("a", max_tries=1)
+            await queue.put(1)
+
+            async def handle(job: dibs.AsyncJob) -> None:
+                future = asyncio.get_running_loop().create_future()
+                future.cancel()
+                await future
+
+            assert await queue.run(handle, idle=0.1) == 0
+            (dead,) = await queue.dead()
+            assert "CancelledError" in (dead.error or "")
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_run_gives_everything_back(sqlite_url: str) -> None:
+    """Cancelling run() cancels its handlers, and no try of what they did not finish is counted."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            queue = client.queue("a")
+            await queue.put_many(range(6))
+            cancelled = [0]
+            begun = asyncio.Semaphore(0)
+
+            async def handle(job: dibs.AsyncJob) -> None:
+                begun.release()
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled[0] += 1
+                    raise
+
+            running = asyncio.create_task(queue.run(handle, workers=3))
+            for _ in range(3):
+                await begun.acquire()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert cancelled[0] == 3
+            assert [job.tries for job in await queue.jobs()] == [0] * 6
+
+    asyncio.run(main())
+
+
+def test_a_result_that_cannot_be_kept_ends_no_worker(client: dibs.Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The job is done all the same, and the log says what was dropped."""
+    queue = client.queue("a", keep_results=60)
+    ids = queue.put_many(range(3))
+    assert queue.run(lambda job: object(), workers=1, idle=0) == 3
+    assert [queue.wait(id_) for id_ in ids] == [None] * 3
+    assert "its result is not kept" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_handler_that_ends_its_thread_ends_the_run(client: dibs.Client) -> None:
+    """SystemExit in a handler fails its job and drains the others."""
+    queue = client.queue("a")
+    queue.put_many(range(3))
+
+    def leave(job: dibs.Job) -> None:
+        raise SystemExit(3)
+
+    queue.run(leave, workers=1)
+    assert counts(queue) == (2, 1, 0, 0)
+
+
+# -- what others put --------------------------------------------------------------------------------------------------
+
+
+def test_a_payload_that_is_not_json_is_the_handlers_to_see(client: dibs.Client, sqlite_url: str) -> None:
+    """A row that somebody wrote by hand fails when its payload is read, with the error kept, and nothing else stops."""
+    queue = client.queue("a", max_tries=1)
+    first = queue.put("to be spoiled")
+    queue.put("fine")
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as db:
+        db.execute("UPDATE dibs_lease_job SET payload = '{not json' WHERE id = ?", (first,))
+        db.commit()
+    seen: list[Any] = []
+    assert queue.run(lambda job: seen.append(job.payload), workers=1, idle=0.1) == 1
+    assert seen == ["fine"]
+    (dead,) = queue.dead()
+    assert dead.payload == "{not json"
+    assert json.JSONDecodeError.__name__ in (dead.error or "")
