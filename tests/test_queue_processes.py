@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import dibs
+from tests.servers.postgres import PostgresServer
 from tests.test_api import eventually
 
 # What a worker says goes to a journal, a line each, so that whoever kills it loses none of it.
@@ -115,7 +116,9 @@ class Worker:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        return self.process.wait(20)
+        _, errors = self.process.communicate(timeout=20)
+        print(errors)  # for whoever looks at a failure
+        return self.process.returncode
 
     def close(self) -> None:
         self.process.kill()
@@ -272,3 +275,24 @@ def test_a_locked_file_is_waited_for(queue: dibs.Queue, sqlite_url: str, start: 
     assert Counter(line for line in workers[0].said() if line.startswith("worked")) == Counter(
         f"worked {number}" for number in range(30)
     )
+
+
+@pytest.mark.parametrize("code", [THREADS, TASKS], ids=["threads", "tasks"])
+def test_a_server_that_is_restarted_is_waited_for(code: str, own_postgres: PostgresServer, start: Workers) -> None:
+    """Killed in the middle and started again, the server loses nothing; workers go on, and what is done stays done."""
+    url = own_postgres.create_database()
+    with dibs.connect(url, ttl=20) as client:
+        queue = client.queue("jobs")
+        queue.put_many(range(30))
+        worker = start(code, url, ttl=10, work_s=0.1)
+        worker.until_said("begun 3")
+        for end in (own_postgres.kill, own_postgres.stop):
+            end()
+            time.sleep(0.5)
+            own_postgres.start()
+            time.sleep(0.5)
+        eventually(lambda: counts(queue) == (0, 0, 0, 0), "everything is done", 30)
+        worker.send(signal.SIGTERM)
+        assert worker.ended() == 0
+        worked = Counter(line for line in worker.said() if line.startswith("worked"))
+        assert worked == Counter(f"worked {number}" for number in range(30))
