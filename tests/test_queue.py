@@ -415,6 +415,36 @@ def test_a_cancellation_of_the_handlers_own_is_a_failure(sqlite_url: str) -> Non
     asyncio.run(main())
 
 
+def test_a_lost_job_counts_until_its_handler_has_ended(sqlite_url: str) -> None:
+    """When the same workers take it again meanwhile, no more handlers run than there are workers, and run() waits."""
+    running: list[int] = []
+    most = [0]
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            queue = client.queue("a", ttl=1, renew=False)
+            await queue.put("slow")
+
+            async def handle(job: dibs.AsyncJob) -> None:
+                running.append(job.tries)
+                most[0] = max(most[0], len(running))
+                try:
+                    if job.tries == 1 and job.payload == "slow":
+                        await queue.put_many(range(2), delay=1)
+                        await asyncio.sleep(60)
+                    await asyncio.sleep(0.3)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(1)  # a handler that takes its time to clean up
+                finally:
+                    running.remove(job.tries)
+
+            await queue.run(handle, workers=2, idle=0.5)
+            assert running == []
+
+    asyncio.run(main())
+    assert most == [2]
+
+
 def test_a_cancelled_run_gives_everything_back(sqlite_url: str) -> None:
     """Cancelling run() cancels its handlers, and no try of what they did not finish is counted."""
 

@@ -67,7 +67,8 @@ class Crew:
         self._session: Session = core.desk.session()
         self.mutex = self._session.clock.mutex()
         self._waiting: deque[JobFacts] = deque()
-        self._running: dict[int, tuple[JobFacts, float]] = {}  # and since when
+        # And since when. By claim, not by id: a job that was lost may be taken again before its handler has ended.
+        self._running: dict[JobFacts, float] = {}
         self._alone = False
         self._ended = self._ended_before = 0
         self._counted_from = self._session.clock.now()
@@ -150,12 +151,12 @@ class Crew:
                 if len(self._running) >= limit:
                     return
                 self._waiting.popleft()
-                self._running[job.id] = (job, self._session.clock.now())
+                self._running[job] = self._session.clock.now()
             if job.held:
                 self.start(job)
                 continue
             with self.mutex:  # it waited for too long, or was cancelled: others may be at it
-                del self._running[job.id]
+                del self._running[job]
                 self.late += 1
 
     # -- ends -------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Crew:
     def over(self, job: JobFacts) -> None:
         """A handler has returned, whatever became of its job: the next may begin."""
         with self.mutex:
-            _, began = self._running.pop(job.id, (job, self._session.clock.now()))
+            began = self._running.pop(job, self._session.clock.now())
             self._ended += 1
             if self._alone and not self._running and not any(j.crashes >= CRASHES_MAX for j in self._waiting):
                 self._alone = False
@@ -249,7 +250,7 @@ class Crew:
     def running(self) -> list[JobFacts]:
         """What is being worked."""
         with self.mutex:
-            return [job for job, _ in self._running.values()]
+            return list(self._running)
 
     def settling(self) -> Steps[None]:
         """Wait until the store has heard of every end."""
