@@ -8,6 +8,8 @@ import os
 import pytest
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, Bug
+from tests.simulation.job_bugs import JOB_BUGS
+from tests.simulation.jobs import simulate_jobs
 from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
@@ -28,14 +30,21 @@ def test_no_seed_breaks_a_promise_about_permits() -> None:
         simulate(seed, permits=True)
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS], ids=lambda bug: bug.name)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 120)
+def test_no_seed_breaks_a_promise_about_jobs() -> None:
+    """The same for queues: nothing that was put is lost, each job is one worker's at a time, and is ended once."""
+    for seed in range(SEEDS):
+        simulate_jobs(seed)
+
+
+@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *JOB_BUGS], ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
     with bug.planted():
         for seed in range(bug.seeds):
             try:
-                simulate(seed, permits=bug in PERMIT_BUGS)
+                simulate_jobs(seed) if bug in JOB_BUGS else simulate(seed, permits=bug in PERMIT_BUGS)
             except BrokenPromise as broken:
                 if broken.what.startswith(bug.breaks):
                     return
@@ -47,6 +56,7 @@ def test_a_seed_is_a_run() -> None:
     """The same seed gives the same run, step for step, so that a failure can be looked at again."""
     for seed in range(40):
         assert simulate(seed) == simulate(seed)
+        assert simulate_jobs(seed) == simulate_jobs(seed)
 
 
 def test_a_broken_promise_tells_its_story() -> None:

@@ -11,9 +11,12 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS
+from tests.simulation.job_bugs import JOB_BUGS
+from tests.simulation.jobs import simulate_jobs
 from tests.simulation.scenario import simulate
 from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
 
@@ -25,17 +28,17 @@ CHUNK = 250
 
 
 def hunt(
-    start: int, seeds: int, signals: bool, permits: bool, bug_name: str | None, last: int = 0
+    start: int, seeds: int, signals: bool, permits: bool, queues: bool, bug_name: str | None, last: int = 0
 ) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
     for seed in range(start, start + seeds):
         try:
-            if bug_name is None:
-                simulate(seed, signals=signals, permits=permits)
-            else:
-                with next(bug for bug in (*BUGS, *PERMIT_BUGS) if bug.name == bug_name).planted():
-                    simulate(seed, signals=signals, permits=permits)
+            with ExitStack() as stack:
+                if bug_name is not None:
+                    bug = next(bug for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS) if bug.name == bug_name)
+                    stack.enter_context(bug.planted())
+                simulate_jobs(seed) if queues else simulate(seed, signals=signals, permits=permits)
         except BrokenPromise as error:
             broken.append((seed, error.told(last) if last else str(error)))
     return broken
@@ -53,25 +56,28 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
     parser.add_argument("--permits", action="store_true", help="with semaphores and read/write locks instead of locks")
+    parser.add_argument("--queues", action="store_true", help="with queues of jobs instead of locks")
     parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
-    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS)]
+    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS)]
     parser.add_argument("--bug", choices=bugs, metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
     options.permits = options.permits or options.bug in [bug.name for bug in PERMIT_BUGS]
+    options.queues = options.queues or options.bug in [bug.name for bug in JOB_BUGS]
+    how = (options.signals, options.permits, options.queues, options.bug)
     if options.show is not None:
-        for _, story in hunt(options.show, 1, options.signals, options.permits, options.bug, TIME_LINE_MAX):
+        for _, story in hunt(options.show, 1, *how, TIME_LINE_MAX):
             print(story)
             return 1
-        print(simulate(options.show, signals=options.signals, permits=options.permits))
+        show = simulate_jobs(options.show) if options.queues else None
+        print(show or simulate(options.show, signals=options.signals, permits=options.permits))
         return 0
     began = time.monotonic()
     done = 0
     broken: list[tuple[int, str]] = []
     with ProcessPoolExecutor(options.jobs) as pool:
         waiting = [
-            (seeds, pool.submit(hunt, first, seeds, options.signals, options.permits, options.bug))
-            for first, seeds in chunks(options.start, options.seeds)
+            (seeds, pool.submit(hunt, first, seeds, *how)) for first, seeds in chunks(options.start, options.seeds)
         ]
         for seeds, future in waiting:
             found = future.result()

@@ -16,6 +16,7 @@ from dibs.waiting import AcquireAsk
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dibs.jobs import JobOutcome, JobRequest
     from dibs.store import Outcome, Request
     from tests.simulation.network import Call, Network
     from tests.simulation.process import Process
@@ -284,6 +285,9 @@ class Checker:
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
                 claim.refused = isinstance(request, Acquire) and type(outcome) is Held and request.wake is None
+
+    def applied_to_jobs(self, call: Call, request: JobRequest, outcome: JobOutcome) -> None:
+        """A request on jobs was carried out; see ``JobChecker``."""
 
     def _claim(self, claim_id: str, process: Process) -> Claim:
         claim = self.claims.get(claim_id)

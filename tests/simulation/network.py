@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
+from dibs.jobs import Extend, Finish, Put, Take
 from dibs.store import (
     Acquire,
     Capabilities,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from dibs.clock import Deadline
+    from dibs.jobs import JobOutcome, JobRequest
     from dibs.store import Finding, Outcome, Request, StoredLease
     from tests.simulation.checker import Checker
     from tests.simulation.process import FakeFile, Process
@@ -47,6 +49,7 @@ FAULTS = (
 )
 # A request that its client gave up on can still be on its way for this long.
 LATE_MAX_S = 4.0
+JOB_KINDS: tuple[type, ...] = (Finish, Extend, Put, Take)
 SLOW_MAX_S = 1.2
 
 
@@ -137,6 +140,7 @@ class Connection:
         self._hints: Hints | None = None
         #: The thread that is in a call.
         self._used_by: str | None = None
+        self.jobs = JobActs(self)
 
     # -- the acts -------------------------------------------------------------------------------------------------
 
@@ -301,6 +305,36 @@ class Connection:
         world.trouble_until = max(world.trouble_until, world.now + seconds)
 
 
+class JobActs:
+    """What a ``Connection`` does with jobs: ``dibs.jobs.Jobs``, as far as anybody here uses it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
+        connection = self._connection
+        # In the order in which a store carries them out, so that one that is cut off in the middle has done the first.
+        order = sorted(range(len(requests)), key=lambda place: JOB_KINDS.index(type(requests[place])))
+
+        def apply(store: MemoryStore, call: Call, first: int, end: int) -> list[JobOutcome]:
+            return [self._apply(store, call, requests[place], deadline) for place in order[first:end]]
+
+        call = connection._sent("sends %s", ", ".join(map(shown_of_jobs, requests)))
+        answer = connection._exchange(call, apply, len(requests), deadline)
+        outcomes = dict(zip(order, answer, strict=True))
+        return [outcomes[place] for place in range(len(requests))]
+
+    def _apply(self, store: MemoryStore, call: Call, request: JobRequest, deadline: Deadline) -> JobOutcome:
+        network, process = self._connection._network, self._connection._process
+        outcome = store.jobs.act((request,), deadline)[0]
+        late = ", late" if call.over else ""
+        network.world.note("store", "does %s of %s%s: %s", shown_of_jobs(request), process.name, late, outcome)
+        network.checker.applied_to_jobs(call, request, outcome)
+        if isinstance(request, Put):
+            network.tell((request.name,))
+        return outcome
+
+
 class Hints:
     """A ``Watch``: a signal on a connection, or a counter to be looked at."""
 
@@ -338,6 +372,18 @@ class Hints:
     def close(self) -> None:
         if self in self._network.listeners:
             self._network.listeners.remove(self)
+
+
+def shown_of_jobs(request: JobRequest) -> str:
+    """The same for a request on jobs."""
+    if isinstance(request, Put):
+        return f"Put({len(request.jobs)} jobs)"
+    if isinstance(request, Take):
+        return f"Take({request.claim_id}, {request.n}, {request.ttl:.2f} s)"
+    ids = ", ".join(map(str, request.ids))
+    if isinstance(request, Extend):
+        return f"Extend({ids}, token {request.fencing_token}, {request.ttl:.2f} s)"
+    return f"Finish({ids}, token {request.fencing_token}, {request.end})"
 
 
 def shown(request: Request) -> str:

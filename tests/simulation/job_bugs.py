@@ -1,0 +1,81 @@
+"""Planted bugs in queues, as in ``bugs``: each must be caught breaking one of these promises."""
+
+from __future__ import annotations
+
+import dibs.job
+from dibs.job import Claim, JobFacts
+from dibs.job_hold import EndAsk
+from dibs.renewer import Renewer
+from dibs.stores.memory_jobs import MemoryJobs
+from dibs.taking import TakeAsk
+from tests.simulation.bugs import Bug, Edit
+
+_TWO_WORKERS = ("P1", "P5")
+
+JOB_BUGS = (
+    Bug(
+        "a job ended by any token",
+        ("P18",),
+        45,
+        (
+            Edit(
+                MemoryJobs,
+                "_claimed",
+                "(job.name, job.fencing_token) != (request.name, request.fencing_token)",
+                "job.name != request.name",
+            ),
+        ),
+    ),
+    Bug(
+        "an end accepted of a claim that has expired",
+        ("P18",),
+        30,
+        (Edit(MemoryJobs, "_claimed", "if job.state(now) == CLAIMED:", "if job.claim_id and not job.ended:"),),
+    ),
+    Bug(
+        "a take's trust counted from its reply",
+        _TWO_WORKERS,
+        350,
+        (Edit(TakeAsk, "_claimed", "self.owner, t0)", "self.owner, now)"),),
+    ),
+    Bug("a token not raised", ("P2",), 20, (Edit(MemoryJobs, "_take", "default=0) + 1", "default=1)"),)),
+    Bug("tries not counted", ("P19",), 20, (Edit(MemoryJobs, "_take", "job.tries += 1", "job.tries += 0"),)),
+    Bug("a repeated put put twice", ("P17",), 40, (Edit(MemoryJobs, "_put", "if known:", "if False:"),)),
+    Bug(
+        "a lost answer to an end taken for a loss",
+        ("P18",),
+        50,
+        (Edit(EndAsk, "received", "if repeated and", "if False and"),),
+    ),
+    Bug(
+        "an end whose claim was over taken for a success",
+        ("P18",),
+        110,
+        (Edit(EndAsk, "received", "self._session.clock.now() < self._trusted_until", "True"),),
+    ),
+    Bug(
+        "an end of which nothing is known taken for a success the second time",
+        ("P18",),
+        330,
+        (Edit(JobFacts, "_ending", "first or self._hold.ends.get(self.id)", "first"),),
+    ),
+    Bug(
+        "an end whose error is not looked at",
+        ("P18",),
+        100,
+        (Edit(dibs.job, "confirmed", "if ask.error is not None:", "if False:"),),
+    ),
+    Bug("dropped jobs renewed for ever", ("P7",), 70, (Edit(Claim, "__del__", "hold.orphan = True", "pass"),)),
+    Bug(
+        "the trust of a renewal of jobs counted from its reply",
+        _TWO_WORKERS,
+        1200,
+        (Edit(Renewer, "_extend", "local_deadline(t0, ttl", "local_deadline(now, ttl"),),
+    ),
+    Bug(
+        "a repeated take that does not extend its claim",
+        _TWO_WORKERS,
+        120,
+        (Edit(MemoryJobs, "_take", "max(job.expires_at or now, now + request.ttl)", "job.expires_at or now"),),
+    ),
+)
