@@ -54,6 +54,6 @@ def finishing(
     yield from confirmed(session, ask)
     if ask.outcome.gone:
         what = f"the claim with token {token} on job {job} of {core.name!r} is not in force"
-        if ask.trouble is not None:
+        if isinstance(ask.trouble, StoreUnavailable) and ask.trouble.maybe_applied:
             raise StoreUnavailable(f"{what}; it may have been ended just now, by an attempt whose answer was lost")
         raise LeaseLost(f"{what}: it has expired, or was ended; nothing was changed")
