@@ -264,6 +264,21 @@ def test_one_slow_job_is_no_reason_to_ask_without_a_pause(between: Between) -> N
         assert len([call for call in between.calls if type(call[0]) is Take]) < 10
 
 
+def test_a_first_answer_that_comes_too_late_ends_no_worker(between: Between) -> None:
+    """A store that has answered at all is at the right address: what it gave is given back, and taken once more."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a", ttl=1)
+        queue.put(1)
+        late = [1.2]
+
+        def answer(requests: Sequence[Any]) -> None:
+            if late and type(requests[0]) is Take:
+                time.sleep(late.pop())
+
+        between.after = answer
+        assert queue.run(lambda job: None, workers=1, idle=3) == 1
+
+
 def test_a_paused_process_begins_no_job_it_has_lost(between: Between, client: dibs.Client) -> None:
     """What waited for a worker until its claim was over is left to others."""
     queue, others = client.queue("a", ttl=1), client.queue("a", ttl=20)

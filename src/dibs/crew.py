@@ -73,7 +73,6 @@ class Crew:
         self._ended = self._ended_before = 0
         self._counted_from = self._session.clock.now()
         self._turn: Ask | None = None
-        self._reached = False
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
@@ -90,12 +89,11 @@ class Crew:
             except StoreUnavailable as error:
                 if self._session.closed:
                     break
-                if not self._reached:  # more likely a wrong address than an outage
+                if not self._session.lane.reached:  # more likely a wrong address than an outage
                     raise
                 log.warning("queue %r: the store is away, trying again: %s", core.name, error)
                 yield from self.turn(AWAY_S)
                 continue
-            self._reached = True
             busy = len(batch) or self.in_hand()
             patience.saw(busy, look_s)
             self.add(batch.won)

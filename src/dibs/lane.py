@@ -181,7 +181,8 @@ class Lane:
         #: The batch under way was only the releases of what waited; the next takes everything.
         self._releases_only = False
         self._store: Store | None = None
-        self._reached = False
+        #: The store has answered a call.
+        self.reached = False
         self._failures = 0
         self._thread_alive = False
         self._bell: Bell | None = None
@@ -418,7 +419,7 @@ class Lane:
                 outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
             else:
                 outcomes = act([ask.request for ask in batch], deadline)
-        self._reached = True
+        self.reached = True
         return outcomes
 
     def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:
@@ -434,7 +435,7 @@ class Lane:
                 if not (isinstance(ask.trouble, StoreUnavailable) and ask.trouble.maybe_applied):
                     ask.trouble = error  # what may have been done stands, whatever the next attempts say
                 # A store that was never reached is more likely a wrong address than an outage: say so at once.
-                if now >= ask.give_up_at or not (self._reached or busy):
+                if now >= ask.give_up_at or not (self.reached or busy):
                     ask.in_lane = False
                     ask.failed(error)
                 else:
