@@ -166,9 +166,9 @@ ROW(j.id, j.fencing_token, j.tries, j.max_tries, j.crashes, j.created_at, j.clai
 # The stretches of the order that are looked through (see dibs.stores.postgres_jobs_places) come one after the other,
 # and no further than is needed: there is nothing in this statement that would have to see all rows before it tells
 # the first. Rows whose tries are used up are told as nothing but
-# an id.
+# an id. It is as durable as a grant of a lease: a server that is killed must not hand out again what is being worked.
 TAKE = f"""\
-WITH {_RELAXED}, seen AS MATERIALIZED (
+WITH seen AS MATERIALIZED (
     SELECT f.*
     FROM unnest($6::integer[], $7::bigint[], $8::bigint[], $9::integer[], $10::bigint[], $11::bigint[])
         AS r (first_rank, from_due, from_id, last_rank, to_due, to_id)
@@ -199,7 +199,7 @@ WITH {_RELAXED}, seen AS MATERIALIZED (
         crashes = j.crashes + CASE WHEN j.claim_id IS NULL THEN 0 ELSE 1 END,
         fencing_token = (SELECT greatest(max(fencing_token) + 1,
             (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) FROM chosen)
-    WHERE j.id = ANY (ARRAY(SELECT c.id FROM chosen AS c, relaxed))
+    WHERE j.id = ANY (ARRAY(SELECT c.id FROM chosen AS c))
     RETURNING {_TOLD}
 )
 SELECT c.*, (SELECT extract(epoch FROM clock_timestamp() - statement_timestamp())::float8) FROM claimed AS c
