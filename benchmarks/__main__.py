@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import report
+from benchmarks.claim_works import memcached_claims, pg_claims
 from benchmarks.deadlock import deadlock
 from benchmarks.etcd_works import etcd_async, etcd_handover, etcd_lone
 from benchmarks.handover import pg_handover, sqlite_handover
@@ -23,6 +24,9 @@ from benchmarks.many_rows import pg_10m, pg_renew
 from benchmarks.memcached_works import memcached_handover, memcached_lone
 from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
 from benchmarks.postgres import pg_async, pg_lone, pg_threads
+from benchmarks.queue_endurance import mysql_queue_crowd, pg_queue_open_transaction
+from benchmarks.queue_workers import pg_queue_run, pg_queue_wake, redis_queue_wake
+from benchmarks.queues import pg_queue_batch, pg_queue_put, sqlite_queue
 from benchmarks.redis_works import redis_async, redis_handover, redis_lone
 from benchmarks.sharing import (
     mysql_semaphore,
@@ -75,6 +79,16 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "pg-waiters": pg_waiters,
     "fairness": fairness,
     "deadlock": deadlock,
+    "pg-queue-batch": pg_queue_batch,
+    "pg-queue-run": pg_queue_run,
+    "pg-queue-put": pg_queue_put,
+    "pg-queue-wake": pg_queue_wake,
+    "redis-queue-wake": redis_queue_wake,
+    "pg-queue-open-transaction": pg_queue_open_transaction,
+    "sqlite-queue": sqlite_queue,
+    "mysql-queue-crowd": mysql_queue_crowd,
+    "pg-claims": pg_claims,
+    "memcached-claims": memcached_claims,
 }
 
 

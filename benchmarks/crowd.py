@@ -42,10 +42,10 @@ def crowd(count: int, work: Callable[..., Callable[..., object]], *arguments: ob
             process.join()
 
 
-def answer(end: Connection) -> Any:
+def answer(end: Connection, stuck_s: float = STUCK_S) -> Any:
     """What the process at the other end returned; raises what went wrong there."""
-    if not end.poll(STUCK_S):
-        raise TimeoutError(f"a process did not answer in {STUCK_S:g} s")
+    if not end.poll(stuck_s):
+        raise TimeoutError(f"a process did not answer in {stuck_s:g} s")
     returned, error = end.recv()
     if error is not None:
         raise RuntimeError(error)

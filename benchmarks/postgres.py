@@ -60,7 +60,7 @@ def pg_lone(bench: Bench) -> None:
         dibs.connect(url) as client,
         psycopg.connect(url, autocommit=True) as connection,
     ):
-        _make_raw_rows(url, names)
+        make_raw_rows(url, names)
         raw = _RawPair()
         engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
         locker = pals.Locker("benchmark", create_engine_callable=lambda: engine)
@@ -115,7 +115,7 @@ def _race_threads(bench: Bench, threads: int, bound: float) -> None:
         dibs.connect(url) as client,
         psycopg_pool.ConnectionPool(url, min_size=POOL, max_size=POOL, kwargs={"autocommit": True}, open=True) as pool,
     ):
-        _make_raw_rows(url, names)
+        make_raw_rows(url, names)
         raw = _RawPair()
         pool.wait()
 
@@ -183,7 +183,7 @@ def pg_async(bench: Bench) -> None:
     names = [f"task/{number}" for number in range(TASKS)]
     seconds = max(1.0, 2 * bench.round_s)
     with bench.database() as url, event_loop() as run:
-        _make_raw_rows(url, names)
+        make_raw_rows(url, names)
         client = dibs.connect_async(url)
 
         async def dibs_pair(name: str) -> None:
@@ -244,7 +244,7 @@ class _RawPair:
         connection.execute(RAW_RELEASE, (name, claim_id), prepare=True)
 
 
-def _make_raw_rows(url: str, names: Sequence[str]) -> None:
+def make_raw_rows(url: str, names: Sequence[str]) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(RAW_TABLE)
         connection.execute(RAW_ROWS, (list(names),))
