@@ -196,6 +196,7 @@ RECORDS: dict[type, str] = {
     dibs.JobRecord: "`queue.job()`, `queue.jobs()` and `queue.dead()` return them.",
     dibs.QueueDepth: "`queue.depth()` and `client.queues()` return it.",
     dibs.Advice: "`queue.advice()` returns it.",
+    dibs.QueueStats: "`queue.stats()` returns it.",
     dibs.OnceRecord: "`once.done()` returns it, and `run.done` is one.",
 }
 CAPABILITY_WORDS = {

@@ -109,7 +109,7 @@ def test_a_known_load(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
             thread.start()
         try:
             time.sleep(window_s * 1.2)  # it says what it has seen in its window
-            advice = queue.advice()
+            advice, stats = queue.advice(), queue.stats()
         finally:
             over.set()
             for thread in threads:
@@ -118,3 +118,6 @@ def test_a_known_load(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 5 <= advice.needed <= 7, advice
     assert advice.workers == workers
     assert (advice.binds == WORK) is (workers == 3)
+    assert 0 < stats.ended <= stats.taken
+    assert (stats.queue, stats.processes, stats.workers) == ("q", 1, workers)
+    assert stats.asked == stats.won + stats.empty

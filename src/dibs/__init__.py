@@ -33,7 +33,7 @@ from dibs.errors import (
 )
 
 if TYPE_CHECKING:
-    from dibs.advice import Advice
+    from dibs.advice import Advice, QueueStats
     from dibs.aio import (
         AsyncBatch,
         AsyncClaims,
@@ -126,6 +126,7 @@ __all__ = [
     "Pause",
     "Queue",
     "QueueDepth",
+    "QueueStats",
     "RWLock",
     "ResultNotKept",
     "Semaphore",
@@ -182,6 +183,7 @@ _LAZY = {
     "Pause": "dibs.pausing",
     "Queue": "dibs.queue",
     "QueueDepth": "dibs.queue_records",
+    "QueueStats": "dibs.advice",
     "RWLock": "dibs.rwlock",
     "Semaphore": "dibs.semaphore",
     "Term": "dibs.election",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.load import load_key, read
+from dibs.load import COUNTED, load_key, read
 from dibs.steps import acting
 
 if TYPE_CHECKING:
@@ -54,6 +54,42 @@ class Advice(NamedTuple):
     late: int
     binds: str
     why: str
+
+
+class QueueStats(NamedTuple):
+    """What all processes that take jobs of a queue have counted in the last ``seconds``: about a minute.
+
+    ``taken``, ``returned`` and ``ended`` are jobs that were claimed, that went back to be taken again, and that left;
+    ``held_s`` is the work on them in seconds. ``asked``, ``won``, ``empty`` and ``short`` are takes: all of them, those
+    that were granted something, nothing, and less than they asked for; ``raced`` calls by a hint that found the jobs
+    taken; ``take_s`` the seconds that takes waited for the store. ``late`` ends came after their claim was lost.
+    """
+
+    queue: str
+    processes: int
+    workers: int
+    seconds: float
+    taken: int
+    returned: int
+    ended: int
+    held_s: float
+    asked: int
+    won: int
+    empty: int
+    short: int
+    raced: int
+    late: int
+    take_s: float
+
+
+def counting(desk: Desk, queue: str) -> Steps[QueueStats]:
+    """Read what the takers of the queue have told, and add it up."""
+    told = yield from acting(desk.session(), lambda store, by: read(store, load_key(desk.namespace, queue), by))
+    sums: dict[str, Any] = {
+        field: _sum(told, field) if field.endswith("_s") else round(_sum(told, field)) for field in COUNTED
+    }
+    seconds = max((one["seconds"] for one in told), default=0.0)
+    return QueueStats(queue, len(told), sum(one["workers"] for one in told), seconds, **sums)
 
 
 def advising(desk: Desk, queue: str, window_s: float) -> Steps[Advice]:

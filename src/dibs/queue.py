@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
-    from dibs.advice import Advice
+    from dibs.advice import Advice, QueueStats
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
@@ -345,6 +345,10 @@ class Queue:
         and TimeoutError after ``timeout`` seconds. A job that has left without a trace counts as done.
         """
         return result_of(run(self._core.waiting_for(id, timeout)))
+
+    def stats(self) -> QueueStats:
+        """What all processes that take its jobs have counted in the last minute: jobs, takes, and what came too late."""
+        return run(self._core.counting())
 
     def advice(self) -> Advice:
         """How many workers the queue needs, and why; measured over the last minute and all processes that take jobs."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
-    from dibs.advice import Advice
+    from dibs.advice import Advice, QueueStats
     from dibs.clock import Deadline
     from dibs.desk import Desk
     from dibs.door import Door
@@ -176,6 +176,12 @@ class QueueCore(Generic[J, B]):
         from dibs.advice import advising
 
         return advising(self._desk, self.name, WINDOW_S)
+
+    def counting(self) -> Steps[QueueStats]:
+        """What its takers have counted."""
+        from dibs.advice import counting
+
+        return counting(self._desk, self.name)
 
     def taking(self, owner: object, n: int, limit_s: float | None, workers: int = 1) -> Steps[B]:
         """Claim up to ``n`` jobs, for so many workers; an empty batch if there were none within ``limit_s`` seconds."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
-    from dibs.advice import Advice
+    from dibs.advice import Advice, QueueStats
     from dibs.names import Seconds
     from dibs.once_keys import Key
     from dibs.pausing import Pause
@@ -265,6 +265,10 @@ class AsyncQueue:
     async def wait(self, id: int, *, timeout: Seconds | None = None) -> Any:  # noqa: A002 - as above
         """Wait until a job has ended; its result, where the queue keeps results. See ``dibs.Queue.wait``."""
         return result_of(await take(self._core.waiting_for(id, timeout)))
+
+    async def stats(self) -> QueueStats:
+        """What all processes that take its jobs have counted in the last minute; see ``dibs.Queue.stats``."""
+        return await take(self._core.counting())
 
     async def advice(self) -> Advice:
         """How many workers the queue needs, and why; see ``dibs.Queue.advice``."""
