@@ -118,6 +118,7 @@ def test_a_known_load(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 5 <= advice.needed <= 7, advice
     assert advice.workers == workers
     assert (advice.binds == WORK) is (workers == 3)
-    assert 0 < stats.ended <= stats.taken
+    assert stats.taken > 0  # (in one window: what ended in it may have been taken before)
+    assert stats.ended > 0
     assert (stats.queue, stats.processes, stats.workers) == ("q", 1, workers)
     assert stats.asked == stats.won + stats.empty

@@ -347,7 +347,7 @@ class Queue:
         return result_of(run(self._core.waiting_for(id, timeout)))
 
     def stats(self) -> QueueStats:
-        """What all processes that take its jobs have counted in the last minute: jobs, takes, and what came too late."""
+        """What all processes that take its jobs have counted in the last minute."""
         return run(self._core.counting())
 
     def advice(self) -> Advice:
