@@ -23,6 +23,8 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store
 from dibs.stores import memcached as module
+from dibs.stores import memcached_values
+from dibs.stores.memcached_verbs import Verbs
 from tests.servers.memcached import MemcachedServer
 
 CLOCK = RealClock()
@@ -79,10 +81,10 @@ def test_names_become_keys_that_memcached_takes() -> None:
     names = ["a b", "a%20b", "a%b", "a%25b", "é" * 127, "x" * 255, "x" * 240, "x" * 241]
     names += ["y" * 254 + "a", "y" * 254 + "b", "y" * 255, "% " * 85, "z" * 239 + " ", "dibs~", "~"]
     names += [f"{'n' * 63}:{name}" for name in names]
-    keys = [module._key(name) for name in names]
+    keys = [memcached_values.key_of(name) for name in names]
     assert len(set(keys)) == len(names)
     assert all(len(key) <= 250 and not set(key) & set(b" \r\n\0\t") for key in keys)
-    assert module._key("default:digest/42") == b"dibs:default:digest/42"
+    assert memcached_values.key_of("default:digest/42") == b"dibs:default:digest/42"
 
 
 def test_the_value_has_the_whole_name(store: Store, memcached: MemcachedServer) -> None:
@@ -109,7 +111,7 @@ def test_a_ttl_is_rounded_up_and_stays_relative(store: Store, memcached: Memcach
     assert 30 * 24 * 3600 - 1 <= left["c"] <= 30 * 24 * 3600
     # What the head of the module says must hold, for a server whose time has just jumped by two.
     for ttl in (3.0, 3.2, 4.0, 59.9, 3600.0, 29 * 24 * 3600.0, 30 * 24 * 3600.0):
-        assert module._ticks(ttl) - 2 >= ttl * 0.95 - module.MARGIN_S
+        assert memcached_values.ticks_for(ttl) - 2 >= ttl * 0.95 - module.MARGIN_S
 
 
 def test_a_shorter_renewal_shortens_nothing(store: Store) -> None:
@@ -246,10 +248,10 @@ def test_a_kept_name_that_ended_at_once_is_kept_again(
     (granted,) = store.act([asking("n:a")], soon())
     assert isinstance(granted, Granted)
     token = granted.fencing_token
-    keep = module.MemcachedStore._keep
+    keep = Verbs.keep
     made_again, meanwhile = [], list[Any]()
 
-    def keep_again(self: module.MemcachedStore, request: Release, kept: Any = None) -> Any:
+    def keep_again(self: Verbs, request: Release, kept: Any = None) -> Any:
         if kept is not None:
             made_again.append(kept.token)
             assert other.break_lease("n:a", token, True, soon())
@@ -257,7 +259,7 @@ def test_a_kept_name_that_ended_at_once_is_kept_again(
                 meanwhile.extend(other.act([asking("n:a", "d-1")], soon()))
         return keep(self, request, kept)
 
-    monkeypatch.setattr(module.MemcachedStore, "_keep", keep_again)
+    monkeypatch.setattr(Verbs, "keep", keep_again)
     (outcome,) = store.act([Release("n:a", "c-1", keep=60, info="{}")], soon())
     assert (type(outcome), made_again) == (Released, [token])
     (lease,) = store.leases("n:", "n:~", soon())
