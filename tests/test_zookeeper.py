@@ -27,7 +27,7 @@ from dibs.errors import StoreUnavailable
 from dibs.steps import run as run_steps
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
 from dibs.stores import zookeeper as store_module
-from dibs.stores import zookeeper_link, zookeeper_pool
+from dibs.stores import zookeeper_flights, zookeeper_link, zookeeper_pool
 from dibs.stores.zookeeper_link import Session
 from dibs.stores.zookeeper_pool import Place
 from dibs.testing.conformance import Run, runs
@@ -129,7 +129,7 @@ def test_a_lost_answer_is_found_again(zookeeper_url: str, monkeypatch: pytest.Mo
         return answer
 
     store.setup(soon())
-    monkeypatch.setattr(store_module, "answer", lossy)
+    monkeypatch.setattr(zookeeper_flights, "answer", lossy)
     request = Acquire("default:x", "c-1", 20, "h")
     with pytest.raises(StoreUnavailable) as caught:
         store.act([request], soon())
@@ -336,7 +336,7 @@ def test_a_renewal_that_crosses_the_end_is_no_renewal(zookeeper_url: str, monkey
         time.sleep(1.2)
         return answer
 
-    monkeypatch.setattr(store_module, "answer", late)
+    monkeypatch.setattr(zookeeper_flights, "answer", late)
     assert not isinstance(store.act([Renew("default:x", "c-1", 1)], soon())[0], Renewed)
     monkeypatch.undo()
     assert store.leases("", "\U0010ffff", soon()) == []
@@ -457,7 +457,7 @@ def test_a_lost_answer_on_permits_is_found_again(zookeeper_url: str, monkeypatch
             raise StoreUnavailable("lost")
         return answer
 
-    monkeypatch.setattr(store_module, "answer", lossy)
+    monkeypatch.setattr(zookeeper_flights, "answer", lossy)
     with pytest.raises(StoreUnavailable):
         store.act([permits("x", "a-1", 2)], soon())
     monkeypatch.undo()
@@ -495,7 +495,7 @@ def test_a_decision_on_a_ledger_that_is_no_more(zookeeper_url: str) -> None:
     assert isinstance(granted, Granted)
     now = slow._ask(slow._pool.any_session(soon()).get(f"{root}/lease/default:x,1"), soon())
     assert now[1].version == seen[0][1].version
-    outcome = slow._fly([resumed(verb, seen)], soon())[0]
+    outcome = slow._run(resumed(verb, seen), soon())
     assert isinstance(outcome, Held)
     assert outcome.fencing_token == granted.fencing_token
     for each in (slow, quick):

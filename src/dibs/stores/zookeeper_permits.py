@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.stores.zookeeper_link import Flights, Operation
+    from dibs.stores.zookeeper_renewals import Renewals
 
 # How often one request decides anew because others were faster. Each time one of them was granted what it asked for.
 TRIES = 64
@@ -85,16 +86,14 @@ class Permits:
         nodes: Nodes,
         line: Line,
         make_nodes: Callable[[Session, str], Flights],
-        found: Callable[[Grant, float, Any, Any], Grant | None],
-        extend: Callable[[Grant, float, Deadline], Flights],
+        renewals: Renewals,
     ) -> None:
         self._pool = pool
         self._nodes = nodes
         self._line = line
         self._acl = pool.settings.acl
         self._make_nodes = make_nodes
-        self._found = found
-        self._extend = extend
+        self._renewals = renewals
         #: By the path of the ledger.
         self._known: dict[str, Known] = {}
 
@@ -109,7 +108,7 @@ class Permits:
         if known is not None and known.told is not None:
             if not known.of_ledger:
                 return Mismatch(0)
-            if (yield from self._extend(known, ttl, deadline)):
+            if (yield from self._renewals.extend(known, ttl, deadline)):
                 return (yield from self._keep(known, request.take))
             if pool.grants.get(path) is known and not known.session.over:
                 # Broken, or its time is over, and its node is there until the warden has ended it.
@@ -153,11 +152,11 @@ class Permits:
                     entry, words = view.held[f"c-{claim}"], unpacked(unbroken(mine[0], 0)[0])
                     told = told_of(entry, view.stat, words, mine[1])
                     return Held(words["holder"], told.fencing_token, told.acquired_at, LINE_GRACE_S)
-                found = self._found(grant, request.ttl, answers[0], mine)
+                found = self._renewals.found(grant, request.ttl, answers[0], mine)
                 if found is not None:
                     # Granted before, and the answer was lost; or granted to this claim through another client.
                     pool.grants[grant.path] = found
-                    if (yield from self._extend(found, request.ttl, deadline)):
+                    if (yield from self._renewals.extend(found, request.ttl, deadline)):
                         return (yield from self._keep(found, request.take))
                     pool.grants[grant.path] = grant
                 continue
