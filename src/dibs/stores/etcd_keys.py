@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dibs.store import Acquire, Transfer
+    from dibs.store import Acquire, Release, Renew, Transfer
 
 
 # What stands in a value before its info. In a string the quotes would have backslashes.
@@ -139,6 +139,9 @@ class Layout:
 
     def claim(self, name: str, claim_id: str, slot: int = 1) -> str:
         return b64(f"{self.leases}{name}\0/{slot}/{claim_id}")
+
+    def claim_of(self, request: Release | Renew | Transfer) -> str:
+        return self.claim(request.name, request.claim_id, request.slot)
 
     def line(self, name: str) -> Span:
         """All who wait for the name."""

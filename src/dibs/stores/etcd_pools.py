@@ -37,12 +37,11 @@ from dibs.stores.etcd_pool_view import ASSUMED, Views
 from dibs.stores.permits import Grant, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dibs.clock import Deadline
     from dibs.stores.etcd_flights import Flights
     from dibs.stores.etcd_leases import Leases
     from dibs.stores.etcd_pool_view import View
+    from dibs.stores.etcd_renewals import Renewals
     from dibs.stores.etcd_watch import EtcdWatch
     from dibs.stores.permits import State
 
@@ -79,7 +78,7 @@ class _Asked:
 
 
 class Pools:
-    """Decides for one store. ``renew`` is that store's: rows of renewals, their outcomes, the deadline."""
+    """Decides for one store."""
 
     def __init__(
         self,
@@ -87,13 +86,13 @@ class Pools:
         flights: Flights,
         leases: Leases,
         watches: dict[str, EtcdWatch],
-        renew: Callable[[list[Row], list[Any], Deadline], None],
+        renewals: Renewals,
     ) -> None:
         self._layout = layout
         self._flights = flights
         self._leases = leases
         self._watches = watches
-        self._renew = renew
+        self._renewals = renewals
         self.views = Views(layout)
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
@@ -213,7 +212,7 @@ class Pools:
         for asked in asking:
             request = asked.request
             renewals.append(Row(asked.place, Renew(request.name, request.claim_id, request.ttl, asked.grant.slot)))
-        self._renew(renewals, outcomes, deadline)
+        self._renewals.renew(renewals, outcomes, deadline)
         for asked in asking:
             if type(outcomes[asked.place]) is not Renewed:
                 raise StoreUnavailable("etcd: a lease ended while its grant was repeated")
