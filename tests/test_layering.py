@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
     "dibs.stores.tables": {"dibs.errors"},
+    "dibs.stores.turns": set(),
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
     "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
     "dibs.stores.sqlite": {
@@ -319,6 +320,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.etcd_pools",
         "dibs.stores.etcd_renewals",
         "dibs.stores.etcd_watch",
+        "dibs.stores.turns",
     },
     "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_gateway"},
     "dibs.stores.etcd_flights": {"dibs.stores", "dibs.stores.etcd_gateway", "dibs.stores.etcd_keys"},
@@ -361,6 +363,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.zookeeper": {
         *CONTRACT,
         "dibs.stores",
+        "dibs.stores.turns",
         "dibs.stores.zookeeper_address",
         "dibs.stores.zookeeper_check",
         "dibs.stores.zookeeper_flights",

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.batch import BatchFacts, Ends, Item
-from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, once_more
+from dibs.errors import InvalidName, InvalidOption
 from dibs.hold import Hold
 from dibs.names import check_name, check_seconds
 from dibs.once_keys import check_key
+from dibs.steps import settling
 from dibs.tries import Tries, check_max_tries, listing, reviving
 
 V = TypeVar("V")
@@ -164,14 +165,7 @@ class ClaimsCore(Generic[B]):
         taken = 0
         try:
             session.submit_all(asks)
-            for ask in asks:
-                if not ask.settled:
-                    yield session, ask, session.patience_s + session.request_timeout_s
-            error = next((ask.error for ask in asks if ask.error is not None), None)
-            if error is not None:
-                raise once_more(error)
-            if not all(ask.settled for ask in asks):
-                raise StoreUnavailable("the store did not answer; what it may have granted is given back")
+            yield from settling(session, asks)
             for (key, value), ask in zip(part, asks, strict=True):
                 if type(ask.outcome) is Hold:
                     won.append(self._make_item(session, ask.outcome, f"{self.source}/{key}", key, value, ends))

@@ -48,15 +48,7 @@ async def advance_async(
 ) -> None:
     """The same for asyncio; connections as for ``AsyncLease.guard``."""
     door = door_to(connection)
-    talk = _advance(door.dialect, table, key, token, column)
-    answer: Answer | None = None
-    try:
-        while True:
-            said = talk.send(answer)
-            assert isinstance(said, Said)
-            answer = await door.execute_async(*said)
-    except StopIteration:
-        return
+    await guarding.converse_async(_advance(door.dialect, table, key, token, column), door)
 
 
 def _advance(dialect: str, table: str, key: Mapping[str, object], token: int, column: str) -> Talk[None]:

@@ -61,6 +61,18 @@ def converse(talk: Talk[T], door: Door) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
+async def converse_async(talk: Talk[T], door: Door) -> T:
+    """The same in a task, for a talk with the caller's connection alone."""
+    answer: Answer | None = None
+    try:
+        while True:
+            said = talk.send(answer)
+            assert isinstance(said, Said)
+            answer = await door.execute_async(*said)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
 def guard(lease: LeaseFacts, door: Door) -> Talk[None]:
     """Pin the lease in the transaction that is open behind the door."""
     yield from _pinned(lease, door)

@@ -44,15 +44,7 @@ async def lock_async(
 ) -> list[tuple[Any, ...]]:
     """The same for asyncio; connections as for ``AsyncLease.guard``."""
     door = door_to(connection)
-    talk = _locking(door, query, params, n)
-    answer: Answer | None = None
-    try:
-        while True:
-            said = talk.send(answer)
-            assert isinstance(said, Said)
-            answer = await door.execute_async(*said)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+    return await guarding.converse_async(_locking(door, query, params, n), door)
 
 
 def _locking(door: Door, query: object, params: Any, n: object) -> Talk[list[tuple[Any, ...]]]:

@@ -55,6 +55,18 @@ def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     return ask.outcome  # type: ignore[no-any-return]
 
 
+def settling(session: Session, asks: Sequence[Ask]) -> Steps[None]:
+    """Wait until the store has answered all of these; raises the first error among them."""
+    for ask in asks:
+        if not ask.settled:
+            yield session, ask, session.patience_s + session.request_timeout_s
+    error = next((ask.error for ask in asks if ask.error is not None), None)
+    if error is not None:
+        raise once_more(error)
+    if not all(ask.settled for ask in asks):
+        raise StoreUnavailable("the store did not answer; what it may have granted is given back")
+
+
 def begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:
     """The same steps again, from the one that was taken already."""
     step = first

@@ -18,10 +18,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.errors import InvalidOption, StoreUnavailable, Unsupported, once_more
+from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
 from dibs.names import check_info
 from dibs.once_keys import check_key
-from dibs.steps import acting
+from dibs.steps import acting, settling
 from dibs.store import Acquire, Granted, Release, Transfer
 
 if TYPE_CHECKING:
@@ -149,14 +149,7 @@ class Tries:
         asks = [session.ask(request) for _, _, request in wanted]
         refused: list[Item[Any]] = []
         try:
-            for ask in asks:
-                if not ask.settled:
-                    yield session, ask, session.patience_s + session.request_timeout_s
-            error = next((ask.error for ask in asks if ask.error is not None), None)
-            if error is not None:
-                raise once_more(error)
-            if not all(ask.settled for ask in asks):
-                raise StoreUnavailable("the store did not answer; what it may have granted is given back")
+            yield from settling(session, asks)
         except BaseException:
             for ask in asks:
                 ask.dropped = True

@@ -17,11 +17,11 @@ from dibs.cli.command import find
 from dibs.cli.keeper import Keeper
 from dibs.cli.run import (
     ENDING,
-    GRACE_DEFAULT_S,
     LOOKS_PER_TTL,
     PASSED_ON,
     Interrupted,
     Signals,
+    add_grace,
     open_standard_files,
 )
 from dibs.errors import InvalidOption
@@ -73,14 +73,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-renew", action="store_true", help="the command is stopped when the ttl is over")
     parser.add_argument("--busy", metavar="FILE", help="write there the ids that others have")
     parser.add_argument("--json", action="store_true", help="tell on stderr, in JSON, how many were won, busy and lost")
-    parser.add_argument(
-        "--grace",
-        type=duration,
-        default=GRACE_DEFAULT_S,
-        metavar="T",
-        help=f"time between TERM and KILL when the command must be stopped (default: {GRACE_DEFAULT_S:g}s, at most a "
-        "quarter of the ttl)",
-    )
+    add_grace(parser)
 
 
 ARGUMENTS = {"claim": _arguments}

@@ -158,12 +158,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of all commands that run a command."""
     parser.add_argument("--info", metavar="JSON", help="a small JSON object to show to others")
+    add_grace(parser)
+
+
+def add_grace(parser: argparse.ArgumentParser, what: str = "the command") -> None:
     parser.add_argument(
         "--grace",
         type=duration,
         default=GRACE_DEFAULT_S,
         metavar="T",
-        help=f"time between TERM and KILL when the command must be stopped (default: {GRACE_DEFAULT_S:g}s, at most a "
+        help=f"time between TERM and KILL when {what} must be stopped (default: {GRACE_DEFAULT_S:g}s, at most a "
         "quarter of the ttl)",
     )
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, say
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
-from dibs.cli.run import GRACE_DEFAULT_S, LOOKS_PER_TTL, open_standard_files
+from dibs.cli.run import LOOKS_PER_TTL, add_grace, open_standard_files
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 
@@ -99,14 +99,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help=f"how long commands may go on after TERM or Ctrl-C (default: {DRAIN_DEFAULT_S:g}s)",
     )
-    parser.add_argument(
-        "--grace",
-        type=duration,
-        default=GRACE_DEFAULT_S,
-        metavar="T",
-        help=f"time between TERM and KILL when a command must be stopped (default: {GRACE_DEFAULT_S:g}s, at most a "
-        "quarter of the ttl)",
-    )
+    add_grace(parser, "a command")
 
 
 ARGUMENTS = {"work": _arguments}

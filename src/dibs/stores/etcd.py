@@ -59,6 +59,7 @@ from dibs.stores.etcd_leases import Leases, Row, whole
 from dibs.stores.etcd_locks import Locks
 from dibs.stores.etcd_pools import ASK_AGAIN, Pools
 from dibs.stores.etcd_renewals import Renewals
+from dibs.stores.turns import rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +123,8 @@ class EtcdStore:
                 self._gateway.one("maintenance/status", "{}", deadline)
             return []
         outcomes: list[Any] = [GONE] * len(requests)
-        for rows in _rounds(requests):
+        for places in rounds_of(requests):
+            rows = [Row(place, requests[place]) for place in places]
             for kind, act in (
                 (Release, self._release),
                 (Renew, self._renewals.renew),
@@ -348,19 +350,6 @@ class EtcdStore:
 def _unsure(release: Release) -> bool:
     """Whether it is for a claim that was never told its ticket or its slot."""
     return release.ticket == ANY_TICKET or release.slot == ANY_SLOT
-
-
-def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
-    """The vector in rounds of different names, in the order given for each name; nearly always a single one."""
-    rounds: list[list[Row]] = []
-    seen: dict[str, int] = {}
-    for index, request in enumerate(requests):
-        number = seen.get(request.name, 0)
-        seen[request.name] = number + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(Row(index, request))
-    return rounds
 
 
 def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:

@@ -59,7 +59,8 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores import zookeeper_address, zookeeper_check
-from dibs.stores.zookeeper_flights import TRIES, WINDOW, fly, rounds_of
+from dibs.stores.turns import rounds_of
+from dibs.stores.zookeeper_flights import TRIES, WINDOW, fly
 from dibs.stores.zookeeper_ledger import ledger_of, told_of
 from dibs.stores.zookeeper_line import Line
 from dibs.stores.zookeeper_link import ABSENT, SLACK_TICKS, No, Operation, Session, Settings, answer

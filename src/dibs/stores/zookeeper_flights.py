@@ -8,10 +8,7 @@ from dibs.errors import DibsError, StoreUnavailable
 from dibs.stores.zookeeper_link import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dibs.clock import Deadline
-    from dibs.store import Request
     from dibs.stores.zookeeper_link import Flights
 
 # Verbs under way at once; more of a vector wait for these.
@@ -53,16 +50,3 @@ def _advance(index: int, verb: Flights, answers: Any, under_way: list[Any], resu
         under_way.append((index, verb, flight))
     except StopIteration as end:
         results[index] = end.value
-
-
-def rounds_of(requests: Sequence[Request]) -> list[list[int]]:
-    """The places of the requests, in rounds in each of which every name is asked for once."""
-    rounds: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for index, request in enumerate(requests):
-        number = seen.get(request.name, 0)
-        seen[request.name] = number + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(index)
-    return rounds
