@@ -204,7 +204,7 @@ from tests.callers import raw
 url, name, fate = sys.argv[1:]
 connection = raw(url)
 client = dibs.connect(url)
-claims = client.claims("event", ttl=0.6)
+claims = client.claims("event", ttl=1.2)
 empty = 0
 while empty < 3:
     with claims.take(query="SELECT id FROM event WHERE handled = 0", n=5) as batch:
@@ -217,7 +217,7 @@ while empty < 3:
                 if fate == "killed before":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if fate == "late":
-                    time.sleep(0.7)
+                    time.sleep(1.3)
                 item.done(connection=connection)
                 if fate == "killed after":
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -322,7 +322,11 @@ class PostgresStore:
         return self._tables.schema() + self.jobs.schema()
 
     def setup(self, deadline: Deadline) -> None:
-        set_up(partial(self._connection.make, self.schema(), deadline))
+        schema = self._tables.schema()
+        # (Who does not own a table may not even say CREATE INDEX IF NOT EXISTS.)
+        if not self.jobs.set_up(deadline):
+            schema += self.jobs.schema()
+        set_up(partial(self._connection.make, schema, deadline))
 
     def history_schema(self, keep: int) -> str:
         return self._tables.history_schema(keep)

@@ -296,6 +296,10 @@ class PostgresJobs:
     def schema(self) -> str:
         return self._tables.schema
 
+    def set_up(self, deadline: Deadline) -> bool:
+        """Whether the tables are there."""
+        return self._flights.set_up(self._tables.last_made, deadline)
+
 
 def _keyed(put: Put) -> bool:
     return any(job.key is not None for job in put.jobs)

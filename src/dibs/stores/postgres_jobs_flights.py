@@ -39,6 +39,12 @@ class JobFlights:
         self._connection.open(deadline)
         return with_tables(attempt, partial(self._connection.make, self._schema, deadline))
 
+    def set_up(self, last_made: str, deadline: Deadline) -> bool:
+        """Whether the tables are there, of which this index is made last."""
+        self._connection.open(deadline)
+        found = self._connection.execute(b"SELECT to_regclass($1::text) IS NOT NULL", (last_made.encode(),), deadline)
+        return found.get_value(0, 0) == b"\x01"
+
     def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         self._with_tables(partial(self._connection.transaction_once, work, deadline), deadline)
 

@@ -29,6 +29,8 @@ class JobTables:
         self._names |= {f"{index}_index": quoted_table(f"{table}_job_{index}") for index in _INDEXES}
         digest = sha256(self._names["job"].encode()).digest()
         self._names["lock_seed"] = str(int.from_bytes(digest[:6], "big"))
+        #: What is made last: when it is there, everything is.
+        self.last_made = qualified + quoted_table(f"{table}_job_{_INDEXES[-1]}")
         #: Where puts are told of.
         self.channel = job_channel(schema, table)
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(schema, 'schema')};\n"
