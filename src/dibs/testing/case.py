@@ -122,9 +122,11 @@ def until(attempt: Callable[[], T | None], what: str, limit_s: float = PATIENCE_
 
 
 class Lateness:
-    """``with Lateness() as late:`` measures for how long this machine kept a thread from running that was to run.
+    """``with Lateness() as late:`` measures for how long this machine kept waiting what was to run.
 
     For promises of how soon something happens: on a machine that is busy with other things everything is as late.
+    Counted are threads of this process that wake up late, and where Linux tells (/proc/pressure), for how long anything
+    at all waited for a processor or a disk; ``seconds`` is complete at the end of the block.
     """
 
     #: A thread that only sleeps wakes up to this much late on an idle machine, too.
@@ -132,6 +134,7 @@ class Lateness:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._pressed_s = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
 
@@ -144,12 +147,26 @@ class Lateness:
                 self.seconds += over
 
     def __enter__(self) -> Lateness:
+        self._pressed_s = _pressed_s()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+        self.seconds += _pressed_s() - self._pressed_s
+
+
+def _pressed_s() -> float:
+    """Seconds, since the machine was started, in which something waited for a processor, and for a disk."""
+    waited_us = 0
+    for what in ("cpu", "io"):
+        try:
+            with open(f"/proc/pressure/{what}", encoding="ascii") as pressure:
+                waited_us += int(pressure.readline().rpartition("total=")[2])
+        except (OSError, ValueError):  # another system, or not to be seen here
+            pass
+    return waited_us / 1e6
 
 
 # -- a store on the bench ---------------------------------------------------------------------------------------------
