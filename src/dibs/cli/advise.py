@@ -30,6 +30,7 @@ jobs have counted. Without QUEUE, of all queues that have jobs."""
     parser.epilog = """\
 examples:
   dibs advise mail                              too many, too few, and what binds
+  dibs advise                                   the same of every queue that has jobs
   dibs advise mail --json | jq '.[].needed'     for a program that starts and stops workers
   dibs advise --metrics > /var/lib/node_exporter/dibs.prom
                                                 dibs_workers_needed{queue="mail"} and others, for Prometheus

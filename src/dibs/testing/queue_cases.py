@@ -201,7 +201,7 @@ async def where_there_are_no_queues_that_is_said(face: Face) -> None:
 
 
 @case("P18")
-async def a_late_end_is_refused(face: Face) -> None:
+async def a_late_done_is_refused(face: Face) -> None:
     """Whoever comes late with the end of a job hears LeaseLost, whichever end it is; the new claim is untouched."""
     ours, theirs = face.client(), face.client()
     late = ours.queue("late", ttl=face.short_ttl, renew=False, keep_results=LONG_S)
@@ -297,7 +297,7 @@ async def a_failed_job_is_tried_again(face: Face) -> None:
 
 
 @case("P19")
-async def a_job_given_back_costs_no_try(face: Face) -> None:
+async def giving_back_costs_no_try(face: Face) -> None:
     """A job that is skipped is at once ready for others, as it was."""
     queue = face.client().queue("skipped", ttl=LONG_S, max_tries=1)
     await face.do(queue.put, 1)
@@ -311,7 +311,7 @@ async def a_job_given_back_costs_no_try(face: Face) -> None:
 async def a_cancelled_job_is_lost(face: Face) -> None:
     """A job that is cancelled while it is worked is lost to its worker at the next extension; its done is refused."""
     ours, theirs = face.client(), face.client()
-    queue = ours.queue("cancelled", ttl=face.short_ttl * 2, keep_results=LONG_S)
+    queue = ours.queue("cancelled", ttl=face.short_ttl * 5, keep_results=LONG_S)
     ids = await face.do(queue.put_many, "abc")
     batch = await taken(face, queue, 3)
     equal(await face.do(theirs.queue("cancelled", keep_results=LONG_S).cancel, ids[0], ids[0]), ids[:1], "cancelled")
@@ -406,12 +406,13 @@ async def a_block_that_is_left_gives_back(face: Face) -> None:
 @case("queue batches, P4")
 async def a_batch_that_is_not_renewed_ends_in_time(face: Face) -> None:
     """The loop over a batch that is not renewed stops a margin before its deadline; what is left is given back."""
-    queue = face.client().queue("deadline", ttl=face.short_ttl, renew=False)
+    ttl = face.short_ttl * 3
+    queue = face.client().queue("deadline", ttl=ttl, renew=False)
     await face.do(queue.put_many, range(3))
     async with face.holding(await taken(face, queue, 3)) as batch:
         job = await following(face, batch)
         equal((job.payload, batch.deadline is not None, batch.remaining() > 0), (0, True, True), "the first job")
-        await until(lambda: job.remaining() <= face.short_ttl * 0.09, "most of the ttl has gone by")
+        await until(lambda: job.remaining() <= ttl * 0.09, "most of the ttl has gone by")
         equal(await following(face, batch), None, "the next job")
     equal(([left.payload for left in batch.left], batch.lost), ([1, 2], []), "given back; lost")
     equal([job.tries for job in await face.do(queue.jobs)], [0, 0], "tries of what was given back")
