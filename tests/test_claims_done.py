@@ -37,7 +37,7 @@ def taken(client: dibs.Client, **options: Any) -> list[Any]:
         with client.claims("resource", **options).take([1, 2]) as batch:
             if batch.won == [1, 2] or time.monotonic() > until:
                 return batch.won
-        time.sleep(0.02)
+        time.sleep(0.02)  # before another look
 
 
 @every_kind
@@ -184,7 +184,7 @@ def test_tasks_finish_items_in_their_transactions(postgres_url: str) -> None:
                         await item.done()
             assert (batch.left, batch.lost) == ([], [])
             batch = await client.claims("a", ttl=SHORT_S).take([1])
-            await asyncio.sleep(SHORT_S + 0.05)
+            await asyncio.sleep(SHORT_S + 0.05)  # until the claim has certainly ended
             async with await other.claims("a").take([1]):
                 with pytest.raises(dibs.LeaseLost):
                     await batch.items[0].done(connection=connection)
@@ -217,7 +217,7 @@ while empty < 3:
                 if fate == "killed before":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if fate == "late":
-                    time.sleep(1.3)
+                    time.sleep(1.3)  # longer than the claim lasts
                 item.done(connection=connection)
                 if fate == "killed after":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -226,7 +226,7 @@ while empty < 3:
             except dibs.LeaseLost:
                 connection.rollback()
                 fate = ""
-    time.sleep(0.3)
+    time.sleep(0.3)  # the killed ones' are held until their ttl is over
 connection.close()
 client.close()
 """

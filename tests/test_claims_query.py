@@ -269,7 +269,7 @@ def test_params_that_do_not_fit_are_told(shop: Shop) -> None:
 
 def test_a_query_that_takes_too_long_is_ended(shop: Shop) -> None:
     """A query that does not come back by the client's request_timeout is no answer, and nothing is held."""
-    slow = {
+    slow = {  # longer than any request may take
         "p": "SELECT 1 AS id FROM pg_sleep(5)",
         "m": "SELECT SLEEP(5) AS id",
         "s": "WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) SELECT max(id) AS id FROM c",

@@ -199,7 +199,7 @@ def test_a_second_signal_does_not_wait(dibs: Dibs, queue: library.Queue) -> None
     (pid,) = work.pids(1)
     began = time.monotonic()
     work.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(0.3)  # two signals at once may be told as one
     work.process.send_signal(signal.SIGINT)
     assert work.process.wait(PATIENCE_S) == 130
     assert time.monotonic() - began < 10
@@ -295,7 +295,7 @@ def test_jobs_wait_while_the_queue_is_paused(dibs: Dibs, queue: library.Queue) -
     queue.pause("OPS-7")
     queue.put(1)
     work = Work(dibs, script="exit 0")
-    time.sleep(1.0)
+    time.sleep(1.0)  # for what must not happen: that it begins
     assert not work.begun.exists()
     queue.resume()
     work.pids(1)

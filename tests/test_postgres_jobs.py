@@ -105,7 +105,7 @@ def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
     until = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(0.01)  # before another look
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def _work(url: str, wait_s: float) -> None:
             if isinstance(taken, Held):
                 if taken.free_in == float("inf"):
                     return
-                time.sleep(min(taken.free_in, 0.05))
+                time.sleep(min(taken.free_in, 0.05))  # as the store says
                 continue
-            time.sleep(wait_s)
+            time.sleep(wait_s)  # the work
             if queue.act(queue.end(taken)) == [Finished()]:
                 for job in taken.jobs:
                     connection.execute("INSERT INTO done VALUES (%s)", (job.id,))

@@ -173,7 +173,7 @@ def test_a_late_answer_that_it_is_gone_is_unknown(between: Between) -> None:
         def lose(requests: Sequence[Any]) -> None:
             if any(type(request) is Finish for request in requests):
                 between.after = lambda requests: None
-                time.sleep(1.2)
+                time.sleep(1.2)  # until the claim is over
                 raise dibs.StoreUnavailable("the answer was lost")
 
         between.after = lose
@@ -246,7 +246,7 @@ def test_with_all_hints_lost_a_taker_polls(between: Between, client: dibs.Client
         stop = threading.Event()
         thread = threading.Thread(target=queue.run, args=(lambda job: None,), kwargs={"stop": stop})
         thread.start()
-        time.sleep(0.1)
+        eventually(lambda: deaf._desk.session().waiting._asleep, "the worker waits")
         assert theirs.wait(theirs.put(2), timeout=3) is None
         stop.set()
         thread.join(10)
@@ -260,7 +260,7 @@ def test_one_slow_job_is_no_reason_to_ask_without_a_pause(between: Between) -> N
     with between.client(ttl=20) as client:
         queue = client.queue("a")
         queue.put(1)
-        assert queue.run(lambda job: time.sleep(1), workers=4, idle=0) == 1
+        assert queue.run(lambda job: time.sleep(1), workers=4, idle=0) == 1  # the slow job
         assert len([call for call in between.calls if type(call[0]) is Take]) < 10
 
 
@@ -273,7 +273,7 @@ def test_a_first_answer_that_comes_too_late_ends_no_worker(between: Between) -> 
 
         def answer(requests: Sequence[Any]) -> None:
             if late and type(requests[0]) is Take:
-                time.sleep(late.pop())
+                time.sleep(late.pop())  # for longer than the ttl
 
         between.after = answer
         assert queue.run(lambda job: None, workers=1, idle=3) == 1
@@ -321,7 +321,7 @@ def test_a_dropped_batch_is_not_renewed_for_ever(client: dibs.Client) -> None:
     gc.collect()
     job = one(queue)
     assert (job.tries, job.crashes) == (2, 1)
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than the ttl
     assert job.held  # whoever has a job of it has the batch
     job.done()
 
@@ -373,7 +373,7 @@ def test_a_closed_client_gives_back_what_is_on_its_way(between: Between) -> None
     assert holdup.reached.wait(10)
     closer = threading.Thread(target=client.close)
     closer.start()
-    time.sleep(0.05)
+    eventually(lambda: client._desk.session().closed, "the client is closing")
     holdup.go_on()
     for thread in (taker, closer):
         thread.join(10)
@@ -446,8 +446,8 @@ def test_a_lost_job_counts_until_its_handler_has_ended(sqlite_url: str) -> None:
                 try:
                     if job.tries == 1 and job.payload == "slow":
                         await queue.put_many(range(2), delay=1)
-                        await asyncio.sleep(60)
-                    await asyncio.sleep(0.3)
+                        await asyncio.sleep(60)  # until it is cancelled
+                    await asyncio.sleep(0.3)  # so that several run at a time
                 except asyncio.CancelledError:
                     await asyncio.sleep(1)  # a handler that takes its time to clean up
                 finally:
@@ -473,7 +473,7 @@ def test_a_cancelled_run_gives_everything_back(sqlite_url: str) -> None:
             async def handle(job: dibs.AsyncJob) -> None:
                 begun.release()
                 try:
-                    await asyncio.sleep(60)
+                    await asyncio.sleep(60)  # until it is cancelled
                 except asyncio.CancelledError:
                     cancelled[0] += 1
                     raise

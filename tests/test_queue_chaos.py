@@ -51,7 +51,7 @@ def write(*statements):
     db.close()
 
 def effect(job):
-    time.sleep(random.random() * 0.03)
+    time.sleep(random.random() * 0.03)  # the work
     values = {"job": job.id, "token": job.fencing_token}
     accepted = "NOT EXISTS (SELECT 1 FROM fence WHERE job = :job AND token >= :token)"
     write(
@@ -68,7 +68,7 @@ def patiently(act):
         try:
             return act()
         except dibs.StoreUnavailable:
-            time.sleep(0.1)
+            time.sleep(0.1)  # before another try
 
 def by_hand(queue):
     with queue.take(10, timeout=1) as batch:
@@ -98,7 +98,7 @@ def put(queue):
         payload = f"{os.getpid()}-{number}"
         patiently(lambda: queue.put(payload))
         write(("INSERT INTO put VALUES (?)", (payload,)))
-        time.sleep(0.005)
+        time.sleep(0.005)  # so that there is something to put until the end
 
 async def in_tasks():
     async def work(job):
@@ -147,7 +147,7 @@ class Crew:
         process = self.processes[style]
         if style != "put" and self.killed > 2 * (self.stopped + 1):
             process.send_signal(signal.SIGSTOP)
-            time.sleep(TTL_S + 0.7)
+            time.sleep(TTL_S + 0.7)  # stopped for longer than its claims last
             process.send_signal(signal.SIGCONT)
             self.stopped += 1
         else:
@@ -192,7 +192,7 @@ def test_every_job_is_done_once_effectively_and_none_is_lost(url: str, resource:
             end = time.monotonic() + LIMIT_S
             while any(queue.depth()[1:4]) or crew.processes["put"].poll() is None or not crew.stopped:
                 assert time.monotonic() < end, f"not all was done in {LIMIT_S} s: {queue.depth()}"
-                time.sleep(KILL_EVERY_S)
+                time.sleep(KILL_EVERY_S)  # until the next blow
                 crew.look()
                 crew.strike()
         finally:

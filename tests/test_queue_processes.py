@@ -36,7 +36,7 @@ def work(job):
     say("begun", job.payload)
     end = time.monotonic() + float(sys.argv[4])
     while time.monotonic() < end and not job.lost.is_set():
-        time.sleep(0.01)
+        time.sleep(0.01)  # the work
     say("lost" if job.lost.is_set() else "worked", job.payload)
 say("done", queue.run(work, workers=2, drain_timeout=float(sys.argv[5])))
 client.close()
@@ -49,7 +49,7 @@ TASKS = (
 async def work(job):
     say("begun", job.payload)
     try:
-        await asyncio.sleep(float(sys.argv[4]))
+        await asyncio.sleep(float(sys.argv[4]))  # the work
     except asyncio.CancelledError:
         say("lost", job.payload)
         raise
@@ -68,7 +68,7 @@ try:
     with queue.take(3) as batch:
         for job in batch:
             say("begun", job.payload)
-            time.sleep(float(sys.argv[4]))
+            time.sleep(float(sys.argv[4]))  # the work
             say("worked", job.payload)
 except KeyboardInterrupt:
     say("interrupted")
@@ -85,7 +85,7 @@ BY_HAND = (
 batch = queue.take(2)
 job, other = batch.won
 say("begun", job.payload)
-time.sleep(float(sys.argv[4]))
+time.sleep(float(sys.argv[4]))  # the work
 for what, end in (("job", job.done), ("batch", batch.done)):
     try:
         end()
@@ -202,7 +202,7 @@ def test_a_second_ctrl_c_does_not_wait(code: str, queue: dibs.Queue, sqlite_url:
     worker = start(code, sqlite_url, work_s=60, drain_s=60)
     worker.until_said("begun a", "begun b")
     worker.send(signal.SIGINT)
-    time.sleep(0.7)
+    time.sleep(0.7)  # for what must not happen: that it ends
     assert worker.process.poll() is None
     worker.send(signal.SIGINT)
     assert worker.ended() == -signal.SIGINT
@@ -249,7 +249,6 @@ def test_who_was_stopped_for_too_long_is_refused(queue: dibs.Queue, sqlite_url: 
     worker.send(signal.SIGSTOP)
     with queue.take(timeout=10) as batch:
         assert [job.id for job in batch] == ids[:1]
-    time.sleep(0.5)
     worker.send(signal.SIGCONT)
     assert worker.ended() == 0
     assert worker.said()[1:] == ["job refused", "batch refused"]
@@ -266,7 +265,7 @@ def test_a_locked_file_is_waited_for(queue: dibs.Queue, sqlite_url: str, start: 
     workers[0].until_said("begun 3")
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None, timeout=20)) as db:
         db.execute("BEGIN EXCLUSIVE")
-        time.sleep(2)
+        time.sleep(2)  # several tries of everybody's
         db.execute("ROLLBACK")
     eventually(lambda: counts(queue) == (0, 0, 0, 0), "everything is done", 20)
     for worker in workers:
@@ -288,7 +287,7 @@ def test_a_server_that_is_restarted_is_waited_for(code: str, own_postgres: Postg
             worker = start(code, url, ttl=20, work_s=0.1)
             worker.until_said(f"begun {first + 3}")
             end()
-            time.sleep(0.5)
+            time.sleep(0.5)  # while it is away, everybody finds it away
             own_postgres.start()
             eventually(lambda: counts(queue) == (0, 0, 0, 0), "everything is done", 30)
             worker.send(signal.SIGTERM)

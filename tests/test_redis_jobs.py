@@ -184,7 +184,7 @@ class Comparison:
         outcomes = self.both((request, request))
         self.note(name, request.claim_id, outcomes)
         if ttl == MOMENT_S:
-            time.sleep(3 * MOMENT_S)
+            time.sleep(3 * MOMENT_S)  # until the claim has certainly ended
         elif isinstance(outcomes[0], Held) and limit == 0:
             assert outcomes[0].free_in == pytest.approx(outcomes[1].free_in, abs=1)
 
@@ -276,7 +276,7 @@ def test_a_queue_leaves_no_trace(redis: RedisServer, jobs: Jobs, prefix: str) ->
         assert look.hget(f"{prefix}:queue:{{n:q}}:jobs", f"{ids(taken)[0]}:payload") == "j1"
         finish(jobs, take(jobs, 5, group_limit=1), DONE, keep=0.05)
         jobs.cancel("n:q", [job.id for job in jobs.jobs_in("n:q", LATER, 10, soon())], 0.0, soon())
-        time.sleep(0.1)
+        time.sleep(0.1)  # its time is over
         assert jobs.jobs_in("n:q", DONE, 10, soon()) == []  # whoever looks forgets what was kept for long enough
         take(jobs)
         assert look.keys(f"{prefix}:*") == [f"{prefix}:queue:{{n:q}}"]
@@ -338,9 +338,8 @@ def test_puts_are_hinted_rarely(redis: RedisServer, jobs: Jobs, prefix: str) -> 
         act(jobs, Take("n:q", "c", 1, 60, "h"))
         listener.subscribe(f"{prefix}:wake:queues")
         act(jobs, *[Put("n:q", f"p-{number}", (NewJob("1"),)) for number in range(100)])
-        time.sleep(0.05)
+        time.sleep(0.05)  # longer than hints are left out for
         put(jobs, "2")
-        time.sleep(0.05)
         heard = [m["data"] for m in iter(lambda: listener.get_message(timeout=0.1), None) if m["type"] == "message"]
     assert f"{prefix}:queue:{{n:q}}" == heard[0]
     assert 2 <= len(heard) <= 10
@@ -385,7 +384,7 @@ def test_many_claims_that_expire_at_once(jobs: Jobs) -> None:
     made = put(jobs, *[NewJob("1") for _ in range(3000)], NewJob("urgent", -1))
     act(jobs, *[Take("n:q", f"c-{number}", 1000, 0.5, "h") for number in range(3)], Take("n:q", "c-3", 1, 0.5, "h"))
     put(jobs, NewJob("more urgent", 1))
-    time.sleep(0.6)
+    time.sleep(0.6)  # until the claims have certainly ended
     assert [job.payload for job in take(jobs, 2).jobs] == ["more urgent", "1"]
     assert jobs.depths("n:q", "n:q\x01", soon())[0].claimed == 2
     assert take(jobs).jobs[0].id == made[1]
@@ -478,9 +477,9 @@ def work(url: str, journal: str) -> None:
         while True:
             taken = take(jobs, 3, 0.5)
             if not isinstance(taken, Taken):
-                time.sleep(0.01)
+                time.sleep(0.01)  # before another look
                 continue
-            time.sleep(0.005)
+            time.sleep(0.005)  # the work
             gone = finish(jobs, taken).gone
             for job in taken.jobs:
                 if job.id not in gone:
@@ -503,7 +502,7 @@ def test_workers_that_are_killed_lose_no_job(redis_url: str, jobs: Jobs, tmp_pat
     until = time.monotonic() + 20
     while len(ended()) < 30:
         assert time.monotonic() < until, "the workers do not begin"
-        time.sleep(0.005)
+        time.sleep(0.005)  # before another look
     for worker in workers[:2]:
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
@@ -513,8 +512,8 @@ def test_workers_that_are_killed_lose_no_job(redis_url: str, jobs: Jobs, tmp_pat
     until = time.monotonic() + 20
     while jobs.depths("n:q", "n:q\x01", soon()):
         assert time.monotonic() < until, jobs.depths("n:q", "n:q\x01", soon())
-        time.sleep(0.02)
-    time.sleep(0.2)
+        time.sleep(0.02)  # before another look
+    time.sleep(0.2)  # for the last of them to write down what it has ended
     for worker in workers[2:]:
         worker.terminate()
     told = ended()

@@ -44,7 +44,7 @@ class Queue:
                 return self.jobs.act([request], BY)[0]
             except StoreBusy:
                 assert time.monotonic() < end
-                time.sleep(0.001)
+                time.sleep(0.001)  # before another try
 
     def put(self, *payloads: str | NewJob, put_id: str | None = None) -> tuple[int, ...]:
         new = tuple(job if isinstance(job, NewJob) else NewJob(job) for job in payloads)
@@ -131,8 +131,8 @@ def test_every_job_is_done_though_workers_die(path: Path, queue: Queue, tmp_path
         "    taken = queue.take(5, 0.3)\n"
         "    if isinstance(taken, Held):\n"
         "        if taken.free_in == float('inf') and sys.argv[2] == 'to the end': break\n"
-        "        time.sleep(min(taken.free_in, 0.02)); continue\n"
-        "    time.sleep(0.01)\n"
+        "        time.sleep(min(taken.free_in, 0.02)); continue  # as the store says\n"
+        "    time.sleep(0.01)  # the work\n"
         "    gone = queue.finish(taken).gone\n"
         "    for job in taken.jobs:\n"
         "        if job.id not in gone: print(job.id, flush=True)\n"
@@ -148,7 +148,7 @@ def test_every_job_is_done_though_workers_die(path: Path, queue: Queue, tmp_path
             end = time.monotonic() + 20
             while not word.read_text():
                 assert time.monotonic() < end, "the worker does nothing"
-                time.sleep(0.005)
+                time.sleep(0.005)  # before another look
             worker.kill()
     for worker in [work(word, "to the end") for word in words[2:]]:
         _, error = worker.communicate(timeout=30)
@@ -438,7 +438,7 @@ def test_a_late_end_within_a_transaction_is_refused(queue: Queue, caller: sqlite
     caller.rollback()
     (job,) = queue.put("1")
     old = queue.taken(1, 0.05)
-    time.sleep(0.06)
+    time.sleep(0.06)  # until the claim has certainly ended
     assert queue.within(caller, finishing(old)) == Finished((job,))
     caller.commit()
     new = queue.taken()

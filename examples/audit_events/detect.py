@@ -39,7 +39,7 @@ def detect(feed: Path, database: Path, pause: float) -> int:
                     job = {"number": event["number"]}
                     queue.put(job, key=event["number"], group=event["subject"], connection=product)
                     new += 1
-            time.sleep(pause)
+            time.sleep(pause)  # as events come in
         product.close()
     return new
 

@@ -209,7 +209,7 @@ class JobProgram:
                 self._round()
             except (StoreUnavailable, LeaseLost) as error:
                 self.host.world.note(self.host.process.name, "hears: %s", str(error))
-            self.host.process.clock.sleep(0.3 * rand() ** 2)
+            self.host.process.clock.sleep(0.3 * rand() ** 2)  # of virtual time, as everywhere here
 
     def _round(self) -> None:
         rand, checker, process = self.host.world.random, self._checker, self.host.process

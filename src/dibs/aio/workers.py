@@ -103,7 +103,7 @@ class _Signals:
             try:
                 self._loop.add_signal_handler(number, self._stop)
                 self._taken.append(number)
-            except (ValueError, RuntimeError, NotImplementedError):  # not the main thread
+            except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or a loop that has none
                 return
 
     def _stop(self) -> None:

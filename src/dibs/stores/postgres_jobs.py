@@ -5,6 +5,7 @@ See dibs.stores.postgres_jobs_sql for the statements, and dibs.stores.postgres_j
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
@@ -213,10 +214,9 @@ class PostgresJobs:
         if len(self._hinted) > QUEUES_MAX:
             self._hinted.clear()
         self._hinted |= dict.fromkeys(names, now)
-        try:
+        # Without it, too, what was put is there, and whoever waits looks once a second.
+        with suppress(StoreUnavailable, SetupRequired, StoreBusy):
             self._flights.run([("HINT", (self._tables.channel.encode(), texts(names)))], deadline.within(HINT_S))
-        except (StoreUnavailable, SetupRequired, StoreBusy):
-            pass  # what was put, is there; whoever waits, polls
 
     # -- within ---------------------------------------------------------------------------------------------------
 

@@ -318,7 +318,7 @@ async def the_longest_standby_is_replaced(face: Face) -> None:
     standbys.append(task(face.do(face.client().election("fresh", value=2, **how).campaign)))
     equal(await asyncio.wait_for(standbys[0], 2 * PATIENCE_S), None, "the campaign of the oldest")
     await stand_by(face, looker, "fresh", 2)
-    await asyncio.sleep(pause_s)
+    await asyncio.sleep(pause_s)  # as above
 
     async def lead() -> None:
         async with face.holding(face.client().election("fresh", value=3, **how).lead()) as term:
@@ -326,10 +326,10 @@ async def the_longest_standby_is_replaced(face: Face) -> None:
 
     fourth = task(lead())
     equal(await asyncio.wait_for(standbys[1], 2 * PATIENCE_S), None, "the campaign of the second")
-    await asyncio.sleep(pause_s)
+    await asyncio.sleep(pause_s)  # as above
     fifth = task(face.do(face.client().election("fresh", value=4, **how).campaign))
     equal(await asyncio.wait_for(standbys[2], 2 * PATIENCE_S), None, "the campaign of the third")
-    await asyncio.sleep(pause_s)
+    await asyncio.sleep(pause_s)  # as above
     sixth = task(face.do(face.client().election("fresh", value=5, **how).campaign))
     with raises(LockTimeout) as caught:
         await asyncio.wait_for(fourth, 2 * PATIENCE_S)

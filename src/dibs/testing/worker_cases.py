@@ -40,6 +40,12 @@ async def started(flag: threading.Event) -> None:
     await until(flag.is_set, "a handler has begun")
 
 
+async def waiting(queue: Any, takers: int) -> None:
+    """Until so many takers of a client wait, and the store has told the first that there is nothing."""
+    line = queue._core.desk.session().waiting
+    await until(lambda: line._asleep and len(line.everybody()) == takers, "they wait")
+
+
 # -- waiting for jobs -------------------------------------------------------------------------------------------------
 
 
@@ -52,7 +58,7 @@ async def a_take_waits_for_a_job(face: Face) -> None:
     equal(len(await face.do(queue.take, timeout=SHORT_S)), 0, "in time")
     assert time.monotonic() - before >= SHORT_S - 0.01, "it has waited"
     waiter = task(face.do(queue.take, 5, timeout=None))
-    await asyncio.sleep(0.05)
+    await waiting(queue, 1)
     await face.do(theirs.queue("waited").put_many, [1, 2])
     batch = await asyncio.wait_for(waiter, PATIENCE_S)
     assert 1 <= len(batch) <= 2, batch
@@ -62,7 +68,7 @@ async def a_take_waits_for_a_job(face: Face) -> None:
         await face.do(queue.put, how)
         batch = await taken(face, queue)
         waiter = task(one(face, queue))
-        await asyncio.sleep(0.02)
+        await waiting(queue, 1)
         if how == "fail":
             await face.do(batch.won[0].fail, "x", retry_in=0)
         else:
@@ -77,7 +83,8 @@ async def every_waiting_taker_is_served(face: Face) -> None:
     """Takers that wait at once, of one client and of several, all get a job of a put that has one for each."""
     clients = [face.client() for _ in range(3)]
     takers = [task(one(face, client.queue("served", ttl=LONG_S))) for client in clients for _ in range(3)]
-    await asyncio.sleep(0.1)
+    for client in clients:
+        await waiting(client.queue("served"), 3)
     ids = await face.do(face.client().queue("served").put_many, range(len(takers)))
     jobs = await asyncio.gather(*takers)
     equal(sorted(job.id for job in jobs), ids, "who got what")
@@ -99,7 +106,7 @@ async def takers_of_a_client_are_served_in_turn(face: Face) -> None:
     takers = []
     for number in range(4):
         takers.append(task(wait(number)))
-        await asyncio.sleep(0.05)
+        await waiting(queue, number + 1)
     for number in range(4):
         await face.do(queue.put, number)
         await until(partial(_so_many, served, number + 1), "one more is served")
@@ -131,7 +138,7 @@ async def a_taker_that_went_away_has_nothing(face: Face) -> None:
         await face.do(others.put, pause)
         if face.name == "tasks":
             taker = task(queue.take(timeout=None))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause)  # at which moment it is given up is what the case is about
             taker.cancel()
             await asyncio.wait([taker])
             if not taker.cancelled():
@@ -183,7 +190,7 @@ async def groups_are_worked_in_order(face: Face) -> None:
     equal((a1.payload, a1.group, a1.tries), ("a1", "a", 2), "its next try")
     for want in ("a2", "a3"):
         waiter = task(one(face, queues[1]))
-        await asyncio.sleep(0.02)
+        await waiting(queues[1], 1)
         await face.do(a1.done)
         a1 = await waiter
         equal(a1.payload, want, "the next of the group")
@@ -228,7 +235,7 @@ async def a_stream_goes_on_until_it_is_told_to_stop(face: Face) -> None:
     stream = queue.stream(2, stop=stop)
     equal([(await following(face, stream)).payload for _ in range(3)], [0, 1, 2], "what was there")
     waiter = task(following(face, stream))
-    await asyncio.sleep(0.05)
+    await waiting(queue, 1)
     await face.do(others.put_many, [3, 4])
     equal((await waiter).payload, 3, "what came")
     stop.set()
@@ -360,7 +367,7 @@ async def a_lost_job_is_not_worked_on(face: Face) -> None:
             try:
                 await until(job.lost.is_set, "the loss is told", 3 * PATIENCE_S)
                 if face.name == "tasks":
-                    await asyncio.sleep(LONG_S)
+                    await asyncio.sleep(LONG_S)  # until it is cancelled
             finally:
                 if job.lost.is_set():
                     told.set()
@@ -393,7 +400,7 @@ async def a_job_that_crashed_twice_is_worked_alone(face: Face) -> None:
         at_once.add(job.payload)
         if job.payload == "poison":
             equal((job.crashes, job.tries), (2, 3), "its crashes and tries")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # so that others would run beside it
         if "poison" in at_once:
             beside.append(set(at_once))
         at_once.discard(job.payload)
