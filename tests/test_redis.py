@@ -39,6 +39,7 @@ from dibs.store import (
 )
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 from dibs.testing import check_store
+from dibs.testing.case import within
 from tests import test_store_machine as machine
 from tests.servers.redis import RedisCluster, RedisSentinel, RedisServer, TlsRedisServer
 
@@ -692,10 +693,13 @@ def test_a_server_that_trickles_cannot_keep_a_caller(redis: RedisServer) -> None
         assert store.act([], soon()) == []
         slow.pause_s = 0.05
         began = time.monotonic()
-        with pytest.raises(dibs.StoreUnavailable, match="did not answer in time") as caught:
+        with (
+            within(2, "the deadline was passed"),
+            pytest.raises(dibs.StoreUnavailable, match="did not answer in time") as caught,
+        ):
             store.act([Acquire("trickle:x", "c-1", 60, "h" * 50)], soon(0.5))
         assert caught.value.maybe_applied
-        assert 0.4 < time.monotonic() - began < 2
+        assert time.monotonic() - began > 0.4
         slow.pause_s = 0.0
         assert isinstance(store.act([Acquire("trickle:x", "c-1", 60, "h")], soon())[0], Granted)
         store.act([Release("trickle:x", "c-1")], soon())
@@ -1004,11 +1008,13 @@ def test_what_is_promised_follows_the_settings(settings: dict[str, str], durable
 
 @pytest.fixture
 def replica(own_redis: RedisServer) -> Iterator[RedisServer]:
-    """A replica of `own_redis` that has caught up."""
+    """A replica of `own_redis` that has caught up, and of which the master knows that."""
     settings = {"replicaof": f"127.0.0.1 {own_redis.port}"}
     with RedisServer(settings, password=own_redis.password) as server:
-        with server.client() as look:
+        with server.client() as look, own_redis.client() as master:
             eventually(lambda: look.info("replication")["master_link_status"] == "up")
+            # The link is up before the master counts the replica among those whose word it takes.
+            eventually(lambda: master.set("caught up", 1) and master.wait(1, 500) == 1)
         yield server
 
 
@@ -1021,7 +1027,8 @@ def test_a_replica_is_a_misconfiguration(replica: RedisServer) -> None:
 def test_grants_wait_for_replicas(own_redis: RedisServer, replica: RedisServer) -> None:
     """With min_replicas a grant is on the replica when it is told; without enough of them nothing stays granted."""
     url = f"{own_redis.url()}?min_replicas=1"
-    with dibs.connect(url, request_timeout=1, patience=0.5) as client, dibs.connect(own_redis.url()) as other:
+    impatient = dibs.connect(url, request_timeout=1, patience=0.5)
+    with dibs.connect(url) as client, impatient, dibs.connect(own_redis.url()) as other:
         for number in range(20):
             with client.lock(f"n/{number}") as lease:
                 assert replica.ask("HGET", f"dibs:lease:{{default:n/{number}}}", "fencing_token") == str(
@@ -1033,7 +1040,7 @@ def test_grants_wait_for_replicas(own_redis: RedisServer, replica: RedisServer) 
         lease = granted(client.lock("kept", ttl=3, on_lost=told.set))
         with replica.paused():
             with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
-                client.lock("x").acquire(timeout=0)
+                impatient.lock("x").acquire(timeout=0)
             eventually(lambda: other.holder("x") is None)
             assert told.wait(10)  # renewals that no replica has heard of are not trusted
         assert not lease.held
@@ -1049,9 +1056,7 @@ def test_what_is_kept_waits_for_replicas(own_redis: RedisServer, replica: RedisS
             with pytest.raises(dibs.StoreUnavailable, match="min_replicas") as caught:
                 store.act([Release("n:x", "a-0", 1, None, 60, '{"ran":true}')], soon(1))
             assert caught.value.maybe_applied
-            began = time.monotonic()
-            assert store.act([Release("n:x", "a-1", 2)], soon(1)) == [RELEASED]
-            assert time.monotonic() - began < 0.5
+            assert store.act([Release("n:x", "a-1", 2)], soon(1)) == [RELEASED]  # or min_replicas would be told
             with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
                 store.act([asked[2]], soon(1))
             assert [(lease.slot, lease.info) for lease in other.leases("n:", "n;", soon())] == [(1, '{"ran":true}')]

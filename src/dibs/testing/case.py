@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from dibs.clock import Deadline, RealClock
 from dibs.store import GONE, Acquire, Granted, Held, Release, Renew, StoreBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dibs.store import Capabilities, Outcome, Request, Store, StoreAddress, StoredLease, Watch
 
@@ -155,6 +156,16 @@ class Lateness:
         self._end.set()
         self._thread.join()
         self.seconds += _pressed_s() - self._pressed_s
+
+
+@contextmanager
+def within(limit_s: float, what: str) -> Iterator[None]:
+    """Fail when the block takes longer than ``limit_s`` seconds and what the machine kept it waiting (``Lateness``)."""
+    with Lateness() as late:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+    assert took < limit_s + late.seconds, f"{what}: {took:.2f} s, and {limit_s:g} s is soon enough"
 
 
 def _pressed_s() -> float:
