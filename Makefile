@@ -4,7 +4,7 @@ PYTHON ?= python3
 # For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
 ARGS ?=
 # Tests mostly wait for leases to end; more at once is quicker, and asks more of the machine's punctuality.
-JOBS ?= 2
+JOBS ?= 3
 
 venv := .venv/bin/python
 # What mypy checks, as far as it is there.
