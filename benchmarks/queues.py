@@ -55,10 +55,6 @@ WHERE id = ANY (ARRAY(
     WHERE queue = 'raw' AND due_at <= now() AND (claim_id IS NULL OR expires_at <= now())
     ORDER BY priority DESC, due_at, id LIMIT %s FOR UPDATE SKIP LOCKED))
 RETURNING id, payload, tries, token"""
-# What dibs does: a claim that a crash forgets is made again, so nobody waits for the disk.
-RAW_TAKE_RELAXED = f"""\
-WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
-{RAW_TAKE.replace("WHERE id", "FROM relaxed WHERE id", 1)}"""
 RAW_DONE = "DELETE FROM raw_job WHERE id = ANY (%s) AND claim_id = %s AND expires_at > clock_timestamp()"
 
 
@@ -84,9 +80,9 @@ def pg_queue_batch(bench: Bench) -> None:
     """One process takes and finishes jobs, a hundred at a time, from a queue filled beforehand; jobs a second.
 
     dibs: ``batch = queue.take(100)``, ``batch.done()``. The reference is the raw statements on one psycopg connection
-    in autocommit; "relaxed take" is the same with a claim that does not wait for the disk, as dibs's does not.
-    pgqueuer's own dequeue and log, without its handlers, run on asyncpg with batches of 100 and of 1000. RabbitMQ
-    delivers to pika with a prefetch of 100 and is told of half as many at a time, where rabbitmq-server is installed.
+    in autocommit. pgqueuer's own dequeue and log, without its handlers, run on asyncpg with batches of 100 and of 1000.
+    RabbitMQ delivers to pika with a prefetch of 100 and is told of half as many at a time, where rabbitmq-server is
+    installed.
     """
     jobs = JOBS_QUICK if bench.quick else JOBS
     with (
@@ -112,8 +108,7 @@ def pg_queue_batch(bench: Bench) -> None:
         targets = [Target(0.65, "raw statements")]
         contestants: dict[str, Round] = {
             "dibs": dibs_round,
-            "raw statements": lambda: _raw_round(connection, jobs, relaxed=False),
-            "relaxed take": lambda: _raw_round(connection, jobs, relaxed=True),
+            "raw statements": lambda: _raw_round(connection, jobs),
         }
         pgqueuer = run(_pgqueuer(url))
         for size in (BATCH, 10 * BATCH):
@@ -125,15 +120,13 @@ def pg_queue_batch(bench: Bench) -> None:
         bench.race("take 100, done 100", JOBS_PER_S, contestants, targets)
 
 
-def _raw_round(connection: psycopg.Connection, jobs: int, *, relaxed: bool) -> list[float]:
+def _raw_round(connection: psycopg.Connection, jobs: int) -> list[float]:
     connection.execute(RAW_FILL, (jobs,))
     claims = itertools.count()
 
-    take = RAW_TAKE_RELAXED if relaxed else RAW_TAKE
-
     def work() -> int:
         claim_id = f"raw-{next(claims)}"
-        cursor = connection.execute(take, (claim_id, BATCH), prepare=True)
+        cursor = connection.execute(RAW_TAKE, (claim_id, BATCH), prepare=True)
         ids = [row[0] for row in cursor.fetchall()]
         return connection.execute(RAW_DONE, (ids, claim_id), prepare=True).rowcount
 
