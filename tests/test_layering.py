@@ -776,7 +776,6 @@ LONG = {
     "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
-    "dibs.testing.job_cases": "a list of cases",
     "dibs.testing.queue_cases": "a list of cases",
     "dibs.testing.worker_cases": "a list of cases",
     "dibs.testing.pool_cases": "a list of cases",

@@ -50,6 +50,10 @@ def fifo(capabilities: Capabilities) -> bool:
     return capabilities.waiting_line == "FIFO"
 
 
+def queues(capabilities: Capabilities) -> bool:
+    return capabilities.queue
+
+
 class Table:
     """Cases by name, in the order in which they were written."""
 

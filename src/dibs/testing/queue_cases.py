@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 from dibs import NewJob
 from dibs.errors import InvalidName, InvalidOption, JobExists, JobFailed, LeaseLost, Unsupported
 from dibs.jobs import PAYLOAD_BYTES_MAX
-from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, rising
+from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, queues, rising
 from dibs.testing.claims_cases import LONG_S, following
 from dibs.testing.client_cases import raises, until
 
 if TYPE_CHECKING:
-    from dibs.store import Capabilities
     from dibs.testing.faces import Face
-
-
-def queues(capabilities: Capabilities) -> bool:
-    return capabilities.queue
 
 
 case = partial(CLIENT_CASES.case, promised=queues)
