@@ -367,6 +367,6 @@ def test_what_is_remembered_of_orders_is_bounded(monkeypatch: pytest.MonkeyPatch
         for number in range(50):
             with client.lock(f"n{number}"):
                 pass
-        order = client._desk.session()._lock_order
+        order = client._desk.session().rings._lock_order
         assert order is not None
         assert len(order._pairs) == 10

@@ -16,8 +16,8 @@ LINES_MAX = 400
 # Imports point one way: faces → primitives → session → lanes → contract. Each module may import, when it runs, what is
 # listed here and nothing else of dibs; imports for type checkers only are free.
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
-DATA = {"dibs.names", "dibs.hold", "dibs.terms", "dibs.steps"}
-LANES = {"dibs.lane", "dibs.waiting", "dibs.renewer", "dibs.notes", "dibs.lock_order"}
+DATA = {"dibs.names", "dibs.hold", "dibs.holdings", "dibs.terms", "dibs.steps"}
+LANES = {"dibs.lane", "dibs.waiting", "dibs.wishes", "dibs.renewer", "dibs.before", "dibs.notes", "dibs.lock_order"}
 PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock", "dibs.semaphore", "dibs.rwlock"}
 AIO = {
     f"dibs.aio.{subject}"
@@ -443,20 +443,25 @@ ALLOWED: dict[str, set[str]] = {
     # Plain data.
     "dibs.names": {"dibs.errors"},
     "dibs.hold": {"dibs.store"},
+    "dibs.holdings": set(),
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.lane": CONTRACT,
     "dibs.waiting": {*CONTRACT, "dibs.lane"},
+    "dibs.wishes": {*CONTRACT, "dibs.hold", "dibs.lane"},
+    "dibs.before": {"dibs.lane"},
     "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
     # How waiters of several processes know of each other, and what follows.
     "dibs.note": {"dibs.names"},
     "dibs.deadlock": {"dibs.store"},
     "dibs.notes": {*CONTRACT, "dibs.hold", "dibs.lane", "dibs.waiting", "dibs.note", "dibs.deadlock"},
     "dibs.lock_order": {"dibs.errors"},
+    "dibs.rings": {"dibs.hold", "dibs.waiting", "dibs.notes", "dibs.lock_order"},
     # The session, and the desk at which both faces stand.
-    "dibs.session": CONTRACT | DATA | LANES,
+    "dibs.session": CONTRACT | DATA | LANES | {"dibs.rings"},
+    "dibs.renewing": {*CONTRACT, "dibs.hold", "dibs.lane"},
     "dibs.promises": {"dibs.errors"},
     "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
     "dibs.history": {"dibs.errors", "dibs.names"},
@@ -469,7 +474,7 @@ ALLOWED: dict[str, set[str]] = {
     # Primitives.
     "dibs.lost": {"dibs.hold", "dibs.names"},
     "dibs.copies": {"dibs.errors"},
-    "dibs.lease": {*CONTRACT, *DATA, "dibs.copies", "dibs.door", "dibs.guarding", "dibs.lost"},
+    "dibs.lease": {*CONTRACT, *DATA, "dibs.copies", "dibs.door", "dibs.guarding", "dibs.lost", "dibs.renewing"},
     "dibs.grips": {"dibs.errors"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
@@ -485,7 +490,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.lockable",
     },
     "dibs.semaphore": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable"},
-    "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.semaphore"},
+    "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.renewing", "dibs.semaphore"},
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
     "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},
@@ -503,8 +508,8 @@ ALLOWED: dict[str, set[str]] = {
     # Queues.
     "dibs.new_jobs": {"dibs.errors", "dibs.jobs", "dibs.names", "dibs.once_keys"},
     "dibs.job_hold": {*CONTRACT, "dibs.hold", "dibs.jobs", "dibs.lane"},
-    "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting"},
-    "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
+    "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting", "dibs.wishes"},
+    "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs", "dibs.renewing"},
     "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
     "dibs.load": {"dibs.clock", "dibs.store"},
@@ -769,7 +774,7 @@ DRIVERS = {
 LONG = {
     "dibs.client": "what a client gives, each with what its user must know",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
-    "dibs.session": "all that one client knows of its holds, under one mutex: grants, ends, losses, closing",
+    "dibs.session": "what may happen to a hold, under one mutex: asked for, ended, lost, closed",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
     "dibs.stores.mysql": "the acts: releasing, renewing, acquiring, the line, what operators see, in one place",

@@ -16,6 +16,7 @@ import pytest
 
 import dibs
 from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.renewing import give_back_some
 from dibs.store import Acquire, Request
 from tests.between import Between, Holdup
 from tests.test_api import eventually, in_a_fork
@@ -350,7 +351,7 @@ def test_a_late_downgrade_does_not_take_the_name_again(between: Between) -> None
         lease = had(lock.write())
         session = client._desk.session()
         # Both are queued before anybody serves the lane, which sends releases first.
-        ask = session.give_back_some(lease._hold, 1)
+        ask = give_back_some(session, lease._hold, 1)
         released = session.release(lease._hold)
         session.lane.start()
         eventually(lambda: ask.settled and released is not None and released.settled, "no answer")

@@ -16,6 +16,7 @@ from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text, result_text, unpacked
+from dibs.renewing import renew, renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -244,9 +245,9 @@ class JobFacts:
             limits = session.address.capabilities
             ttl_s = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
         self.check()
-        ask = session.renew(hold, ttl_s)
+        ask = renew(session, hold, ttl_s)
         yield from confirmed(session, ask)
-        if not session.renewed(hold, ask) or not self.held:
+        if not renewed(session, hold, ask) or not self.held:
             raise LeaseLost(self._why())
 
     def _done_within(self, door: Door, result: Any = None) -> Talk[None]:

@@ -13,6 +13,7 @@ from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
+from dibs.renewing import renew, renewed
 from dibs.steps import run
 from dibs.store import Gone
 
@@ -157,12 +158,12 @@ class LeaseFacts:
             limits = session.address.capabilities
             wanted = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=min(limits.ttl_max_s, TTL_MAX_S))
         self.check()
-        ask = session.renew(hold, wanted)
+        ask = renew(session, hold, wanted)
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
         if ask.error is not None:
             raise once_more(ask.error)
-        if not session.renewed(hold, ask):
+        if not renewed(session, hold, ask):
             raise LeaseLost(self._why())
 
     def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
-    from dibs.waiting import AcquireAsk
+    from dibs.wishes import AcquireAsk
 
 L = TypeVar("L", bound=LeaseFacts)
 
@@ -61,16 +61,16 @@ class LockCore(Gripped[L]):
         """A lease that no ``release`` of this lock knows of; None when ``limit_s`` seconds did not suffice for it."""
         terms = self.terms
         session = self._desk.session()
-        if limit_s is None and (session.held or session.sharing):
+        if limit_s is None and (session.holdings.held or session.holdings.sharing):
             self.refuse_own(owner)
-        holding = limit_s != 0 and owner in session.owned
+        holding = limit_s != 0 and owner in session.holdings.owned
         if holding:
-            session.taking(owner, self._key)
+            session.rings.taking(owner, self._key)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
             session.submit(ask)
             if holding and session.address.capabilities.deadlocks:
-                settled = yield from session.wait_holding(ask, limit_s)
+                settled = yield from session.rings.wait_holding(ask, limit_s)
             else:
                 settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s and not ask.heard:
@@ -104,7 +104,7 @@ class LockCore(Gripped[L]):
     def refuse_own(self, owner: object) -> None:
         """Raise WouldDeadlock if this caller would wait for what it holds itself."""
         session = self._desk.session()
-        mine = session.held.get(self._key)
+        mine = session.holdings.held.get(self._key)
         if mine is not None and mine.owner == owner and not mine.orphan and session.is_held(mine):
             raise WouldDeadlock(
                 f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
@@ -136,7 +136,7 @@ class LockCore(Gripped[L]):
 
     def locked(self) -> bool:
         session = self._desk.session()
-        hold = session.held.get(self._key)
+        hold = session.holdings.held.get(self._key)
         return hold is not None and session.is_held(hold)
 
 

@@ -139,8 +139,8 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 grip.count += 1
                 return grip.lease
         session = self._desk.session()
-        if limit_s != 0 and owner in session.owned:
-            session.taking(owner, *(core._key for core in self._cores))
+        if limit_s != 0 and owner in session.holdings.owned:
+            session.rings.taking(owner, *(core._key for core in self._cores))
         clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, L] = {}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dibs.hold import Hold
     from dibs.session import Session
     from dibs.store import Outcome, Request, Store
-    from dibs.waiting import AcquireAsk
+    from dibs.wishes import AcquireAsk
 
 # A note is written anew this often, and ends by itself this long after its process died (or the store's shortest ttl).
 BEAT_S = 0.25
@@ -249,7 +249,7 @@ class Notes:
 
         (Of what users know: nobody waits for a name of dibs's own, such as the seat of a standby.)
         """
-        holds = [hold for hold in self._session.owned.get(owner, ()) if hold.key.startswith(self._names)]
+        holds = [hold for hold in self._session.holdings.owned.get(owner, ()) if hold.key.startswith(self._names)]
         return [hold for hold in holds if hold.state == HELD and not hold.orphan and _lasts(hold) - now > SOON_S]
 
     def _note(self, waiter: _Waiter, holds: Sequence[Hold]) -> Acquire | None:

@@ -145,8 +145,8 @@ class OnceCore(Generic[L, R]):
         clock = session.clock
         if limit_s is None:
             self._lock.refuse_own(owner)
-        if limit_s != 0 and owner in session.owned:
-            session.taking(owner, self._lock._key)
+        if limit_s != 0 and owner in session.holdings.owned:
+            session.rings.taking(owner, self._lock._key)
         began = clock.now()
         slice_s = 0.0
         while True:

@@ -16,6 +16,7 @@ from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, onc
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore
 from dibs.lockable import Lock
+from dibs.renewing import give_back_some
 from dibs.semaphore import check_pools
 from dibs.steps import run
 from dibs.store import PERMITS_MAX, Granted
@@ -104,7 +105,7 @@ class RWCore(Generic[L]):
         # From here on it is a reader's for this process, whatever becomes of the answer.
         self.readers._grips.append(grip)
         self.writers._grips.remove(grip)
-        ask = session.give_back_some(hold, 1)
+        ask = give_back_some(session, hold, 1)
         try:
             settled = yield session, ask, session.request_timeout_s + session.patience_s
         except BaseException:  # what was queued is sent, whoever was interrupted

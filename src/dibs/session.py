@@ -1,8 +1,8 @@
 """A session: one client's identity, its holds, and its two lanes to the store.
 
-It answers for what is promised of a lease while it lives: who holds what in this process, until when that is trusted,
-and that every end is final and told. How requests travel is the lane's business, when to ask again is waiting's, and
-what a user sees is the faces' (``dibs.client``, ``dibs.aio``).
+It answers for what is promised of a lease while it lives: until when it is trusted, and that every end is final and
+told. How a wish becomes a hold is for ``dibs.wishes``, how requests travel is the lane's business, when to ask again
+is waiting's, and what a user sees is the faces' (``dibs.client``, ``dibs.aio``).
 
 One mutex guards the lane's queue, the waiting lines, the renewer's queues and the holds. It is held for a few
 dictionary operations, never during a call to the store or to a user's function.
@@ -15,33 +15,24 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from dibs.before import Before
 from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable
-from dibs.hold import FOREVER, GONE_REASON, HELD, LOST, RELEASED, Hold
+from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
+from dibs.holdings import Holdings
 from dibs.lane import Act, Ask, JobAsk, Lane
 from dibs.renewer import Renewer
-from dibs.store import (
-    ANY_SLOT,
-    GONE,
-    PIN_KEEP_S,
-    Acquire,
-    Gone,
-    Granted,
-    Release,
-    Transfer,
-)
-from dibs.trust import local_deadline
-from dibs.waiting import NOTE_AFTER_S, AcquireAsk, Waiting
+from dibs.rings import Rings
+from dibs.store import ANY_SLOT, PIN_KEEP_S, Acquire, Release, Transfer
+from dibs.waiting import Waiting
+from dibs.wishes import AcquireAsk, TakeOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dibs.clock import Clock
     from dibs.load import Load
-    from dibs.lock_order import LockOrder
-    from dibs.notes import Notes
     from dibs.pauses import Pauses
-    from dibs.steps import Steps
     from dibs.store import Held, Request, Store, StoreAddress
     from dibs.terms import Terms
 
@@ -49,93 +40,6 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
-
-
-class Reduction(Ask):
-    """Asks that the claim of a hold keep fewer permits.
-
-    If the claim had ended meanwhile, this grants it anew, with another token: that one is given back at once.
-    """
-
-    def __init__(self, request: Acquire, give_up_at: float, session: Session, hold: Hold) -> None:
-        super().__init__(request, give_up_at)
-        self._session = session
-        self._hold = hold
-
-    def received(self, outcome: object) -> None:
-        if type(outcome) is Granted and outcome.fencing_token != self._hold.granted.fencing_token:
-            self._undo()
-            outcome = GONE
-        self.settle(outcome)
-
-    def failed(self, error: BaseException) -> None:
-        # What became of it is unknown: it may have granted the claim anew, in another slot. That is undone when the
-        # hold is, or now if the hold is over.
-        self._hold.any_slot = True
-        if self._hold.state != HELD:
-            self._undo()
-        self.settle(None, error)
-
-    def _undo(self) -> None:
-        session, request = self._session, self.request
-        undo = Release(request.name, request.claim_id, ANY_SLOT)
-        session.lane.put(Ask(undo, session.clock.now() + session.patience_s))
-
-
-class Before(Ask):
-    """What must be answered before the release of a hold is sent, whatever the answer."""
-
-    def __init__(self, request: Request, release: Ask, session: Session) -> None:
-        super().__init__(request, release.give_up_at)
-        self._release = release
-        self._session = session
-
-    # Both are called under the mutex by whoever serves the lane, who also serves what is put into it here.
-
-    def received(self, outcome: object) -> None:
-        self._go_on()
-        self.settle(outcome)
-
-    def failed(self, error: BaseException) -> None:
-        self._go_on()
-        self.settle(None, error)
-
-    def _go_on(self) -> None:
-        if not self.settled:  # after a Ctrl-C perhaps for the second time: a release sent twice does no harm
-            self._session.lane.put(self._release)
-            self._session.waiting.nudge(self._release.request.name)
-
-
-class TakeOver(AcquireAsk):
-    """A wish for what another claim holds, until it is granted or refused. It waits for nobody."""
-
-    # What goes on under a pause: the lease is there already, and only changes hands.
-    pausable = False
-
-    def __init__(
-        self, request: Transfer, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
-    ) -> None:
-        Ask.__init__(self, request, give_up_at)
-        self._session = session
-        self.started_at = started_at
-        self.terms = terms
-        self.owner = owner
-        self.blocking = False
-
-    def may_be_known(self) -> bool:
-        return self.t0 is not None and type(self.outcome) is not Gone
-
-    def undoing(self) -> Ask:
-        request, session = self.request, self._session
-        release = Release(request.name, request.claim_id, request.slot)
-        return Ask(release, session.clock.now() + session.patience_s)
-
-    def received(self, outcome: object) -> None:
-        self.heard = True
-        if type(outcome) is not Granted:
-            self.settle(outcome)
-        elif not self.dropped:
-            self._session.granted(self, outcome)
 
 
 class Session:
@@ -159,7 +63,6 @@ class Session:
         self.margin_s = address.capabilities.margin_s
         self.request_timeout_s = request_timeout_s
         self.patience_s = patience_s
-        self.lock_order_warnings = lock_order_warnings
         self.mutex = self.clock.mutex()
         self.pauses = pauses
         #: Told, in a thread of its own, that a name somebody waits for is paused.
@@ -179,14 +82,8 @@ class Session:
             self.clock, self.mutex, self.lane, address.open, self.client_id, request_timeout_s, patience_s
         )
         self._claims = count(1)
-        #: Who in this process holds a name, as far as this process knows.
-        self.held: dict[str, Hold] = {}
-        #: The same for names with permits, which many may hold at a time.
-        self.sharing: dict[str, dict[Hold, None]] = {}
-        #: All of that by thread or task.
-        self.owned: dict[object, dict[Hold, None]] = {}
-        self._notes: Notes | None = None
-        self._lock_order: LockOrder | None = None
+        self.holdings = Holdings()
+        self.rings = Rings(self, lock_order_warnings)
         #: What is counted of the queues that this client takes jobs of (dibs.load), by their names.
         self.loads: dict[str, Load] = {}
         self._sleeps: WeakSet[Ask] = WeakSet()
@@ -194,24 +91,22 @@ class Session:
         self._aside: Store | None = None
         self.closed = False
 
-    # -- acquiring ------------------------------------------------------------------------------------------------
+    # -- asking ---------------------------------------------------------------------------------------------------
 
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         """Make the ask for a name; nothing happens before ``submit``."""
-        now = self.clock.now()
         request = Acquire(
             key, self.new_claim(), terms.ttl, self.holder, terms.info, self.client_id if blocking else None
         )
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
-        return AcquireAsk(request, now + self.patience_s, now, terms, owner, self)
+        return AcquireAsk(request, terms, owner, self, blocking)
 
     def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
         """Make the ask for what another claim holds; nothing happens before ``submit``."""
-        now = self.clock.now()
         claim = self.new_claim()
         request = Transfer(key, claim, terms.ttl, self.holder, from_claim, terms.info, slot, terms.permits)
-        return TakeOver(request, now + self.patience_s, now, terms, owner, self)
+        return TakeOver(request, terms, owner, self, False)
 
     def new_claim(self) -> str:
         """A claim that nobody has had."""
@@ -245,81 +140,12 @@ class Session:
             for ask in asks:
                 self.lane.put(ask)
 
-    def granted(self, ask: AcquireAsk, outcome: Granted) -> None:
-        """Turn a grant into a hold, unless it took so long that it can no longer be trusted.
-
-        Called under the mutex by whoever serves the lane, who also serves what is put into it here.
-        """
-        if ask.dropped or ask.settled:
-            return
-        request, terms, t0 = ask.request, ask.terms, ask.t0
-        if t0 is None:  # given out before a Ctrl-C: it was too old to trust, and the ask is queued with a new claim
-            ask.in_lane = True
-            return
-        now = self.clock.now()
-        if now < t0 + terms.trust_s and not self.closed:
-            # Kept on the ask, so that an answer given out twice (after a Ctrl-C) makes one hold.
-            hold = ask.hold
-            if hold is None:
-                hold = ask.hold = Hold(request.name, request.claim_id, outcome, terms, ask.owner, t0)
-            if terms.permits:
-                self.sharing.setdefault(request.name, {})[hold] = None
-            else:
-                self.held[request.name] = hold
-            owned = self.owned.get(ask.owner)
-            if owned is None:
-                self.owned[ask.owner] = {hold: None}
-            else:
-                owned[hold] = None
-            self.renewer.track(hold, t0)
-            if ask.blocking:
-                self.waiting.leave_line(ask)
-            ask.settle(hold)
-            return
-        # Too old to trust, or nobody is there any more: the claim is given back and never used again.
-        self.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + self.patience_s))
-        if ask.blocking and not self.closed:
-            ask.request = request._replace(claim_id=self.new_claim(), ticket=None)
-            ask.t0 = None
-            ask.give_up_at = now + self.patience_s
-            self.lane.put(ask)
-        elif self.closed:
-            ask.failed(StoreUnavailable("this dibs client was closed", maybe_applied=False))
-        else:
-            ask.failed(StoreUnavailable("the store's answer took longer than the ttl of the lease it granted"))
-
     def unmake(self, hold: Hold) -> bool:
         """Unmake the Lease that was just made of a hold; False when its loss is being told already."""
         with self.mutex:
             if not hold.loud:
                 hold.given = False
         return not hold.loud
-
-    def taking(self, owner: object, *keys: str) -> None:
-        """Somebody is about to wait for these names: warn when others are held that elsewhere are taken after them."""
-        held = self.owned.get(owner)
-        if held is None or not self.lock_order_warnings:
-            return
-        if self._lock_order is None:
-            from dibs.lock_order import LockOrder
-
-            self._lock_order = LockOrder(self.mutex)
-        for key in keys:
-            self._lock_order.taking(key, held)
-
-    def wait_holding(self, ask: AcquireAsk, limit_s: float | None) -> Steps[bool]:
-        """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after."""
-        settled = yield self, ask, NOTE_AFTER_S if limit_s is None else min(NOTE_AFTER_S, limit_s)
-        if settled:
-            return True
-        from dibs.notes import Notes  # loaded by those who need it: `dibs run` stands in crontabs
-
-        with self.mutex:
-            if self._notes is None:
-                self._notes = Notes(self, ask.request.name.partition(":")[0])
-        until = FOREVER if limit_s is None else ask.started_at + limit_s
-        self._notes.add(ask, until)
-        return (yield self, ask, None if limit_s is None else max(0.0, until - self.clock.now()))
 
     def withdraw(self, ask: AcquireAsk) -> None:
         """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
@@ -426,7 +252,7 @@ class Session:
             hold.exported = ask
             hold.state = RELEASED
             listeners, hold.listeners = hold.listeners, None
-            self._not_held(hold)
+            self.holdings.remove(hold)
             if self.renewer.forget(hold):
                 hold.after_renewal = ask
             else:
@@ -439,7 +265,7 @@ class Session:
         """Release what was exported by this ask, if it was: its state will never be known to anybody."""
         with self.mutex:
             if hold.exported is ask:
-                self._not_held(hold)
+                self.holdings.remove(hold)
                 self.lane.put(Ask(self.release_of(hold), self.clock.now() + self.patience_s))
         self.lane.start()
 
@@ -451,7 +277,7 @@ class Session:
 
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
-        self._not_held(hold)
+        self.holdings.remove(hold)
         if hold.of_jobs:
             return self._end_of_jobs(hold, now)
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
@@ -480,24 +306,10 @@ class Session:
             self.waiting.nudge(hold.key)
         return ask
 
-    def _not_held(self, hold: Hold) -> None:
-        if self.held.get(hold.key) is hold:
-            del self.held[hold.key]
-        sharing = self.sharing.get(hold.key)
-        if sharing is not None:
-            sharing.pop(hold, None)
-            if not sharing:
-                del self.sharing[hold.key]
-        owned = self.owned.get(hold.owner)
-        if owned is not None and hold in owned:
-            del owned[hold]
-            if not owned:
-                del self.owned[hold.owner]
-
     def shared_by(self, owner: object, key: str) -> list[Hold]:
         """The holds of permits of a name that this owner has, as far as this process knows."""
         with self.mutex:
-            holds = list(self.sharing.get(key, ()))
+            holds = list(self.holdings.sharing.get(key, ()))
         return [hold for hold in holds if hold.owner == owner and not hold.orphan and self.is_held(hold)]
 
     def _renewal_over(self, hold: Hold) -> None:
@@ -537,7 +349,7 @@ class Session:
         if hold.orphan:
             hold.reason = "its Lease object was dropped without release()"
             self.renewer.forget(hold)
-            self._not_held(hold)
+            self.holdings.remove(hold)
             return
         if hold.given:  # its thread came with the Lease in hand just as its trust was over: a loss like any other
             hold.reason = hold.why_over()
@@ -610,47 +422,6 @@ class Session:
                 return
         listener()
 
-    def renew(self, hold: Hold, ttl: float | None) -> Ask:
-        """Ask for a renewal now; ``renewed`` makes sense of the answer."""
-        with self.mutex:
-            now = self.clock.now()
-            wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
-            ask = (JobAsk if hold.of_jobs else Ask)(hold.renewal(wanted), now + self.patience_s)
-            self.lane.put(ask)
-            return ask
-
-    def give_back_some(self, hold: Hold, take: int) -> Ask:
-        """Keep only ``take`` of the permits that a hold has, under the same claim. Answered Granted, or Gone."""
-        with self.mutex:
-            terms = hold.terms
-            request = Acquire(hold.key, hold.claim_id, hold.ttl, self.holder, terms.info)
-            request = request._replace(permits=terms.permits, take=take)
-            ask = Reduction(request, self.clock.now() + self.patience_s, self, hold)
-            self.lane.put(ask)
-            return ask
-
-    def renewed(self, hold: Hold, ask: Ask) -> bool:
-        """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
-        with self.mutex:
-            expires_at = hold.renewed_by(ask.outcome)
-        if expires_at is None:
-            self.lose(hold, GONE_REASON)
-            return False
-        assert ask.t0 is not None
-        ttl = ask.request.ttl
-        with self.mutex:
-            if hold.state != HELD:
-                return False
-            if self.clock.now() < hold.trusted_until:
-                # Renewals never shorten a lease, so the longest of those that were answered may be trusted.
-                hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, self.margin_s))
-                hold.ttl = ttl
-                hold.renewed_until = expires_at
-                if not self.renewer.forget(hold):
-                    self.renewer.track(hold, ask.t0)
-                return True
-        return not self.expire(hold)
-
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 
     def wait(self, ask: Ask, timeout: float | None) -> bool:
@@ -709,7 +480,7 @@ class Session:
             self.closed = True
             now = self.clock.now()
             waiters = self.waiting.everybody()
-            releases = [] if self._notes is None else self._notes.withdraw()
+            releases = self.rings.withdraw()
             listeners: list[Callable[[], None]] = []
             for hold in self.renewer.tracked():
                 if hold.state == HELD:
@@ -740,8 +511,7 @@ class Session:
             if self._aside is not None:
                 self._aside.close()
                 self._aside = None
-        notes = [] if self._notes is None else [self._notes.close()]
-        return [*notes, self.waiting.close(), self.renewer.close(), self.lane.close()]
+        return [*self.rings.close(), self.waiting.close(), self.renewer.close(), self.lane.close()]
 
 
 def _log(message: str) -> None:

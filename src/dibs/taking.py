@@ -13,7 +13,8 @@ from dibs.job_hold import JobHold
 from dibs.jobs import BACK, HINT_EVERY_S, Finish, Take, Taken
 from dibs.lane import JOBS, Ask, JobAsk
 from dibs.store import Held
-from dibs.waiting import LOOK_AGAIN_S, AcquireAsk
+from dibs.waiting import LOOK_AGAIN_S
+from dibs.wishes import AcquireAsk
 
 if TYPE_CHECKING:
     from dibs.session import Session
@@ -28,16 +29,6 @@ class TakeAsk(AcquireAsk):
     kind = JOBS
     #: How often a hint called it for nothing.
     raced = 0
-
-    def __init__(
-        self, request: Take, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
-    ) -> None:
-        Ask.__init__(self, request, give_up_at)
-        self.started_at = started_at
-        self.terms = terms
-        self.owner = owner
-        self.blocking = request.wake is not None
-        self._session = session
 
     def may_be_known(self) -> bool:
         return self.t0 is not None
@@ -103,7 +94,6 @@ def wish_for_jobs(
     session: Session, key: str, n: int, group_limit: int, terms: Terms, owner: object, *, blocking: bool
 ) -> TakeAsk:
     """Make the ask; nothing happens before ``Session.submit``."""
-    now = session.clock.now()
     wake = session.client_id if blocking else None
     request = Take(key, session.new_claim(), n, terms.ttl, session.holder, group_limit, wake)
-    return TakeAsk(request, now + session.patience_s, now, terms, owner, session)
+    return TakeAsk(request, terms, owner, session, blocking)

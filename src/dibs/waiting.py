@@ -19,20 +19,17 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dibs.clock import Deadline
-from dibs.errors import LimitMismatch
 from dibs.lane import JOBS, Ask
-from dibs.store import ANY_SLOT, ANY_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Held, Mismatch, Release
+from dibs.store import LINE_GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock
-    from dibs.hold import Hold
     from dibs.lane import Lane
-    from dibs.session import Session
-    from dibs.store import Store, Watch
-    from dibs.terms import Terms
+    from dibs.store import Held, Store, Watch
+    from dibs.wishes import AcquireAsk
 
 # A waiter asks again after a random time between these two, unless it has a reason to ask before.
 POLL_MIN_S = 0.7
@@ -53,80 +50,6 @@ WATCH_RETRY_S = 2.0
 IDLE_S = 10.0
 # Who holds something and has waited for this long is looked after in another way, too (dibs.notes).
 NOTE_AFTER_S = 0.25
-
-
-class AcquireAsk(Ask):
-    """One caller's wish for a name, until it is granted, refused or withdrawn."""
-
-    wake_at = 0.0
-    #: The latest Held it was told.
-    seen: Held | None = None
-    #: What its grant became.
-    hold: Hold | None = None
-    #: The store has answered at least once.
-    heard = False
-    #: A hint came while its request was under way: what it is told may be older.
-    hinted = False
-    pausable = True
-
-    def __init__(
-        self, request: Acquire, give_up_at: float, started_at: float, terms: Terms, owner: object, session: Session
-    ) -> None:
-        self.request = request
-        self.give_up_at = give_up_at
-        self.started_at = started_at
-        self.terms = terms
-        self.owner = owner
-        self.blocking = request.wake is not None
-        self._session = session
-
-    def may_be_known(self) -> bool:
-        """Whether the store may have granted it, or have it in line."""
-        if not self.blocking and type(self.outcome) is Held and self.trouble is None:
-            return False  # it was asked for once, and refused
-        return self.t0 is not None or self.request.ticket is not None
-
-    def undoing(self) -> Ask:
-        """What takes back an acquire that was sent: its grant, and its place in line, known or not."""
-        request, session = self.request, self._session
-        ticket = ANY_TICKET if request.ticket is None and self.blocking else request.ticket
-        slot = ANY_SLOT if request.permits else 1
-        return Ask(Release(request.name, request.claim_id, slot, ticket), session.clock.now() + session.patience_s)
-
-    def received(self, outcome: object) -> None:
-        self.heard = True
-        if type(outcome) is Held:
-            self.seen = outcome
-            if self.blocking:
-                if outcome.paused is not None:
-                    self._session.tell_paused(self.request.name, outcome)
-                self._session.waiting.fall_asleep(self, outcome)
-            else:
-                self.settle(outcome)
-        elif type(outcome) is Mismatch:
-            self.failed(LimitMismatch(_mismatch(outcome.permits, self.request)))
-        elif not self.dropped:
-            self._session.granted(self, outcome)  # type: ignore[arg-type]
-
-    def failed(self, error: BaseException) -> None:
-        if self.blocking:
-            self._session.waiting.leave_line(self)
-        self.settle(None, error)
-
-
-def _mismatch(permits: int, request: Acquire) -> str:
-    name = request.name.partition(":")[2]
-    kept, wanted = _kind(permits), _kind(request.permits)
-    do = "name one limit everywhere, or resize=True once" if permits and request.permits else "use another name"
-    if PERMITS_MAX in (permits, request.permits):
-        do = "use another name"
-    return f"{name!r} is {kept} in the store and was asked for as {wanted}: {do}"
-
-
-def _kind(permits: int) -> str:
-    if permits == PERMITS_MAX:
-        return "a lock for readers and writers"
-    return f"a semaphore of {permits} permits" if permits else "a lock"
 
 
 class Waiting:

@@ -17,9 +17,11 @@ import dibs.trust
 from dibs.lane import Lane
 from dibs.lock import LockCore
 from dibs.renewer import Renewer
-from dibs.session import Reduction, Session
+from dibs.renewing import Reduction
+from dibs.session import Session
 from dibs.stores.memory import MemoryStore
-from dibs.waiting import AcquireAsk, Waiting
+from dibs.waiting import Waiting
+from dibs.wishes import AcquireAsk
 from tests.simulation.process import SimClock
 
 if TYPE_CHECKING:
@@ -96,10 +98,10 @@ BUGS = (
         130,
         (
             Edit(
-                Session,
-                "granted",
-                "t0 = ask.request, ask.terms, ask.t0\n",
-                "t0 = ask.request, ask.terms, self.clock.now()\n",
+                AcquireAsk,
+                "_granted",
+                "t0 = self._session, self.request, self.terms, self.t0\n",
+                "t0 = self._session, self.request, self.terms, self._session.clock.now()\n",
             ),
         ),
     ),
@@ -170,7 +172,7 @@ BUGS = (
         70,
         (
             # Twice: acquire looks again before it returns what was granted.
-            Edit(Session, "granted", "now < t0 + terms.trust_s", "True"),
+            Edit(AcquireAsk, "_granted", "now < t0 + terms.trust_s", "True"),
             Edit(LockCore, "obtain", "hold.state == HELD and session.clock.now() < hold.trusted_until", "True"),
         ),
     ),

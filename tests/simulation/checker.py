@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dibs.hold import HELD, LOST, Hold
 from dibs.store import Acquire, Granted, Held, Release, Released, Renewed, Transfer
-from dibs.waiting import AcquireAsk
+from dibs.wishes import AcquireAsk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

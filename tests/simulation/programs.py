@@ -24,9 +24,8 @@ from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:
     from dibs.hold import Hold
-    from dibs.session import TakeOver
     from dibs.terms import Terms
-    from dibs.waiting import AcquireAsk
+    from dibs.wishes import AcquireAsk, TakeOver
     from tests.simulation.network import Network
     from tests.simulation.process import Process
 

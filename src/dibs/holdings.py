@@ -1,0 +1,48 @@
+"""Holdings: who in this process holds what, as far as this process knows.
+
+It answers for finding a hold, by its name and by its owner. What a hold is worth (``Session.is_held``), and when one is
+added or removed, is the session's business, under whose mutex all of it changes. Looking needs no mutex.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dibs.hold import Hold
+
+
+class Holdings:
+    def __init__(self) -> None:
+        #: Who in this process holds a name.
+        self.held: dict[str, Hold] = {}
+        #: The same for names with permits, which many may hold at a time.
+        self.sharing: dict[str, dict[Hold, None]] = {}
+        #: All of that by thread or task.
+        self.owned: dict[object, dict[Hold, None]] = {}
+
+    def add(self, hold: Hold) -> None:
+        if hold.terms.permits:
+            self.sharing.setdefault(hold.key, {})[hold] = None
+        else:
+            self.held[hold.key] = hold
+        owned = self.owned.get(hold.owner)
+        if owned is None:
+            self.owned[hold.owner] = {hold: None}
+        else:
+            owned[hold] = None
+
+    def remove(self, hold: Hold) -> None:
+        """Forget a hold; one that is not here does no harm."""
+        if self.held.get(hold.key) is hold:
+            del self.held[hold.key]
+        sharing = self.sharing.get(hold.key)
+        if sharing is not None:
+            sharing.pop(hold, None)
+            if not sharing:
+                del self.sharing[hold.key]
+        owned = self.owned.get(hold.owner)
+        if owned is not None and hold in owned:
+            del owned[hold]
+            if not owned:
+                del self.owned[hold.owner]
