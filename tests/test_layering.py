@@ -690,7 +690,9 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli",
         "dibs.cli.command",
         "dibs.cli.keeper",
+        "dibs.cli.moments",
         "dibs.cli.run",
+        "dibs.cli.signals",
         "dibs.errors",
     },
     "dibs.cli.command": {"dibs.cli", "dibs.cli.guard"},
@@ -705,8 +707,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs"},
-    "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.run", "dibs.clock"},
-    "dibs.cli.keeping": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.cli.run", "dibs.clock"},
+    "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.moments", "dibs.clock"},
+    "dibs.cli.keeping": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.cli.moments", "dibs.clock"},
     "dibs.cli.lines": {"dibs.cli", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.names"},
@@ -736,11 +738,31 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli",
         "dibs.cli.command",
         "dibs.cli.keeper",
+        "dibs.cli.moments",
         "dibs.cli.run",
         "dibs.clock",
         "dibs.errors",
     },
-    "dibs.cli.run": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.clock", "dibs.errors", "dibs.trust"},
+    "dibs.cli.moments": {"dibs.trust"},
+    "dibs.cli.signals": set(),
+    "dibs.cli.terminal": set(),
+    "dibs.cli.supervisor": {
+        "dibs.cli.guard",
+        "dibs.cli.moments",
+        "dibs.cli.signals",
+        "dibs.cli.terminal",
+        "dibs.clock",
+        "dibs.errors",
+    },
+    "dibs.cli.run": {
+        "dibs.cli",
+        "dibs.cli.command",
+        "dibs.cli.guard",
+        "dibs.cli.moments",
+        "dibs.cli.signals",
+        "dibs.cli.supervisor",
+        "dibs.errors",
+    },
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
 CLOCKWORK: dict[tuple[str, str], set[str]] = {
@@ -752,7 +774,7 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.stores.sqlite_file", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
     ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
-    ("dibs.cli.run", "select"): {"*"},  # the wrapper waits for its child and its lease at once
+    ("dibs.cli.supervisor", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.keeper", "select"): {"poll", "POLLIN"},  # as the wrapper of `dibs run`
     ("dibs.cli.keeping", "select"): {"*"},  # as the guard
     ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
@@ -778,7 +800,6 @@ LONG = {
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
     "dibs.stores.mysql": "the acts: releasing, renewing, acquiring, the line, what operators see, in one place",
-    "dibs.cli.run": "one process's life from arguments to exit code, in one state machine",
     "dibs.testing.store_cases": "a list of cases",
     "dibs.testing.client_cases": "a list of cases",
     "dibs.testing.queue_cases": "a list of cases",

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING
 from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say
 from dibs.cli.command import find
 from dibs.cli.keeper import Keeper
-from dibs.cli.run import (
-    ENDING,
-    LOOKS_PER_TTL,
-    PASSED_ON,
-    Interrupted,
-    Signals,
-    add_grace,
-    open_standard_files,
-)
+from dibs.cli.moments import LOOKS_PER_TTL
+from dibs.cli.run import add_grace, open_standard_files
+from dibs.cli.signals import ENDING, PASSED_ON, Interrupted, Signals
 from dibs.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.cli import SYSTEM, CommandError
 from dibs.cli.guard import NEVER, send
 from dibs.cli.keeping import be_keeper
-from dibs.cli.run import GRACE_PART_MAX, LAST_MOMENT_PART_MAX, LAST_MOMENT_S, LOOKS_PER_TTL
+from dibs.cli.moments import GRACE_PART_MAX, LAST_MOMENT_PART_MAX, LAST_MOMENT_S, LOOKS_PER_TTL
 from dibs.clock import boot_now
 
 if TYPE_CHECKING:

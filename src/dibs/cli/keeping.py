@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.cli import say
 from dibs.cli.command import Command
 from dibs.cli.guard import NEVER, SLICE_S, close_all_but, name_process, send
-from dibs.cli.run import DEAD_WAIT_S, GONE_LOOK_S
+from dibs.cli.moments import DEAD_WAIT_S, GONE_LOOK_S
 from dibs.clock import boot_now
 
 if TYPE_CHECKING:

@@ -5,74 +5,31 @@ end of a pipe until the lease is held, and then becomes the command. The *guard*
 when this process, the *wrapper*, cannot. The guard is told a deadline before the command may start, so there is no
 moment at which the command runs unguarded.
 
-While it runs, the wrapper's main thread looks after it, in one of two states:
-
-* *running*: the guard knows when the trust ends. Signals are passed on. The command's end is the wrapper's end.
-* *stopping*: the lease is lost, or will be in a moment because it could not be renewed, or the guard is gone. TERM was
-  sent, KILL follows at ``kill_at``, which is never later than the end of the trust. There is no way back.
-
-The moments, on the boot clock, in the order in which they come when no renewal succeeds::
-
-    kill_at - grace       the wrapper sends TERM
-    kill_at - grace / 2   the guard sends TERM, if the wrapper did not tell it that it had
-    kill_at               both send KILL
-    lease.trusted_until   others may be about to enter
+How the wrapper looks after the command while it runs is told in ``dibs.cli.supervisor``.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import select
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import (
-    LOST,
-    SIGNALLED,
-    SYSTEM,
-    USAGE,
-    CommandError,
-    connect,
-    duration,
-    say,
-)
+from dibs.cli import LOST, SIGNALLED, SYSTEM, USAGE, CommandError, connect, duration, say
 from dibs.cli.command import Command, find
-from dibs.cli.guard import NEVER, Guard, GuardDiedError, send
-from dibs.clock import boot_now
+from dibs.cli.guard import Guard, GuardDiedError
+from dibs.cli.moments import GRACE_DEFAULT_S
+from dibs.cli.signals import PASSED_ON, Interrupted, Signals
+from dibs.cli.supervisor import GUARD_DIED, Supervisor
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout
-from dibs.trust import DRIFT, RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from types import FrameType
 
     from dibs.client import Client
     from dibs.lease import Lease
-
-GRACE_DEFAULT_S = 10.0
-# The grace lies inside the trusted time, so it takes from the time in which renewals may fail without harm. At most
-# this part of the ttl, so that the third attempt at a renewal is still made before TERM is sent.
-GRACE_PART_MAX = 0.25
-assert (RENEWALS_PER_TTL - 1) / RENEWALS_PER_TTL < 1 - DRIFT - GRACE_PART_MAX
-# KILL is sent this long before the trust ends: a process needs a moment to be woken, and another one to die.
-LAST_MOMENT_S = 0.02
-LAST_MOMENT_PART_MAX = 0.02
-# The lease is looked at this often in a ttl, to tell the guard of renewals.
-LOOKS_PER_TTL = 8
-# How often to look whether a group that is being stopped is gone.
-GONE_LOOK_S = 0.01
-# How long to wait for killed processes to disappear. They run no more; but where process 1 does not collect the dead
-# (some containers) they stay listed for ever.
-DEAD_WAIT_S = 0.5
-
-GUARD_DIED = "the process that would end it if dibs were killed is gone"
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
 
 EPILOG = """\
 examples:
@@ -173,14 +130,6 @@ def add_grace(parser: argparse.ArgumentParser, what: str = "the command") -> Non
 
 
 ARGUMENTS = {"run": _arguments}
-
-
-class Interrupted(BaseException):
-    """A signal asked this process to end while it was waiting for the lock."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 class AlreadyDone(Exception):
@@ -289,258 +238,3 @@ def open_standard_files() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-class Signals:
-    """Signals to this process: until ``collect`` they interrupt the waiting, afterwards they are collected."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-        for fd in (self.fd, self._write_fd):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._collecting = False
-        for signum in (*PASSED_ON, signal.SIGCHLD):
-            # What is ignored stays ignored, here and in the command: nohup means it. And Ctrl-Z stops who waits.
-            if signum == signal.SIGCHLD or (signum != signal.SIGTSTP and not _ignored(signum)):
-                signal.signal(signum, self._handle)
-
-    def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if not self._collecting and signum in ENDING:
-            self._collecting = True  # a second one shall not interrupt the cleaning up
-            raise Interrupted(signum)
-
-    def collect(self) -> None:
-        """From now on, whatever comes is for the command."""
-        self.taken()
-        self._collecting = True
-        if not _ignored(signal.SIGTSTP):
-            signal.signal(signal.SIGTSTP, self._handle)
-
-    def taken(self) -> bytes:
-        """The numbers of the signals that came since the last look (and zeros for ``ring``)."""
-        try:
-            return os.read(self.fd, 4096)
-        except BlockingIOError:
-            return b""
-
-    def ring(self) -> None:
-        """Wake whoever polls ``fd``; from any thread."""
-        try:
-            os.write(self._write_fd, b"\0")
-        except BlockingIOError:  # full: it will wake anyway
-            pass
-
-    def stop_here(self) -> None:
-        """Stop this process and the others of its group, as Ctrl-Z does; returns when somebody continues it."""
-        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.killpg(0, signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, handler)
-
-
-def _ignored(signum: int) -> bool:
-    return signal.getsignal(signum) is signal.SIG_IGN
-
-
-class Terminal:
-    """Whose turn it is at the keyboard: the wrapper's group, or the command's when that wants it."""
-
-    def __init__(self, group: int) -> None:
-        self._group = group
-        self._fd: int | None = None
-        self.given = False
-        # In `dibs run … | less` the keyboard is the reader's, unless the command asks for it (see ``Supervisor``).
-        self.wanted = os.isatty(0) and not _is_pipe(1)
-
-    def give(self) -> bool:
-        """If it is wanted and ours to give, let the command read from the terminal and be reached by Ctrl-C."""
-        if not self.wanted:
-            return False
-        try:
-            if self._fd is None:
-                self._fd = os.open("/dev/tty", os.O_RDWR)
-            if os.tcgetpgrp(self._fd) == os.getpgrp():
-                # Taking it back is done from the background, for which a process is stopped unless it ignores this.
-                signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-                os.tcsetpgrp(self._fd, self._group)
-                self.given = True
-        except OSError:  # no terminal, or not this session's
-            pass
-        return self.given
-
-    def take_back(self) -> None:
-        """Put the wrapper's group into the foreground again, if the command's was."""
-        if self.given and self._fd is not None:
-            self.given = False
-            try:
-                os.tcsetpgrp(self._fd, os.getpgrp())
-            except OSError:  # it was closed meanwhile
-                pass
-
-
-def _is_pipe(fd: int) -> bool:
-    return os.fstat(fd).st_mode & 0o170000 == 0o010000  # stat.S_ISFIFO
-
-
-class Supervisor:
-    """Looks after the command from its start to its end."""
-
-    def __init__(self, command: Command, guard: Guard, signals: Signals, lease: Lease, grace_s: float) -> None:
-        self._command = command
-        self._group = command.pid
-        self._guard = guard
-        self._signals = signals
-        self._terminal = Terminal(self._group)
-        self._lease = lease
-        self._grace_s = min(grace_s, lease.ttl * GRACE_PART_MAX)
-        self._last_moment_s = min(LAST_MOMENT_S, lease.ttl * LAST_MOMENT_PART_MAX)
-        self._look_s = lease.ttl / LOOKS_PER_TTL
-        #: The last moment that the guard knows of.
-        self._told = NEVER
-        #: Why the command is being stopped; None while it runs.
-        self._reason: str | None = None
-        self._kill_at = NEVER
-        #: When whoever is left of the group after the KILL is waited for no longer.
-        self._over_at = NEVER
-        #: A Ctrl-Z was passed on: when the command stops, so does the wrapper.
-        self._stop_too = False
-        self._poll = select.poll()
-        self._poll.register(signals.fd, select.POLLIN)
-        self._poll.register(guard.fd, 0)  # that it broke is reported without being asked for
-
-    def supervise(self) -> int:
-        """Start the command; return its exit code, or raise LeaseLost when it had to be stopped."""
-        lease = self._lease
-        try:
-            self._tell_guard()
-            self._terminal.give()
-            self._command.start(
-                {"DIBS_NAME": lease.name, "DIBS_SLOT": str(lease.slot), "DIBS_FENCING_TOKEN": str(lease.fencing_token)}
-            )
-            gc.enable()
-            while not self._over():
-                self._look_at_lease()
-                self._wait()
-        except BaseException:
-            send(self._group, signal.SIGKILL)  # before the lease is released
-            raise
-        finally:
-            self._command.end()
-            self._terminal.take_back()
-        if self._reason is None and not lease.held:
-            # The command ended by itself, but nobody was awake to see whether in time.
-            self._reason = self._lost()
-        if self._guard.dismiss() and self._reason is None:
-            self._reason = "dibs was paused"
-        if self._reason is not None:
-            raise LeaseLost(f"the command was stopped: {self._reason}")
-        return self._command.exit_code()
-
-    def _over(self) -> bool:
-        stopped_by = self._command.look()
-        if stopped_by is not None and self._reason is None:
-            self._stopped(stopped_by)
-        if self._command.status is None:
-            return False
-        if self._reason is None:
-            return True
-        # Being stopped, all of the group must be gone. What a command that ended by itself left behind may stay.
-        return not send(self._group, 0) or boot_now() >= self._over_at
-
-    def _wait(self) -> None:
-        """Sleep until something happens or is to be done; take note of what happened."""
-        now = boot_now()
-        if self._reason is None:
-            wake_at = min(now + self._look_s, self._last_moment() - self._grace_s)
-        elif self._command.status is None:
-            wake_at = self._kill_at
-        else:
-            wake_at = now + GONE_LOOK_S
-        events = self._poll.poll(None if wake_at == NEVER else int(max(0.0, wake_at - now) * 1000) + 1)
-        for fd, _event in events:
-            if fd == self._guard.fd:
-                self._poll.unregister(fd)
-                self._stop(GUARD_DIED)
-        for signum in self._signals.taken():
-            if signum in PASSED_ON:
-                self._pass_on(signum)
-
-    # -- the lease ------------------------------------------------------------------------------------------------
-
-    def _look_at_lease(self) -> None:
-        """Tell the guard of renewals; stop the command when there were none for too long, or never will be."""
-        now = boot_now()
-        if self._reason is not None:
-            if now >= self._kill_at:
-                send(self._group, signal.SIGKILL)
-                self._kill_at = NEVER
-                self._over_at = now + DEAD_WAIT_S
-        elif not self._lease.held:
-            self._stop(self._lost())
-        elif now >= self._last_moment() - self._grace_s:
-            hold = self._lease._hold
-            if hold.last_error is None and hold.reaches_its_end():
-                self._stop(f"it has held {self._lease.name!r} for as long as --max-hold lets it")
-            else:
-                self._stop(
-                    f"{self._lease.name!r} could not be renewed and is lost in {self._lease.trusted_until - now:.1f} s"
-                    + (f": {hold.last_error}" if hold.last_error is not None else "")
-                )
-        else:
-            try:
-                self._tell_guard()
-            except GuardDiedError:
-                self._stop(GUARD_DIED)
-
-    def _last_moment(self) -> float:
-        """When KILL is due unless the lease is renewed."""
-        return self._lease.trusted_until - self._last_moment_s
-
-    def _tell_guard(self) -> None:
-        kill_at = self._last_moment()
-        if kill_at != self._told:
-            self._guard.tell(kill_at - self._grace_s / 2, kill_at)
-            self._told = kill_at
-
-    def _stop(self, reason: str) -> None:
-        """Send TERM, and see to it that KILL follows. The first reason counts."""
-        if self._reason is not None:
-            return
-        self._reason = reason
-        self._kill_at = min(self._last_moment(), boot_now() + self._grace_s)
-        try:
-            self._guard.tell(NEVER, self._kill_at)
-        except GuardDiedError:  # one stopper is left
-            pass
-        send(self._group, signal.SIGTERM)
-        send(self._group, signal.SIGCONT)  # a stopped process would not hear of it
-
-    def _lost(self) -> str:
-        lease = self._lease
-        return f"lost {lease.name!r} (token {lease.fencing_token}): {lease._hold.reason}"
-
-    # -- signals and stops ----------------------------------------------------------------------------------------
-
-    def _pass_on(self, signum: int) -> None:
-        if signum == signal.SIGCONT:
-            self._terminal.give()  # a job that was put into the foreground again
-        elif signum == signal.SIGTSTP:
-            self._stop_too = True
-        send(self._group, signum)
-
-    def _stopped(self, signum: int) -> None:
-        """The command was stopped: by Ctrl-Z, by a wish for the terminal, or by somebody's kill -STOP."""
-        asks = signum in (signal.SIGTTIN, signal.SIGTTOU)
-        if asks and not self._terminal.given:
-            self._terminal.wanted = True
-            if self._terminal.give():
-                send(self._group, signal.SIGCONT)
-                return
-        if self._terminal.given or self._stop_too or asks:
-            # The shell must get its terminal back, and sees the job stopped only when the wrapper is. Nobody renews
-            # then: a job that stays stopped loses its lock, and the guard ends it.
-            self._stop_too = False
-            self._terminal.take_back()
-            self._signals.stop_here()
-            self._terminal.give()
-            send(self._group, signal.SIGCONT)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, say
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
-from dibs.cli.run import LOOKS_PER_TTL, add_grace, open_standard_files
+from dibs.cli.moments import LOOKS_PER_TTL
+from dibs.cli.run import add_grace, open_standard_files
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 

@@ -1,0 +1,72 @@
+"""Signals to a process that runs a command: they end the waiting for the lock, and are for the command afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
+
+
+class Interrupted(BaseException):
+    """A signal asked this process to end while it was waiting for the lock."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Signals:
+    """Signals to this process: until ``collect`` they interrupt the waiting, afterwards they are collected."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        for fd in (self.fd, self._write_fd):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._collecting = False
+        for signum in (*PASSED_ON, signal.SIGCHLD):
+            # What is ignored stays ignored, here and in the command: nohup means it. And Ctrl-Z stops who waits.
+            if signum == signal.SIGCHLD or (signum != signal.SIGTSTP and not _ignored(signum)):
+                signal.signal(signum, self._handle)
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if not self._collecting and signum in ENDING:
+            self._collecting = True  # a second one shall not interrupt the cleaning up
+            raise Interrupted(signum)
+
+    def collect(self) -> None:
+        """From now on, whatever comes is for the command."""
+        self.taken()
+        self._collecting = True
+        if not _ignored(signal.SIGTSTP):
+            signal.signal(signal.SIGTSTP, self._handle)
+
+    def taken(self) -> bytes:
+        """The numbers of the signals that came since the last look (and zeros for ``ring``)."""
+        try:
+            return os.read(self.fd, 4096)
+        except BlockingIOError:
+            return b""
+
+    def ring(self) -> None:
+        """Wake whoever polls ``fd``; from any thread."""
+        try:
+            os.write(self._write_fd, b"\0")
+        except BlockingIOError:  # full: it will wake anyway
+            pass
+
+    def stop_here(self) -> None:
+        """Stop this process and the others of its group, as Ctrl-Z does; returns when somebody continues it."""
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+
+
+def _ignored(signum: int) -> bool:
+    return signal.getsignal(signum) is signal.SIG_IGN
