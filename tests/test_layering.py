@@ -800,13 +800,6 @@ LONG = {
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
     "dibs.stores.mysql": "the acts: releasing, renewing, acquiring, the line, what operators see, in one place",
-    "dibs.testing.store_cases": "a list of cases",
-    "dibs.testing.client_cases": "a list of cases",
-    "dibs.testing.queue_cases": "a list of cases",
-    "dibs.testing.worker_cases": "a list of cases",
-    "dibs.testing.pool_cases": "a list of cases",
-    "dibs.testing.election_cases": "a list of cases",
-    "dibs.testing.transfer_cases": "a list of cases",
 }
 
 

@@ -1,6 +1,6 @@
 """What a conformance case is: a function whose docstring is the sentence it proves, and the promise it belongs to.
 
-The cases of ``store_cases``, ``line_cases`` and ``client_cases`` end up in the tables here; ``conformance`` runs them.
+The cases of all modules called ``…_cases`` end up in the tables here; ``conformance`` runs them.
 Nothing here or there needs a test framework.
 """
 
@@ -48,6 +48,10 @@ def always(_: Capabilities) -> bool:
 
 def fifo(capabilities: Capabilities) -> bool:
     return capabilities.waiting_line == "FIFO"
+
+
+def pools(capabilities: Capabilities) -> bool:
+    return capabilities.permits
 
 
 def queues(capabilities: Capabilities) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal
-from dibs.testing.client_cases import had, raises, shown, task, until
+from dibs.testing.client_bench import had, raises, shown, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

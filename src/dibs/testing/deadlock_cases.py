@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.errors import WouldDeadlock
 from dibs.notes import MARK, SOON_S, TOLD_WITHIN_S
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, Lateness, equal, gone, granted, held
-from dibs.testing.client_cases import had, task, until
+from dibs.testing.client_bench import had, task, until
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidName, InvalidOption, SetupRequired, Unsupported
 from dibs.testing.case import CLIENT_CASES, Connection, asking, equal, granted
-from dibs.testing.client_cases import had, raises
+from dibs.testing.client_bench import had, raises
 
 if TYPE_CHECKING:
     from dibs.store import Capabilities

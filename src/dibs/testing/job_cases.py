@@ -27,7 +27,7 @@ from dibs.jobs import (
 )
 from dibs.testing.case import Bench, claims, equal, rising, together, until
 from dibs.testing.job_bench import Queue, case, ids, nothing, payloads
-from dibs.testing.store_cases import LOOKALIKES
+from dibs.testing.lookalikes import LOOKALIKES
 
 # -- P17: nothing is lost ---------------------------------------------------------------------------------------------
 

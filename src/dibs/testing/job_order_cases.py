@@ -136,9 +136,6 @@ def groups_with_a_limit(bench: Bench) -> None:
     equal(sorted(had), put[:3], "what five connections have of a group with a limit of 3")
 
 
-# -- keys -------------------------------------------------------------------------------------------------------------
-
-
 @case("unique keys")
 def a_key_is_unique_while_its_job_lives(bench: Bench) -> None:
     """A live job's key is refused; once it has ended, in whatever way, the key is free."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, equal, fifo, rising
-from dibs.testing.client_cases import had, raises, shown, task, until, waiting
+from dibs.testing.client_bench import had, raises, shown, task, until, waiting
 
 if TYPE_CHECKING:
     from dibs.testing.faces import Face

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, ResultNotKept, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, rising
-from dibs.testing.client_cases import had, raises, shown, task, until
+from dibs.testing.client_bench import had, raises, shown, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LockTimeout, StoreUnavailable, Unsupported
 from dibs.pauses import PAUSES_FRESH_S
 from dibs.testing.case import CLIENT_CASES, equal
-from dibs.testing.client_cases import had, raises, task
+from dibs.testing.client_bench import had, raises, task
 
 if TYPE_CHECKING:
     from dibs.store import Capabilities

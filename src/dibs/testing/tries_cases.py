@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dibs.errors import LeaseLost, Unsupported
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S
-from dibs.testing.client_cases import had, raises
+from dibs.testing.client_bench import had, raises
 
 if TYPE_CHECKING:
     from dibs.store import Capabilities
