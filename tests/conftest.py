@@ -7,6 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import dibs as library
+from tests.command_line import Dibs
 from tests.servers.etcd import EtcdServer
 from tests.servers.memcached import MemcachedServer
 from tests.servers.mysql import MariaDBServer
@@ -31,6 +33,23 @@ def signals_as_shipped() -> None:
 def sqlite_url(tmp_path: Path) -> str:
     """A URL of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path}/locks.db"
+
+
+@pytest.fixture
+def dibs(tmp_path: Path) -> Iterator[Dibs]:
+    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
+    shell = Dibs(tmp_path)
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+@pytest.fixture
+def client(dibs: Dibs) -> Iterator[library.Client]:
+    """A client of the store that the command line uses, in this process."""
+    with library.connect(dibs.url) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

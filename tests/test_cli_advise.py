@@ -1,7 +1,6 @@
 """``dibs advise``: for people, for programs, and as metrics."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,19 @@ import dibs as library
 from dibs.connecting import locate
 from dibs.load import load_key
 from dibs.testing.case import Connection, asking
+from tests.command_line import Dibs
 from tests.test_advice import told
-from tests.test_cli_run import Dibs
 
 BUSY = told(workers=3, depths=[(0.0, 4)], taken=600, ended=600, held_s=300)
 
 
 @pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
+def dibs(dibs: Dibs) -> Dibs:
     """The command line on an SQLite file of this test, with a busy queue in it."""
-    shell = Dibs(tmp_path)
-    try:
-        with library.connect(shell.url) as client:
-            client.queue("mail").put("job")
-        write(shell, "mail", BUSY)
-        yield shell
-    finally:
-        shell.close()
+    with library.connect(dibs.url) as client:
+        client.queue("mail").put("job")
+    write(dibs, "mail", BUSY)
+    return dibs
 
 
 def write(shell: Dibs, queue: str, load: object) -> None:

@@ -3,24 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import dibs as library
 from dibs.clock import boot_now
-from tests.test_cli_run import Dibs, Started, until
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
+from tests.command_line import Dibs, Started, until
 
 
 def start(dibs: Dibs, who: str, *options: str, body: str = "exec sleep 60") -> Started:

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,25 +18,7 @@ import pytest
 import dibs as library
 from dibs.cli import COMMANDS, _parse
 from dibs.cli.operators import _break_command
-from tests.test_cli_run import DIBS, Dibs
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
-
-
-@pytest.fixture
-def client(dibs: Dibs) -> Iterator[library.Client]:
-    """A client of the same store in this process."""
-    with library.connect(dibs.url) as made:
-        yield made
-
+from tests.command_line import DIBS, Dibs
 
 # -- help --------------------------------------------------------------------------------------------------------------
 

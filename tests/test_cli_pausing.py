@@ -6,33 +6,14 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dibs as library
-from tests.test_cli_run import Dibs, until
+from tests.command_line import Dibs, until
 from tests.test_cli_stop import Terminal
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
-
-
-@pytest.fixture
-def client(dibs: Dibs) -> Iterator[library.Client]:
-    """A client of the same store in this process."""
-    with library.connect(dibs.url) as made:
-        yield made
-
 
 # -- pause and resume --------------------------------------------------------------------------------------------------
 

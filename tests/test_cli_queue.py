@@ -9,31 +9,12 @@ import signal
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dibs as library
-from tests.test_cli_run import DIBS, PATIENCE_S, Dibs, until
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
-
-
-@pytest.fixture
-def client(dibs: Dibs) -> Iterator[library.Client]:
-    """A client of the same store in this process."""
-    with library.connect(dibs.url) as made:
-        yield made
+from tests.command_line import DIBS, PATIENCE_S, Dibs, until
 
 
 def taken(dibs: Dibs, *words: str) -> list[Any]:

@@ -14,18 +14,7 @@ from typing import Any
 import pytest
 
 from dibs.clock import boot_now
-from tests.test_cli_run import DIBS, Dibs, until
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
-
+from tests.command_line import DIBS, Dibs, until
 
 # Writes the boot clock into a file every millisecond: shows until when it ran. Ends by KILL only.
 TICKER = """

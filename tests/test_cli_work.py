@@ -12,18 +12,8 @@ from typing import Any
 import pytest
 
 import dibs as library
+from tests.command_line import PATIENCE_S, Dibs, Started, until
 from tests.servers.redis import RedisServer
-from tests.test_cli_run import PATIENCE_S, Dibs, Started, until
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test; afterwards nothing it started may be left."""
-    shell = Dibs(tmp_path)
-    try:
-        yield shell
-    finally:
-        shell.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from dibs.desk import DEFAULTS, Desk
 from dibs.promises import PROMISES, broken
 from dibs.store import Capabilities, Finding, Store
 from dibs.stores import memory, sqlite
+from tests.command_line import Dibs
 from tests.servers.postgres import PostgresServer
-from tests.test_cli_run import Dibs
 from tests.test_conformance import STORES
 
 ALL = ",".join(PROMISES)
@@ -29,14 +28,6 @@ def forgetful() -> Iterator[PostgresServer]:
     """A PostgreSQL that does not wait for its disk."""
     with PostgresServer({"fsync": "off"}) as server:
         yield server
-
-
-@pytest.fixture
-def dibs(tmp_path: Path) -> Iterator[Dibs]:
-    """The command line on an SQLite file of this test."""
-    shell = Dibs(tmp_path)
-    yield shell
-    shell.close()
 
 
 def acquire(client: library.Client) -> library.Lease:
