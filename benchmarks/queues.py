@@ -95,19 +95,9 @@ def pg_queue_batch(bench: Bench) -> None:
         queue = client.queue("batches")
         make_raw_table(url)
 
-        def dibs_round() -> list[float]:
-            queue.put_many(range(jobs))
-
-            def work() -> int:
-                batch = queue.take(BATCH)
-                batch.done()
-                return len(batch)
-
-            return worked_in(jobs, work)
-
         targets = [Target(0.65, "raw statements")]
         contestants: dict[str, Round] = {
-            "dibs": dibs_round,
+            "dibs": lambda: _dibs_round(queue, jobs),
             "raw statements": lambda: _raw_round(connection, jobs),
         }
         pgqueuer = run(_pgqueuer(url))
@@ -118,6 +108,17 @@ def pg_queue_batch(bench: Bench) -> None:
             contestants["RabbitMQ"] = lambda: takes_with_acks(rabbit, jobs, BATCH)
             targets.append(Target(1.5, "RabbitMQ"))
         bench.race("take 100, done 100", JOBS_PER_S, contestants, targets)
+
+
+def _dibs_round(queue: dibs.Queue, jobs: int) -> list[float]:
+    queue.put_many(range(jobs))
+
+    def work() -> int:
+        batch = queue.take(BATCH)
+        batch.done()
+        return len(batch)
+
+    return worked_in(jobs, work)
 
 
 def _raw_round(connection: psycopg.Connection, jobs: int) -> list[float]:
@@ -210,21 +211,11 @@ def sqlite_queue(bench: Bench) -> None:
     with bench.folder() as folder, dibs.connect(f"sqlite:///{folder}/dibs.db") as client:
         queue = client.queue("batches")
 
-        def dibs_round() -> list[float]:
-            queue.put_many(range(jobs))
-
-            def work() -> int:
-                batch = queue.take(BATCH)
-                batch.done()
-                return len(batch)
-
-            return worked_in(jobs, work)
-
         with _huey(folder, jobs) as huey_round, _litequeue(folder, jobs) as litequeue_round:
             bench.race(
                 "take 100, done 100",
                 JOBS_PER_S,
-                {"dibs": dibs_round, "huey": huey_round, "litequeue": litequeue_round},
+                {"dibs": lambda: _dibs_round(queue, jobs), "huey": huey_round, "litequeue": litequeue_round},
                 [Target(5.0, "huey"), Target(5.0, "litequeue")],
             )
 

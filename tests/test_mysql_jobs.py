@@ -1,6 +1,5 @@
 """Queues on MySQL and MariaDB: crashes of the server and of workers, transactions of the caller's, locks and plans."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dibs.clock import Deadline, RealClock, boot_now
+from dibs.clock import Deadline
 from dibs.connecting import locate
-from dibs.door import Said, door_to
 from dibs.errors import InvalidOption, SetupRequired
 from dibs.jobs import (
     BACK,
@@ -26,73 +24,28 @@ from dibs.jobs import (
     REPLACE,
     RETRY,
     Extend,
-    Finish,
     Finished,
     KeyTaken,
     NewJob,
     Put,
     PutDone,
-    Take,
-    Taken,
 )
 from dibs.store import Held, StoreBusy
 from dibs.stores.mysql import MySQLStore
 from dibs.stores.mysql_link import Connection
 from dibs.testing.case import within
 from tests.callers import KINDS, Caller
+from tests.job_queues import NAME, JobQueue, finishing, soon
 from tests.servers.mysql import MariaDBServer
 
-NAME = "default:letters"
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 CALLERS = [kind for kind, (fixture, _) in KINDS.items() if fixture == "mysql_url"]
 
 
-def soon(seconds: float = 20) -> Deadline:
-    return Deadline(RealClock(), boot_now() + seconds)
-
-
-class Queue:
-    """One queue, over a connection of its own."""
-
+class Queue(JobQueue):
     def __init__(self, url: str) -> None:
-        store = locate(url)[0].open()
-        assert isinstance(store, MySQLStore)
-        self.store, self.jobs = store, store.jobs
-
-    def act(self, request: Any) -> Any:
-        return self.jobs.act([request], soon())[0]
-
-    def put(self, *payloads: str | NewJob, put_id: str | None = None, on_conflict: str = "raise") -> tuple[int, ...]:
-        new = tuple(job if isinstance(job, NewJob) else NewJob(job) for job in payloads)
-        done = self.act(Put(NAME, put_id or os.urandom(8).hex(), new, on_conflict))
-        assert isinstance(done, PutDone), done
-        return done.ids
-
-    def take(self, n: int = 1, ttl: float = 60.0, group_limit: int = 0) -> Any:
-        return self.act(Take(NAME, os.urandom(8).hex(), n, ttl, "host/1", group_limit))
-
-    def taken(self, n: int = 1, ttl: float = 60.0) -> Taken:
-        taken = self.take(n, ttl)
-        assert isinstance(taken, Taken), taken
-        return taken
-
-    def payloads(self, state: str) -> list[Any]:
-        return [job.payload for job in self.jobs.jobs_in(NAME, state, 1000, soon())]
-
-    def within(self, connection: Any, request: Put | Finish) -> Any:
-        """The outcome of a request inside the transaction of a connection."""
-        door = door_to(connection)
-        talk = self.jobs.within(request, door.dialect, None, soon())
-        try:
-            said: Said = next(talk)
-            while True:
-                said = talk.send(door.execute(*said))
-        except StopIteration as stop:
-            return stop.value
-
-
-def finishing(taken: Taken, end: str = DONE, **fields: Any) -> Finish:
-    return Finish(NAME, tuple(job.id for job in taken.jobs), taken.fencing_token, end, **fields)
+        super().__init__(locate(url)[0].open())
+        assert isinstance(self.store, MySQLStore)
 
 
 @pytest.fixture(params=DRIVERS)
@@ -116,7 +69,7 @@ def database_of(url: str) -> str:
 
 def python(code: str, url: str) -> "subprocess.Popen[str]":
     """A process with what the tests have, and the queue at that URL."""
-    start = "import sys\nfrom tests.test_mysql_jobs import *\nqueue = Queue(sys.argv[1])"
+    start = "import sys\nfrom dibs.jobs import Taken\nfrom tests.test_mysql_jobs import *\nqueue = Queue(sys.argv[1])"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", f"{start}\n{code}", url], text=True, **pipes)
 
@@ -137,16 +90,16 @@ def test_nothing_is_lost_with_the_server(own_mysql: MariaDBServer) -> None:
     queue = Queue(url)
     put = queue.put("1", NewJob("2", key="k"), "3")
     first = queue.taken(1)
-    assert queue.act(finishing(first, BACK)) == Finished()
+    assert queue.one(finishing(first, BACK)) == Finished()
     first = queue.taken(1)
     queue = restarted(queue)
     assert queue.put("4") > put
-    assert queue.act(finishing(first, DONE, note='"ok"', keep=60.0)) == Finished()
+    assert queue.one(finishing(first, DONE, note='"ok"', keep=60.0)) == Finished()
     rest = queue.taken(10)
     assert [job.payload for job in rest.jobs] == ["2", "3", "4"]
     assert queue.payloads(DONE) == ["1"]
     queue = restarted(queue)
-    assert queue.act(finishing(rest)) == Finished()
+    assert queue.one(finishing(rest)) == Finished()
     assert isinstance(queue.take(), Held)
     queue.store.close()
 
@@ -155,7 +108,7 @@ WORK = """
 print("ready", flush=True)
 while isinstance(outcome := queue.take(3, 0.3), Taken) or queue.jobs.depths(NAME, NAME + "!", soon())[:1]:
     for job in outcome.jobs if isinstance(outcome, Taken) else ():
-        if queue.act(Finish(NAME, (job.id,), outcome.fencing_token, DONE)) == Finished():
+        if queue.one(Finish(NAME, (job.id,), outcome.fencing_token, DONE)) == Finished():
             print(job.payload, flush=True)
 """
 
@@ -192,7 +145,7 @@ def test_a_put_whose_answer_was_lost_is_one_put(queue: Queue, url: str) -> None:
     assert isinstance(new, PutDone)
     assert old == PutDone(ids)
     taken = queue.taken(1)
-    assert queue.act(finishing(taken)) == Finished()
+    assert queue.one(finishing(taken)) == Finished()
     assert other.put("1", "2", put_id="p") == (0, ids[1])
     assert queue.payloads("ready") == ["2", "3"]
     other.store.close()
@@ -241,10 +194,10 @@ def test_no_deadlock_reaches_a_worker(url: str, queue: Queue, monkeypatch: pytes
                 if isinstance(outcome, Held):
                     continue
                 ids = tuple(job.id for job in outcome.jobs)
-                mine.act(Extend(NAME, ids, outcome.fencing_token, 60.0))
+                mine.one(Extend(NAME, ids, outcome.fencing_token, 60.0))
                 end = (DONE, RETRY, BACK, DEAD, DONE)[(number + turn) % 5]
-                assert mine.act(finishing(outcome, end)) == Finished()
-                mine.act(finishing(outcome, end))  # late
+                assert mine.one(finishing(outcome, end)) == Finished()
+                mine.one(finishing(outcome, end))  # late
                 mine.put(str(turn))
             mine.store.close()
         except BaseException as error:  # noqa: BLE001 - told by the test
@@ -274,7 +227,7 @@ def test_a_take_waits_for_nobody(queue: Queue, url: str, mysql: MariaDBServer) -
 def test_a_take_reads_in_claim_order(queue: Queue, url: str, mysql: MariaDBServer) -> None:
     """Its scan is a range of the primary key, in its order, from where the last one ended to what is due later."""
     queue.put(*map(str, range(300)), *[NewJob("later", delay=3600) for _ in range(300)])
-    queue.act(finishing(queue.taken(200)))
+    queue.one(finishing(queue.taken(200)))
     sent: list[str] = []
     execute = queue.store._connection._execute
 
@@ -282,8 +235,8 @@ def test_a_take_reads_in_claim_order(queue: Queue, url: str, mysql: MariaDBServe
         sent.append(statement)
         return execute(statement, deadline)
 
-    queue.store._connection._execute = noted  # type: ignore[method-assign]
-    queue.act(finishing(queue.taken(10), BACK))  # so that the scan can be repeated
+    queue.store._connection._execute = noted
+    queue.one(finishing(queue.taken(10), BACK))  # so that the scan can be repeated
     (scan,) = [statement for statement in sent if "SKIP LOCKED" in statement]
     with closing(mysql.connect(database_of(url))) as connection, connection.cursor() as cursor:
         cursor.execute("EXPLAIN " + scan)
@@ -308,12 +261,12 @@ def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
             plans.append((statement[:300], list(execute("EXPLAIN " + statement, deadline).rows)))
         return execute(statement, deadline)
 
-    queue.store._connection._execute = explained  # type: ignore[method-assign]
+    queue.store._connection._execute = explained
     for end in (BACK, RETRY, DEAD):
         taken = queue.taken(n)
-        queue.act(Extend(NAME, tuple(job.id for job in taken.jobs), taken.fencing_token, 60.0))
-        assert queue.act(finishing(taken, end, note="e")) == Finished()
-    queue.act(finishing(queue.taken(n)))
+        queue.one(Extend(NAME, tuple(job.id for job in taken.jobs), taken.fencing_token, 60.0))
+        assert queue.one(finishing(taken, end, note="e")) == Finished()
+    queue.one(finishing(queue.taken(n)))
     queue.put(NewJob("2", key=f"k{n - 1}"), on_conflict=REPLACE)
     queue.jobs.cancel(NAME, [job.id for job in queue.taken(n).jobs], 60.0, soon())
     queue.jobs.revive(NAME, None, soon())
@@ -340,7 +293,7 @@ def test_missing_tables_and_missing_rights(mysql: MariaDBServer, url: str) -> No
     assert "dibs_lease_job_end" in admin.store.schema()
     app.put("1")
     taken = app.taken()
-    assert app.act(finishing(taken, DEAD, note="e")) == Finished()
+    assert app.one(finishing(taken, DEAD, note="e")) == Finished()
     assert app.jobs.revive(NAME, None, soon()) == 1
     watch = app.store.watch("address", soon())
     assert NAME in watch.changed([NAME])
@@ -367,7 +320,7 @@ def test_an_empty_queue_is_not_worth_asking(queue: Queue, url: str) -> None:
     assert told()
     taken = queue.taken()
     assert not told()
-    queue.act(finishing(taken))
+    queue.one(finishing(taken))
     assert told()
     watch.close()
 
@@ -438,7 +391,7 @@ def test_an_end_within_a_transaction_follows_it(here: Queue, caller: Caller) -> 
         assert isinstance(here.take(), Held)
         end()
     assert letters(caller) == 1
-    assert here.act(finishing(taken)) == every
+    assert here.one(finishing(taken)) == every
     assert here.payloads(DONE) == ["2", "1"]
 
 

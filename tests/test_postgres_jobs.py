@@ -6,16 +6,16 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from dibs.clock import Deadline, RealClock
+from dibs.clock import RealClock
 from dibs.connecting import locate
 from dibs.door import Answer, Said, door_to
 from dibs.errors import InvalidOption, SetupRequired
@@ -35,7 +35,6 @@ from dibs.jobs import (
     NewJob,
     Put,
     PutDone,
-    Take,
     Taken,
 )
 from dibs.store import Held, StoreBusy
@@ -44,42 +43,26 @@ from dibs.stores.postgres_jobs_places import Place, Stretch
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
 from tests.callers import KINDS, Caller
+from tests.job_queues import JobQueue, finishing, soon
 from tests.servers.postgres import PgBouncer, PostgresServer
+from tests.test_api import eventually
 
 CLOCK = RealClock()
 
 
-def deadline() -> Deadline:
-    return Deadline(CLOCK, CLOCK.now() + 10)
-
-
-class Queue:
-    """One queue over a connection of its own."""
-
+class Queue(JobQueue):
     def __init__(self, url: str, name: str = "default:q") -> None:
-        self.store = cast("Any", locate(url)[0].open())
-        self.jobs = self.store.jobs
-        self.name = name
+        super().__init__(locate(url)[0].open(), name)
 
-    def act(self, *requests: Any) -> list[Any]:
-        outcomes: list[Any] = self.jobs.act(requests, deadline())
-        return outcomes
-
-    def put(self, *jobs: NewJob | str, put_id: str | None = None, on_conflict: str = "raise") -> Any:
-        return self.act(self.asked(*jobs, put_id=put_id, on_conflict=on_conflict))[0]
-
-    def asked(self, *jobs: NewJob | str, put_id: str | None = None, on_conflict: str = "raise") -> Put:
-        new = tuple(job if isinstance(job, NewJob) else NewJob(job) for job in jobs)
-        return Put(self.name, put_id or os.urandom(8).hex(), new, on_conflict)
-
-    def take(self, n: int = 1, ttl: float = 60.0, group_limit: int = 0) -> Any:
-        return self.act(Take(self.name, os.urandom(8).hex(), n, ttl, "host/1", group_limit))[0]
+    def put(self, *payloads: NewJob | str, put_id: str | None = None, on_conflict: str = "raise") -> Any:
+        """What a put is told, whatever it is."""
+        return self.one(self.asked(*payloads, put_id=put_id, on_conflict=on_conflict))
 
     def end(self, taken: Taken, end: str = DONE, **fields: Any) -> Finish:
-        return Finish(self.name, tuple(job.id for job in taken.jobs), taken.fencing_token, end, **fields)
+        return finishing(taken, end, name=self.name, **fields)
 
     def state(self, job: int) -> str | None:
-        found = self.jobs.find(self.name, job, deadline())
+        found = self.jobs.find(self.name, job, soon())
         return None if found is None else str(found.state)
 
     def close(self) -> None:
@@ -99,13 +82,6 @@ def queue_at(url: str, name: str = "default:q") -> Iterator[Queue]:
 def queue(postgres_url: str) -> Iterator[Queue]:
     with queue_at(postgres_url) as queue:
         yield queue
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)  # before another look
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
@@ -153,7 +129,10 @@ def test_a_worker_killed_with_9_costs_no_job(postgres_url: str) -> None:
         context = multiprocessing.get_context("spawn")
         doomed = context.Process(target=_work, args=(postgres_url, 60.0))
         doomed.start()
-        eventually(lambda: connection.execute("SELECT FROM dibs_lease_job WHERE claim_id IS NOT NULL").fetchall())
+        eventually(
+            lambda: connection.execute("SELECT FROM dibs_lease_job WHERE claim_id IS NOT NULL").fetchall(),
+            "no claim is written",
+        )
         assert doomed.pid is not None
         os.kill(doomed.pid, signal.SIGKILL)
         doomed.join()
@@ -225,7 +204,7 @@ def test_a_claim_writes_no_index(queue: Queue, postgres_url: str) -> None:
             ).fetchall()
             return row
 
-        eventually(lambda: counted()[0] >= 1500)
+        eventually(lambda: counted()[0] >= 1500, "too few were counted")
         updated, hot = counted()
         assert hot > 0.95 * updated
 
@@ -301,7 +280,7 @@ def test_jobs_are_found_while_a_transaction_keeps_dead_rows(queue: Queue, postgr
                 assert queue.act(queue.end(taken)) == [Finished()]
                 had += len(taken.jobs)
         assert other.act(other.end(first, BACK)) == [Finished()]
-        eventually(lambda: isinstance(queue.take(), Taken), 5.0)
+        eventually(lambda: isinstance(queue.take(), Taken), "nothing is to be had", 5.0)
 
 
 def test_a_group_counts_what_was_committed_late(queue: Queue, postgres_url: str) -> None:
@@ -309,7 +288,7 @@ def test_a_group_counts_what_was_committed_late(queue: Queue, postgres_url: str)
     queue.put("0")
     with psycopg.connect(postgres_url) as connection:
         door = door_to(connection)
-        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, deadline()))
+        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, soon()))
         queue.put(NewJob("2", group="g"))
         first = queue.take(10, group_limit=1)
         assert [job.payload for job in first.jobs] == ["0", "2"]
@@ -344,17 +323,17 @@ def test_a_role_needs_no_more_than_rows(postgres: PostgresServer, postgres_url: 
             app.put("1")
         with pytest.raises(SetupRequired, match="dibs setup"):
             app.take()
-        admin.store.setup(deadline())
+        admin.store.setup(soon())
         postgres.psql(
             f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO "{role}"', database=database
         )
         app.put(NewJob("1", key="k", max_tries=1), "2")
         taken = app.take(1, group_limit=3)
         assert app.act(app.end(taken, RETRY, note="e")) == [Finished()]
-        assert app.jobs.revive(app.name, None, deadline()) == 1
-        assert app.jobs.cancel(app.name, [job.id for job in app.take(10).jobs], 60.0, deadline())
-        assert app.jobs.forget(app.name, None, 0.0, deadline()) == 2
-        assert app.jobs.depths("a", "z", deadline()) == []
+        assert app.jobs.revive(app.name, None, soon()) == 1
+        assert app.jobs.cancel(app.name, [job.id for job in app.take(10).jobs], 60.0, soon())
+        assert app.jobs.forget(app.name, None, 0.0, soon()) == 2
+        assert app.jobs.depths("a", "z", soon()) == []
 
 
 def test_behind_a_pooler(own_postgres: PostgresServer) -> None:
@@ -369,7 +348,7 @@ def test_behind_a_pooler(own_postgres: PostgresServer) -> None:
                 return False
             return True
 
-        eventually(reaches)
+        eventually(reaches, "it is never reached")
         with queue_at(pooler.url("postgres")) as queue, queue_at(pooler.url("postgres")) as other:
             queue.put(NewJob("1", group="g"), NewJob("2", group="g"), NewJob("3", key="k"), "4")
             assert isinstance(queue.put(NewJob("5", 9, key="k"), on_conflict=REPLACE), PutDone)
@@ -381,7 +360,7 @@ def test_behind_a_pooler(own_postgres: PostgresServer) -> None:
             again = other.take(10, group_limit=1)
             assert sorted(str(job.payload) for job in again.jobs) == ["1", "4", "5"]
             assert other.act(other.end(again, DEAD, note="e")) == [Finished()]
-            assert len(queue.jobs.jobs_in(queue.name, DEAD, 10, deadline())) == 3
+            assert len(queue.jobs.jobs_in(queue.name, DEAD, 10, soon())) == 3
 
 
 # -- transactions of the caller's -------------------------------------------------------------------------------------
@@ -405,7 +384,7 @@ def caller(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Caller
 
 
 def within(queue: Queue, caller: Caller, request: Put | Finish) -> Any:
-    return through(door_to(caller.given), queue.jobs.within(request, "postgresql", None, deadline()))
+    return through(door_to(caller.given), queue.jobs.within(request, "postgresql", None, soon()))
 
 
 def test_a_put_is_part_of_the_callers_transaction(queue: Queue, caller: Caller) -> None:
@@ -455,7 +434,7 @@ def test_an_end_is_part_of_the_callers_transaction(queue: Queue, caller: Caller)
         assert queue.state(job) == state
         assert within(queue, caller, request) == Finished((job,))
         caller.commit()
-        queue.jobs.cancel(queue.name, [job], 0.0, deadline())
+        queue.jobs.cancel(queue.name, [job], 0.0, soon())
 
 
 def test_an_expired_claim_ends_nothing_in_a_transaction(queue: Queue, caller: Caller) -> None:
@@ -463,11 +442,11 @@ def test_an_expired_claim_ends_nothing_in_a_transaction(queue: Queue, caller: Ca
     (job,) = queue.put("1").ids
     caller.run("SELECT 1")
     taken = queue.take(1, 0.2)
-    eventually(lambda: queue.state(job) == READY)
+    eventually(lambda: queue.state(job) == READY, "its claim does not expire")
     assert within(queue, caller, queue.end(taken)) == Finished((job,))
 
 
 def test_another_database_is_refused(queue: Queue) -> None:
     """A connection of another kind of database is InvalidOption, and nothing is run there."""
     with pytest.raises(InvalidOption, match="PostgreSQL"):
-        next(queue.jobs.within(queue.asked("1"), "sqlite", None, deadline()))
+        next(queue.jobs.within(queue.asked("1"), "sqlite", None, soon()))

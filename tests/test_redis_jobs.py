@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 
 import dibs
-from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.jobs import (
     BACK,
@@ -44,14 +43,11 @@ from dibs.jobs import (
 )
 from dibs.store import Held
 from dibs.testing import check_store
+from tests.job_queues import finishing, ids, soon
 from tests.servers.redis import RedisCluster, RedisServer
 
 #: A claim that has expired when the next request is made.
 MOMENT_S = 0.001
-
-
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
 
 
 @contextmanager
@@ -90,11 +86,7 @@ def take(jobs: Jobs, n: int = 1, ttl: float = 60.0, *, name: str = "n:q", group_
 
 
 def finish(jobs: Jobs, taken: Taken, end: str = DONE, name: str = "n:q", **fields: Any) -> Any:
-    return act(jobs, Finish(name, ids(taken), taken.fencing_token, end, **fields))[0]
-
-
-def ids(taken: Taken) -> tuple[int, ...]:
-    return tuple(job.id for job in taken.jobs)
+    return act(jobs, finishing(taken, end, name=name, **fields))[0]
 
 
 # -- the answers ------------------------------------------------------------------------------------------------------

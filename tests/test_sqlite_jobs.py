@@ -1,7 +1,6 @@
 """What is particular to queues on SQLite: one file, processes that die, reboots, the caller's own transactions."""
 
 import ctypes
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -18,68 +17,36 @@ import pytest
 
 import dibs
 from dibs.clock import Deadline, RealClock, boot_now
-from dibs.door import Said, door_to
+from dibs.door import Door
 from dibs.jobs import DEAD, DONE, RETRY, Finish, Finished, KeyTaken, NewJob, Put, PutDone, Take, Taken
 from dibs.store import Held, StoreBusy
 from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_jobs, sqlite_jobs_sql
 from dibs.stores.sqlite import SQLiteStore
 from tests.callers import KINDS
+from tests.job_queues import NAME, JobQueue, finishing
 
 CLOCK = RealClock()
 BY = Deadline(CLOCK, float("inf"))
-NAME = "default:letters"
 
 
-class Queue:
-    """One queue, over a connection of its own."""
-
+class Queue(JobQueue):
     def __init__(self, path: Path) -> None:
-        self.store = SQLiteStore(str(path), "dibs_lease", False)
-        self.jobs = self.store.jobs
+        super().__init__(SQLiteStore(str(path), "dibs_lease", False))
 
-    def act(self, request: Any) -> Any:
+    def act(self, *requests: Any) -> list[Any]:
         end = time.monotonic() + 10
         while True:
             try:
-                return self.jobs.act([request], BY)[0]
+                return super().act(*requests)
             except StoreBusy:
                 assert time.monotonic() < end
                 time.sleep(0.001)  # before another try
 
-    def put(self, *payloads: str | NewJob, put_id: str | None = None) -> tuple[int, ...]:
-        new = tuple(job if isinstance(job, NewJob) else NewJob(job) for job in payloads)
-        done = self.act(Put(NAME, put_id or os.urandom(8).hex(), new))
-        assert isinstance(done, PutDone), done
-        return done.ids
-
-    def take(self, n: int = 1, ttl: float = 60.0) -> Any:
-        return self.act(Take(NAME, os.urandom(8).hex(), n, ttl, "host/1"))
-
-    def taken(self, n: int = 1, ttl: float = 60.0) -> Taken:
-        taken = self.take(n, ttl)
-        assert isinstance(taken, Taken), taken
-        return taken
-
     def finish(self, taken: Taken, end: str = DONE, **fields: Any) -> Any:
-        return self.act(finishing(taken, end, **fields))
+        return self.one(finishing(taken, end, **fields))
 
-    def payloads(self, state: str) -> list[Any]:
-        return [job.payload for job in self.jobs.jobs_in(NAME, state, 100, BY)]
-
-    def within(self, connection: Any, request: Put | Finish) -> Any:
-        """The outcome of a request inside the transaction of a connection."""
-        door = door_to(connection)
-        talk = self.jobs.within(request, door.dialect, door.execute("PRAGMA database_list").rows, BY)
-        try:
-            said: Said = next(talk)
-            while True:
-                said = talk.send(door.execute(*said))
-        except StopIteration as stop:
-            return stop.value
-
-
-def finishing(taken: Taken, end: str = DONE, **fields: Any) -> Finish:
-    return Finish(NAME, tuple(job.id for job in taken.jobs), taken.fencing_token, end, **fields)
+    def files(self, door: Door) -> Any:
+        return door.execute("PRAGMA database_list").rows
 
 
 @pytest.fixture
@@ -366,7 +333,7 @@ def test_an_empty_queue_is_not_worth_asking(path: Path, queue: Queue) -> None:
     queue.finish(queue.taken())
     watching = SQLiteStore(str(path), "dibs_lease", False)
     watch = watching.watch("address", BY)
-    queue.act(Put("default:other", "p", (NewJob("1"),)))
+    queue.one(Put("default:other", "p", (NewJob("1"),)))
     assert list(watch.changed([NAME, "default:other"])) == ["default:other"]
     queue.put(NewJob("1", delay=60.0, priority=3))
     assert list(watch.changed([NAME])) == []

@@ -147,10 +147,10 @@ class Client:
         Raises InvalidName, InvalidOption, and Unsupported where the store keeps no queues.
         """
         from dibs.queue import Job, JobBatch, Queue
-        from dibs.queue_core import make_queue
+        from dibs.queue_core import QueueCore
 
         options = (ttl, renew, max_hold, max_tries, priority, group_limit, keep_results)
-        return Queue(make_queue(self._desk, name, *options, Job, JobBatch))
+        return Queue(QueueCore(self._desk, name, *options, Job, JobBatch))
 
     def queues(self, prefix: str = "") -> list[QueueDepth]:
         """The queues of this namespace whose name starts with ``prefix`` and that have jobs, and how deep they are."""

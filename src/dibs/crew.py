@@ -65,7 +65,8 @@ class Crew:
         self._core = core
         self._patience = Patience(idle, stop)
         self._session: Session = core.desk.session()
-        self.mutex = self._session.clock.mutex()
+        self.clock = self._session.clock
+        self.mutex = self.clock.mutex()
         self._waiting: deque[JobFacts] = deque()
         # And since when. By claim, not by id: a job that was lost may be taken again before its handler has ended.
         self._running: dict[JobFacts, float] = {}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dibs.advice import Advice, QueueStats
     from dibs.names import Seconds
+    from dibs.new_jobs import PutOptions
     from dibs.once_keys import Key
     from dibs.pausing import Pause
     from dibs.queue_core import QueueCore
@@ -168,7 +169,8 @@ class Queue:
         from dibs.new_jobs import NewJob
 
         job = NewJob(payload, key=key)
-        return self._put_all([job], delay, at, priority, group, max_tries, on_conflict, connection)[0]
+        options = self._core.put_options(delay, at, priority, group, max_tries, on_conflict)
+        return self._put_all([job], options, connection)[0]
 
     def put_many(
         self,
@@ -189,20 +191,10 @@ class Queue:
         payloads: what jobs carry; a ``dibs.NewJob`` among them says for itself what it does not share with the others
         (a key, for example).
         """
-        return self._put_all(payloads, delay, at, priority, group, max_tries, on_conflict, connection)
-
-    def _put_all(
-        self,
-        payloads: Iterable[Any],
-        delay: Seconds | None,
-        at: datetime | None,
-        priority: int | None,
-        group: Key | None,
-        max_tries: int | None,
-        on_conflict: str,
-        connection: Any,
-    ) -> list[int]:
         options = self._core.put_options(delay, at, priority, group, max_tries, on_conflict)
+        return self._put_all(payloads, options, connection)
+
+    def _put_all(self, payloads: Iterable[Any], options: PutOptions, connection: Any) -> list[int]:
         if connection is None:
             return run(self._core.putting(payloads, options))
         from dibs.door import door_to
@@ -272,9 +264,10 @@ class Queue:
 
         While the store is away it waits for it; other errors (SetupRequired, …) are raised.
         """
+        from dibs.crew import Crew
         from dibs.workers import run_in_threads
 
-        return run_in_threads(self._core, handler, workers, prefetch, drain_timeout, idle, stop)
+        return run_in_threads(Crew(self._core, workers, prefetch, drain_timeout, idle, stop), handler)
 
     def finish(
         self,

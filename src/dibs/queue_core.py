@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dibs.queue_records import JobRecord
     from dibs.session import Session
     from dibs.steps import Steps
-    from dibs.terms import Terms
 
 # How many jobs a list shows unless told otherwise.
 LIST_DEFAULT = 100
@@ -64,7 +63,9 @@ class QueueCore(Generic[J, B]):
         self,
         desk: Desk,
         name: str,
-        terms: Terms,
+        ttl: Seconds | None,
+        renew: bool,
+        max_hold: Seconds | None,
         max_tries: int | None,
         priority: int,
         group_limit: int | None,
@@ -72,13 +73,14 @@ class QueueCore(Generic[J, B]):
         make_job: Callable[[Claim, TakenJob], J],
         make_batch: Callable[[Claim | None, list[J], float], B],
     ) -> None:
+        """Check what a caller gave; raises InvalidName and InvalidOption before any I/O, and Unsupported."""
+        self.terms = desk.terms(ttl, renew, 0, False, 0, max_hold, None, "raise", None)
         self.name = check_name(name)
         if not desk.address.capabilities.queue:
             raise Unsupported(
                 f"{desk.address.capabilities.store} keeps no queues; PostgreSQL, MySQL/MariaDB, Redis and SQLite do. "
                 "Claims on items of your own are possible everywhere: client.claims(…)"
             )
-        self.terms = terms
         self.max_tries = check_tries(max_tries) or None
         self.priority = check_priority(priority)
         self.group_limit = 0 if group_limit is None else whole("group_limit", group_limit, GROUP_LIMIT_MAX)
@@ -302,24 +304,6 @@ def left_in_the_middle(error: BaseException) -> BaseException:
     if isinstance(error, GeneratorExit):
         return LeftInTheMiddle("the loop over the stream was left while this job was at hand, by break or an error")
     return error
-
-
-def make_queue(
-    desk: Desk,
-    name: str,
-    ttl: Seconds | None,
-    renew: bool,
-    max_hold: Seconds | None,
-    max_tries: int | None,
-    priority: int,
-    group_limit: int | None,
-    keep_results: Seconds,
-    make_job: Callable[[Claim, TakenJob], J],
-    make_batch: Callable[[Claim | None, list[J], float], B],
-) -> QueueCore[J, B]:
-    """Check what a caller gave; raises InvalidName and InvalidOption before any I/O, and Unsupported."""
-    terms = desk.terms(ttl, renew, 0, False, 0, max_hold, None, "raise", None)
-    return QueueCore(desk, name, terms, max_tries, priority, group_limit, keep_results, make_job, make_batch)
 
 
 def check_n(n: object) -> int:

@@ -18,26 +18,13 @@ from dibs.steps import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.names import Seconds
-    from dibs.queue_core import QueueCore
 
-
-def run_in_threads(
-    core: QueueCore[Any, Any],
-    handler: Callable[[Any], Any],
-    workers: int,
-    prefetch: int,
-    drain_timeout: Seconds,
-    idle: Seconds | None,
-    stop: Any,
-) -> int:
+def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
     """Work until it is time to stop; how many jobs were done."""
     if not callable(handler):
         raise InvalidOption(f"handler is a function that takes a job, not {handler!r}")
-    crew = Crew(core, workers, prefetch, drain_timeout, idle, stop)
     to_work: SimpleQueue[Any] = SimpleQueue()
     crew.start = to_work.put
-    clock = core.desk.session().clock
 
     def work() -> None:
         while (job := to_work.get()) is not None:
@@ -54,8 +41,8 @@ def run_in_threads(
                 crew.over(job)
             del job  # so that a claim that is over is not kept by an idle thread
 
-    for number in range(workers):
-        clock.spawn(f"dibs-worker-{number + 1}", work)
+    for number in range(crew.workers):
+        crew.clock.spawn(f"dibs-worker-{number + 1}", work)
     try:
         with Signals(crew):
             run(crew.dispatching(get_ident()))
@@ -66,7 +53,7 @@ def run_in_threads(
         rest = crew.running()
         raise
     finally:
-        for _ in range(workers):
+        for _ in range(crew.workers):
             to_work.put(None)
         crew.abandon(rest)
         run(crew.settling())

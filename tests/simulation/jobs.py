@@ -6,21 +6,19 @@ it last and until when, how often it was tried, and how it ended. It believes ne
 
 from __future__ import annotations
 
-import gc
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.jobs import BACK, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job, JobBatch, Queue
-from dibs.queue_core import make_queue
+from dibs.queue_core import QueueCore
 from dibs.store import Held
 from tests.simulation.checker import Checker
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.process import Process
 from tests.simulation.programs import Host
-from tests.simulation.scenario import Result
-from tests.simulation.world import World
+from tests.simulation.scenario import Result, close_client, finished
+from tests.simulation.world import World, new_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +213,7 @@ class JobProgram:
         rand, checker, process = self.host.world.random, self._checker, self.host.process
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
         options = (ttl, renew, None, None, 0, None, 60.0 if rand() < 0.3 else 0.0)
-        queue = Queue(make_queue(self.host.desk, QUEUE, *options, Job, JobBatch))
+        queue = Queue(QueueCore(self.host.desk, QUEUE, *options, Job, JobBatch))
         if rand() < 0.6:
             checker.was_put(queue.put_many(range(1 + int(3 * rand()))))
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
@@ -267,15 +265,8 @@ class JobProgram:
 
 def simulate_jobs(seed: int) -> Result:
     """Run one scenario with queues to its end. Raises BrokenPromise."""
-    world = World(seed)
-    gc.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            return _simulate(world)
-        finally:
-            world.close()
-            gc.enable()
+    with new_world(seed) as world:
+        return _simulate(world)
 
 
 def _simulate(world: World) -> Result:
@@ -318,16 +309,10 @@ def _simulate(world: World) -> Result:
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:
-            world.at(horizon * rand(), _close, world, host)
+            world.at(horizon * rand(), close_client, world, host)
     world.at(horizon, _put_some, network, checker)
     world.run(lambda: all(task.over or task.process.dead for task in programs))
-    end = world.now + FREE_AFTER_S
-    world.at(end, _nothing)
-    world.run(lambda: world.now >= end)
-    checker.finish()
-    world.run(lambda: True)
-    digest = f"{world.now:.9f}/{rand():.9f}"
-    return Result(world.seed, digest, world.steps, checker.grants, len(world.time_line))
+    return finished(world, checker, FREE_AFTER_S)
 
 
 def _put_some(network: Network, checker: JobChecker) -> None:
@@ -343,12 +328,3 @@ def _put_some(network: Network, checker: JobChecker) -> None:
         checker.books.setdefault(job, Books())
     if world.now < 40.0:
         world.at(world.now + 1.0, _put_some, network, checker)
-
-
-def _close(world: World, host: Host) -> None:
-    if not host.process.dead:
-        world.start(host.process, "closer", host.close)
-
-
-def _nothing() -> None:
-    pass

@@ -7,8 +7,6 @@ the callers really did, by the world's one clock, decides what should have been 
 
 from __future__ import annotations
 
-import gc
-import warnings
 from typing import NamedTuple
 
 from dibs.errors import LeaseLost, LockOrderWarning, StoreUnavailable, WouldDeadlock
@@ -20,7 +18,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.network import Network
 from tests.simulation.process import Process
 from tests.simulation.programs import Host
-from tests.simulation.world import Task, World
+from tests.simulation.world import Task, World, new_world
 
 TTL_S = 4.0
 # What spoils a ring, or a look at it.
@@ -98,16 +96,8 @@ class Caller:
 
 def simulate_ring(seed: int) -> Outcome:
     """Run one world to its end. Raises BrokenPromise."""
-    world = World(seed)
-    gc.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        warnings.simplefilter("ignore", LockOrderWarning)
-        try:
-            return _simulate(world)
-        finally:
-            world.close()
-            gc.enable()
+    with new_world(seed, LockOrderWarning) as world:
+        return _simulate(world)
 
 
 def _simulate(world: World) -> Outcome:
@@ -163,9 +153,7 @@ def _simulate(world: World) -> Outcome:
 
     world.observe = observe
     world.run(lambda: all(task.over or task.process.dead for task in tasks))
-    end = world.now + 2 * TTL_S + 6.0
-    world.at(end, lambda: None)
-    world.run(lambda: world.now >= end)
+    world.run_for(2 * TTL_S + 6.0)
     checker.finish()
     told = [caller for caller in callers if caller.told_at is not None]
     if told and not closed_at:

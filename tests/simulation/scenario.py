@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
@@ -11,7 +9,7 @@ from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
-from tests.simulation.world import Task, World
+from tests.simulation.world import Task, World, new_world
 
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
 FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
@@ -33,17 +31,8 @@ def simulate(seed: int, *, signals: bool = False, permits: bool = False) -> Resu
     permits: the names are a lock for readers and writers, and a semaphore.
     signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
     """
-    world = World(seed)
-    # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
-    gc.disable()
-    with warnings.catch_warnings():
-        # Programs drop leases on purpose; that they are warned is tested elsewhere.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            return _simulate(world, signals, permits)
-        finally:
-            world.close()
-            gc.enable()
+    with new_world(seed) as world:
+        return _simulate(world, signals, permits)
 
 
 def _simulate(world: World, signals: bool, permits: bool) -> Result:
@@ -123,7 +112,7 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:
-            world.at(horizon * rand(), _close, world, host)
+            world.at(horizon * rand(), close_client, world, host)
     if operator:
         process = Process(world, "op", 1.0, 0.0)
         host = Host(world, network, process, timeouts)
@@ -131,12 +120,15 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
         programs.append(world.start(process, "operator", Operator(host, 3, horizon)))
 
     world.run(lambda: all(task.over or task.process.dead for task in programs))
-    end = world.now + FREE_AFTER_S
-    world.at(end, _nothing)
-    world.run(lambda: world.now >= end)
+    return finished(world, checker, FREE_AFTER_S)
+
+
+def finished(world: World, checker: Checker, free_after_s: float) -> Result:
+    """What a run was like, once all that nobody holds any more is free. Raises BrokenPromise."""
+    world.run_for(free_after_s)
     checker.finish()
     world.run(lambda: True)
-    digest = f"{world.now:.9f}/{rand():.9f}"
+    digest = f"{world.now:.9f}/{world.random():.9f}"
     return Result(world.seed, digest, world.steps, checker.grants, len(world.time_line))
 
 
@@ -158,10 +150,7 @@ def _no_more_stalls(world: World) -> None:
     world.stall_part = 0.0
 
 
-def _close(world: World, host: Host) -> None:
+def close_client(world: World, host: Host) -> None:
+    """Close the client of a process, if that is still alive."""
     if not host.process.dead:
         world.start(host.process, "closer", host.close)
-
-
-def _nothing() -> None:
-    pass

@@ -13,16 +13,19 @@ and time-outs are counted on it.
 from __future__ import annotations
 
 import dis
+import gc
 import random
 import sys
+import warnings
 from collections import deque
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from tests.simulation.process import Process
@@ -176,6 +179,12 @@ class World:
             self.observe()
         if self._broken is not None:
             raise BrokenPromise(self._broken, self)
+
+    def run_for(self, seconds: float) -> None:
+        """Let so much time pass, whether anything happens or not."""
+        end = self.now + seconds
+        self.at(end, _nothing)
+        self.run(lambda: self.now >= end)
 
     def close(self) -> None:
         """End what is left of every task, so that nothing of it runs later."""
@@ -342,6 +351,24 @@ class World:
             sys.settrace(None)
             self._traced[1].clear()  # frames keep what they see alive, leases too
             self._traced = None
+
+
+@contextmanager
+def new_world(seed: int, *expected: type[Warning]) -> Iterator[World]:
+    """A world for one scenario. ``expected``: warnings that its programs bring about on purpose, besides the usual."""
+    world = World(seed)
+    # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
+    gc.disable()
+    with warnings.catch_warnings():
+        # Programs drop leases on purpose; that they are warned is tested elsewhere.
+        silent: tuple[type[Warning], ...] = (ResourceWarning, *expected)
+        for kind in silent:
+            warnings.simplefilter("ignore", kind)
+        try:
+            yield world
+        finally:
+            world.close()
+            gc.enable()
 
 
 def _nothing() -> None:

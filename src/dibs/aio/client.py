@@ -25,7 +25,7 @@ from dibs.names import check_name
 from dibs.once import OnceCore, once_options
 from dibs.once_keys import key_of_calls
 from dibs.pausing import listing, pausing, resuming
-from dibs.queue_core import listing_queues, make_queue
+from dibs.queue_core import QueueCore, listing_queues
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 
@@ -115,7 +115,7 @@ class AsyncClient:
     ) -> AsyncQueue:
         """Describe a durable queue of work; see ``dibs.Client.queue``."""
         options = (ttl, renew, max_hold, max_tries, priority, group_limit, keep_results)
-        return AsyncQueue(make_queue(self._desk, name, *options, AsyncJob, AsyncJobBatch))
+        return AsyncQueue(QueueCore(self._desk, name, *options, AsyncJob, AsyncJobBatch))
 
     async def queues(self, prefix: str = "") -> list[QueueDepth]:
         """The queues of this namespace whose name starts with ``prefix`` and that have jobs, and how deep they are."""

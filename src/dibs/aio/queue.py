@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dibs.advice import Advice, QueueStats
     from dibs.names import Seconds
+    from dibs.new_jobs import PutOptions
     from dibs.once_keys import Key
     from dibs.pausing import Pause
     from dibs.queue_core import QueueCore
@@ -132,7 +133,8 @@ class AsyncQueue:
         from dibs.new_jobs import NewJob
 
         job = NewJob(payload, key=key)
-        return (await self._put_all([job], delay, at, priority, group, max_tries, on_conflict, connection))[0]
+        options = self._core.put_options(delay, at, priority, group, max_tries, on_conflict)
+        return (await self._put_all([job], options, connection))[0]
 
     async def put_many(
         self,
@@ -147,20 +149,10 @@ class AsyncQueue:
         connection: Any = None,
     ) -> list[int]:
         """Put up to 10,000 jobs in one call, all or none; their ids, in their order. See ``dibs.Queue.put_many``."""
-        return await self._put_all(payloads, delay, at, priority, group, max_tries, on_conflict, connection)
-
-    async def _put_all(
-        self,
-        payloads: Iterable[Any],
-        delay: Seconds | None,
-        at: datetime | None,
-        priority: int | None,
-        group: Key | None,
-        max_tries: int | None,
-        on_conflict: str,
-        connection: Any,
-    ) -> list[int]:
         options = self._core.put_options(delay, at, priority, group, max_tries, on_conflict)
+        return await self._put_all(payloads, options, connection)
+
+    async def _put_all(self, payloads: Iterable[Any], options: PutOptions, connection: Any) -> list[int]:
         if connection is None:
             return await take(self._core.putting(payloads, options))
         door = door_to(connection)
@@ -214,8 +206,9 @@ class AsyncQueue:
         Cancelling this call cancels all handlers and gives their jobs back.
         """
         from dibs.aio.workers import run_in_tasks
+        from dibs.crew import Crew
 
-        return await run_in_tasks(self._core, handler, workers, prefetch, drain_timeout, idle, stop)
+        return await run_in_tasks(Crew(self._core, workers, prefetch, drain_timeout, idle, stop), handler)
 
     async def finish(
         self,

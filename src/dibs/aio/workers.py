@@ -21,23 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dibs.aio.queue import AsyncJob
-    from dibs.names import Seconds
-    from dibs.queue_core import QueueCore
 
 
-async def run_in_tasks(
-    core: QueueCore[Any, Any],
-    handler: Callable[[AsyncJob], Awaitable[Any]],
-    workers: int,
-    prefetch: int,
-    drain_timeout: Seconds,
-    idle: Seconds | None,
-    stop: Any,
-) -> int:
+async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]) -> int:
     """Work until it is time to stop; how many jobs were done."""
     if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(type(handler).__call__):
         raise InvalidOption(f"handler is an async function that takes a job, not {handler!r}")
-    crew = Crew(core, workers, prefetch, drain_timeout, idle, stop)
     loop = asyncio.get_running_loop()
     tasks: dict[asyncio.Task[None], AsyncJob] = {}
 
