@@ -413,6 +413,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.zookeeper_pool": {
         "dibs.clock",
         "dibs.errors",
+        "dibs.store",
         "dibs.stores.zookeeper_link",
         "dibs.stores.zookeeper_nodes",
     },

@@ -76,7 +76,7 @@ from dibs.stores.zookeeper_nodes import (
 )
 from dibs.stores.zookeeper_operators import Operators
 from dibs.stores.zookeeper_permits import Permits
-from dibs.stores.zookeeper_pool import FOREVER, Grant, PipeWatch, Pool
+from dibs.stores.zookeeper_pool import Grant, PipeWatch, Pool
 from dibs.stores.zookeeper_renewals import Renewals
 
 if TYPE_CHECKING:
@@ -217,25 +217,18 @@ class ZooKeeperStore:
 
     def _transfer(self, request: Transfer, deadline: Deadline) -> Flights:
         """Put a node of our session in the place of the holder's, in a permit made anew: its zxid is the token."""
-        pool, ttl = self._pool, request.ttl
+        pool = self._pool
         permit = self._nodes.permit(request.name)
         source, path = holder_node(permit, request.from_claim), holder_node(permit, request.claim_id)
         known, given = pool.grants.get(path), pool.grants.get(source)
         if known is not None and known.told is not None:
-            if (yield from self._renewals.extend(known, ttl, deadline)):
+            if (yield from self._renewals.extend(known, request.ttl, deadline)):
                 return known.told
             pool.forget(known)  # it held once, and may be given it again
         if given is not None and (given.session.over or boot_now() >= given.until):
             return GONE  # its time is over, and the warden about to end it
-        session = pool.session_for(ttl, deadline)
-        # Noted before it is sent, as for an acquire.
-        grant = Grant(permit, path, session, {"holder": request.holder, "info": request.info, "ttl": ttl})
-        pool.grants[path] = grant
-        try:
+        with pool.asking(request, permit, path, deadline) as grant:
             return (yield from self._try_transfer(request, grant, source, deadline))
-        finally:
-            if grant.told is None and grant.until == FOREVER:
-                grant.until = boot_now() + ttl
 
     def _try_transfer(self, request: Transfer, grant: Grant, source: str, deadline: Deadline) -> Flights:
         pool, session, permit, path, ttl = self._pool, grant.session, grant.permit, grant.path, request.ttl

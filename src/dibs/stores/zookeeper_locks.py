@@ -13,7 +13,7 @@ from dibs.stores.zookeeper_flights import TRIES
 from dibs.stores.zookeeper_ledger import ledger_of
 from dibs.stores.zookeeper_link import ABSENT, No, Operation, Session
 from dibs.stores.zookeeper_nodes import Nodes, before, holder_node, in_order, packed, quoted, unpacked, waiters
-from dibs.stores.zookeeper_pool import FOREVER, Grant, Pool
+from dibs.stores.zookeeper_pool import Grant, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Locks:
 
     def acquire(self, request: Acquire, deadline: Deadline) -> Flights:
         """Try to take the name, look at what is in the way, and line up, until it is had or there is a refusal."""
-        pool, ttl = self._pool, request.ttl
+        pool = self._pool
         permit = self._nodes.permit(request.name)
         path = holder_node(permit, request.claim_id)
         known = pool.grants.get(path)
@@ -52,21 +52,12 @@ class Locks:
             if ledger is not None:
                 return Mismatch(ledger.permits)
         elif known is not None and known.told is not None:
-            if (yield from self._renewals.extend(known, ttl, deadline)):
+            if (yield from self._renewals.extend(known, request.ttl, deadline)):
                 return known.told
             if pool.grants.get(path) is known and not known.session.over:
-                # Broken, or its time is over: nobody gets the name before the warden has ended it.
-                told, left = known.told, max(0.0, known.until - boot_now())
-                return Held(known.words["holder"], told.fencing_token, told.acquired_at, left)
-        session = pool.session_for(ttl, deadline)
-        # Noted before it is sent, so that the warden ends it, too, when nobody hears that it was granted.
-        grant = Grant(permit, path, session, {"holder": request.holder, "info": request.info, "ttl": ttl})
-        pool.grants[path] = grant
-        try:
+                return known.refusal()
+        with pool.asking(request, permit, path, deadline) as grant:
             return (yield from self._try(request, grant, deadline))
-        finally:
-            if grant.told is None and grant.until == FOREVER:
-                grant.until = boot_now() + ttl
 
     def _try(self, request: Acquire, grant: Grant, deadline: Deadline) -> Flights:
         pool, ttl, session, permit, path = self._pool, request.ttl, grant.session, grant.permit, grant.path

@@ -43,7 +43,7 @@ from dibs.stores.zookeeper_ledger import Entry, View, ledger_of, seal_node, told
 from dibs.stores.zookeeper_line import Line, Sign
 from dibs.stores.zookeeper_link import ABSENT, No, Session
 from dibs.stores.zookeeper_nodes import BROKEN, Nodes, claim_of, holder_node, quoted, unbroken, unpacked
-from dibs.stores.zookeeper_pool import FOREVER, Grant, Pool
+from dibs.stores.zookeeper_pool import Grant, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,32 +101,22 @@ class Permits:
 
     def acquire(self, request: Acquire, deadline: Deadline) -> Flights:
         """The outcome; None where others were faster every time."""
-        pool, ttl = self._pool, request.ttl
+        pool = self._pool
         permit = self._nodes.permit(request.name)
         path = holder_node(permit, request.claim_id)
         known = pool.grants.get(path)
         if known is not None and known.told is not None:
             if not known.of_ledger:
                 return Mismatch(0)
-            if (yield from self._renewals.extend(known, ttl, deadline)):
+            if (yield from self._renewals.extend(known, request.ttl, deadline)):
                 return (yield from self._keep(known, request.take))
             if pool.grants.get(path) is known and not known.session.over:
-                # Broken, or its time is over, and its node is there until the warden has ended it.
-                told, left = known.told, max(0.0, known.until - boot_now())
-                return Held(known.words["holder"], told.fencing_token, told.acquired_at, left)
+                return known.refusal()
         place = pool.places.get((request.name, request.claim_id))
         if place is not None:
             place.asked_at = boot_now()
-        session = pool.session_for(ttl, deadline)
-        # Noted before it is sent, so that the warden ends it, too, when nobody hears that it was granted.
-        grant = Grant(permit, path, session, {"holder": request.holder, "info": request.info, "ttl": ttl})
-        grant.of_ledger = True
-        pool.grants[path] = grant
-        try:
+        with pool.asking(request, permit, path, deadline, of_ledger=True) as grant:
             outcome = yield from self._try(request, grant, deadline)
-        finally:
-            if grant.told is None and grant.until == FOREVER:
-                grant.until = boot_now() + ttl
         if grant.told is None and pool.grants.get(path) is grant:
             del pool.grants[path]
         return outcome

@@ -25,18 +25,21 @@ that it is gone.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.errors import DibsError
+from dibs.store import Held
 from dibs.stores.zookeeper_link import SLACK_TICKS, Session, Settings, answer
 from dibs.stores.zookeeper_nodes import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dibs.clock import Bell
+    from dibs.store import Acquire, Transfer
     from dibs.stores.zookeeper_link import Operation
 
 # How often the warden touches every session.
@@ -85,6 +88,12 @@ class Grant:
     def text(self, lasts: float) -> bytes:
         """What stands in the holder's node when the lease lasts so many seconds."""
         return packed({**self.words, "ttl": lasts}) if self.of_ledger else repr(lasts).encode()
+
+    def refusal(self) -> Held:
+        """What is told of one that was broken, or whose time is over, until the warden has ended it."""
+        return Held(
+            self.words["holder"], self.told.fencing_token, self.told.acquired_at, max(0.0, self.until - boot_now())
+        )
 
     def deletion(self) -> list[Operation]:
         """What ends it, whatever its version."""
@@ -170,6 +179,24 @@ class Pool:
             gate.wait(max(0.0, end - boot_now()))
 
     # -- sessions -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def asking(
+        self, request: Acquire | Transfer, permit: str, path: str, deadline: Deadline, *, of_ledger: bool = False
+    ) -> Iterator[Grant]:
+        """A grant to be asked for in this block.
+
+        Noted before it is sent, so that the warden ends it, too, when nobody hears that it was granted.
+        """
+        words = {"holder": request.holder, "info": request.info, "ttl": request.ttl}
+        grant = Grant(permit, path, self.session_for(request.ttl, deadline), words)
+        grant.of_ledger = of_ledger
+        self.grants[path] = grant
+        try:
+            yield grant
+        finally:
+            if grant.told is None and grant.until == FOREVER:
+                grant.until = boot_now() + request.ttl
 
     def session_for(self, ttl: float, deadline: Deadline, *, exactly: bool = True) -> Session:
         """The session whose leases last ``ttl`` seconds; not ``exactly``: any that is long enough."""
