@@ -69,7 +69,7 @@ def database_of(url: str) -> str:
 
 def python(code: str, url: str) -> "subprocess.Popen[str]":
     """A process with what the tests have, and the queue at that URL."""
-    start = "import sys\nfrom dibs.jobs import Taken\nfrom tests.test_mysql_jobs import *\nqueue = Queue(sys.argv[1])"
+    start = "import sys\nfrom tests.test_mysql_jobs import *\nqueue = Queue(sys.argv[1])"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", f"{start}\n{code}", url], text=True, **pipes)
 
@@ -105,6 +105,8 @@ def test_nothing_is_lost_with_the_server(own_mysql: MariaDBServer) -> None:
 
 
 WORK = """
+from dibs.jobs import DONE, Finish, Finished, Taken
+
 print("ready", flush=True)
 while isinstance(outcome := queue.take(3, 0.3), Taken) or queue.jobs.depths(NAME, NAME + "!", soon())[:1]:
     for job in outcome.jobs if isinstance(outcome, Taken) else ():
