@@ -10,6 +10,7 @@ import time
 
 from dibs.store import LINE_GRACE_S, RELEASED, Granted, Held, Release
 from dibs.testing.case import (
+    PATIENCE_S,
     STORE_CASES,
     Bench,
     Connection,
@@ -188,15 +189,26 @@ def the_dead_delay_once(bench: Bench) -> None:
 @case("P13", fifo)
 def a_long_wait_is_no_death(bench: Bench) -> None:
     """However long a waiter slept while the name was held, it has the whole grace to ask when it is free."""
-    store, name, (mine, a, b) = bench.open(), bench.name(), claims(3)
-    granted(store.acquire(name, mine), "a free name")
-    (ticket,) = line_up(store, name, a)
-    time.sleep(LINE_GRACE_S + 0.2)
-    equal(store.release(name, mine), RELEASED, "the holder's release")
-    held(store.acquire(name, b), "a newcomer, just after the release")
-    time.sleep(LINE_GRACE_S / 2)
-    held(store.acquire(name, b), "a newcomer, within the grace")
-    granted(store.acquire(name, a, line=True, ticket=ticket), "the waiter, within the grace")
+    store = bench.open()
+
+    def seen_in_time() -> bool:
+        name, (mine, a, b) = bench.name(), claims(3)
+        granted(store.acquire(name, mine), "a free name")
+        (ticket,) = line_up(store, name, a)
+        time.sleep(LINE_GRACE_S + 0.2)
+        began = time.monotonic()
+        equal(store.release(name, mine), RELEASED, "the holder's release")
+        newcomers = [store.acquire(name, b)]
+        time.sleep(LINE_GRACE_S / 2)
+        newcomers.append(store.acquire(name, b))
+        if time.monotonic() - began >= LINE_GRACE_S:
+            return False  # this machine was too busy to ask within the grace: once more
+        for newcomer in newcomers:
+            held(newcomer, "a newcomer, within the grace")
+        granted(store.acquire(name, a, line=True, ticket=ticket), "the waiter, within the grace")
+        return True
+
+    until(seen_in_time, "nobody asked within the grace", 6 * PATIENCE_S)
 
 
 @case("P13", fifo)
