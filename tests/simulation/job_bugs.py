@@ -40,7 +40,7 @@ JOB_BUGS = (
     ),
     Bug("a token not raised", ("P2",), 20, (Edit(MemoryJobs, "_take", "default=0) + 1", "default=1)"),)),
     Bug("tries not counted", ("P19",), 20, (Edit(MemoryJobs, "_take", "job.tries += 1", "job.tries += 0"),)),
-    Bug("a repeated put put twice", ("P17",), 40, (Edit(MemoryJobs, "_put", "if known:", "if False:"),)),
+    Bug("a repeated put put twice", ("P17",), 40, (Edit(MemoryJobs, "_put", "if put:", "if False:"),)),
     Bug(
         "a lost answer to an end taken for a loss",
         ("P18",),

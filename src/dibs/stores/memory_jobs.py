@@ -26,7 +26,6 @@ from dibs.jobs import (
     JobOutcome,
     JobRequest,
     KeyTaken,
-    NewJob,
     Put,
     PutDone,
     StoredJob,
@@ -47,10 +46,9 @@ if TYPE_CHECKING:
 class Job:
     """A row. ``claim_id`` is None while nobody has claimed it since it was put, tried, or given back."""
 
-    def __init__(self, job: int, put_id: str, name: str, new: NewJob, now: float, wall_offset: float) -> None:
+    def __init__(self, job: int, request: Put, place: int, now: float, wall_offset: float) -> None:
         self.id = job
-        self.put_id = put_id
-        self.name = name
+        self.name = request.name
         self.created_at = now
         self.tries = self.crashes = self.fencing_token = 0
         self.claimed_at = 0.0
@@ -61,10 +59,12 @@ class Job:
         self.result: str | None = None
         self.ended: str | None = None
         self.ended_at = self.keep_until = 0.0
-        self.be(new, now, wall_offset)
+        self.be(request, place, now, wall_offset)
 
-    def be(self, new: NewJob, now: float, wall_offset: float) -> None:
+    def be(self, request: Put, place: int, now: float, wall_offset: float) -> None:
         """Become what was put."""
+        new = request.jobs[place]
+        self.put_id, self.put_place = request.put_id, place
         self.payload, self.priority, self.key, self.group = new.payload, new.priority, new.key, new.group
         self.max_tries = new.max_tries
         self.due_at = now + new.delay if new.at is None else new.at - wall_offset
@@ -111,10 +111,13 @@ class MemoryJobs:
 
     def _put(self, request: Put, now: float) -> PutDone | KeyTaken:
         jobs = self._shelf.jobs
-        known = [job.id for job in jobs.values() if (job.name, job.put_id) == (request.name, request.put_id)]
-        if known:  # repeated, since the answer was lost
-            return PutDone(tuple(known))
         live = {job.key: job for job in self._live(request.name) if job.key is not None}
+        put = [job for job in jobs.values() if (job.name, job.put_id) == (request.name, request.put_id)]
+        if put:  # repeated, since the answer was lost
+            known = {job.put_place: job.id for job in put}
+            if request.on_conflict == KEEP:
+                known = {place: live[new.key].id for place, new in enumerate(request.jobs) if new.key in live} | known
+            return PutDone(tuple(known[place] for place in sorted(known)))
         for new in request.jobs:
             found = live.get(new.key or "")
             if found is None or request.on_conflict == KEEP:
@@ -123,14 +126,14 @@ class MemoryJobs:
             if request.on_conflict != REPLACE or claimed:
                 return KeyTaken(found.key or "", found.id, claimed)
         ids = []
-        for new in request.jobs:
+        for place, new in enumerate(request.jobs):
             job = live.get(new.key or "")
             if job is None:
                 self._shelf.last_job += 1
-                job = Job(self._shelf.last_job, request.put_id, request.name, new, now, self._shelf.wall_offset)
+                job = Job(self._shelf.last_job, request, place, now, self._shelf.wall_offset)
                 jobs[job.id] = job
             elif request.on_conflict == REPLACE:
-                job.be(new, now, self._shelf.wall_offset)
+                job.be(request, place, now, self._shelf.wall_offset)
                 job.tries = job.crashes = 0
                 job.claim_id = job.error = None
             ids.append(job.id)

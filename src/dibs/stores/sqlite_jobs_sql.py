@@ -124,7 +124,8 @@ _STATEMENTS = {
     ),
     "replace": (
         f"UPDATE {{job}} SET payload = {VALUE}, priority = {VALUE}, due_wall = {VALUE}, group_name = {VALUE},"
-        f" max_tries = {VALUE}, tries = 0, crashes = 0, claim_id = NULL, error = NULL WHERE id = {VALUE}"
+        f" max_tries = {VALUE}, put_id = {VALUE}, tries = 0, crashes = 0, claim_id = NULL, error = NULL"
+        f" WHERE id = {VALUE}"
     ),
     # Take.
     "repeated": (

@@ -33,10 +33,12 @@ class Moment(NamedTuple):
 def put(sql: dict[str, str], request: Put, at: Moment) -> Generator[Said, Answer, PutDone | KeyTaken]:
     name, put_id, jobs, on_conflict = request
     known: Answer = yield Said(sql["known"], (put_id, name))
-    if known.rows:  # repeated, since the answer was lost
-        return PutDone(tuple([row[0] for row in known.rows]))
     keyed = [place for place, job in enumerate(jobs) if job.key is not None]
     live = (yield from _with_keys(sql, name, jobs, keyed, at)) if keyed else {}
+    if known.rows:  # repeated, since the answer was lost
+        ids = [row[0] for row in known.rows]
+        of_keys = {place: job for place, (job, _) in live.items() if on_conflict == KEEP or job in ids}
+        return PutDone(_told_again(ids, len(jobs), keyed, of_keys))
     for place in sorted(live):
         job, claimed = live[place]
         if on_conflict != KEEP and (claimed or on_conflict != REPLACE):
@@ -44,13 +46,22 @@ def put(sql: dict[str, str], request: Put, at: Moment) -> Generator[Said, Answer
     if live and on_conflict == REPLACE:
         for place, (job, _) in live.items():
             new = jobs[place]
-            values = (new.payload, new.priority, _due(new, at), new.group, new.max_tries, job)
+            values = (new.payload, new.priority, _due(new, at), new.group, new.max_tries, put_id, job)
             yield Said(sql["replace"], values)
     ids = yield from _insert(sql, request, [new for place, new in enumerate(jobs) if place not in live], at)
     if live:
         inserted = iter(ids)
         ids = [live[place][0] if place in live else next(inserted) for place in range(len(jobs))]
     return PutDone(tuple(ids))
+
+
+def _told_again(known: list[int], count: int, keyed: Sequence[int], of_keys: dict[int, int]) -> tuple[int, ...]:
+    """The ids of a put that was done before, in their order; fewer, if some of its jobs have ended meanwhile."""
+    others = set(known).difference(of_keys.values())
+    if len(of_keys) < len(keyed) or len(others) < count - len(keyed):
+        return tuple(known)
+    inserted = iter(sorted(others))
+    return tuple([of_keys[place] if place in of_keys else next(inserted) for place in range(count)])
 
 
 def _with_keys(
