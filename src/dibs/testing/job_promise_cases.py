@@ -1,0 +1,265 @@
+"""Conformance cases on what a store that keeps queues promises where one job meets another: the corners of P17 to P19.
+
+What is repeated late, replaced, revived, said of another queue, or comes after a crash. The plain ways of a job are in
+``job_cases``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from dibs.jobs import (
+    BACK,
+    CANCELLED,
+    CLAIMED,
+    CRASHES_MAX,
+    DEAD,
+    DONE,
+    KEEP,
+    LATER,
+    READY,
+    REPLACE,
+    RETRY,
+    Extend,
+    Finish,
+    Finished,
+    KeyTaken,
+    NewJob,
+)
+from dibs.testing.case import claims, equal, rising, until
+from dibs.testing.job_bench import Queue, case, ids, nothing, payloads
+
+if TYPE_CHECKING:
+    from dibs.testing.case import Bench
+
+
+def crashed(queue: Queue, job: int, times: int = 1) -> None:
+    """Let so many claims on a job that is ready, and no other, expire."""
+    for _ in range(times):
+        equal(ids(queue.taken(1, queue.bench.short_ttl)), (job,), "the job whose claim is to expire")
+        until(lambda: queue.job(job).state == READY, "the claim has not expired")
+
+
+# -- P18: only the current claim --------------------------------------------------------------------------------------
+
+
+@case("P18, P20")
+def acts_are_on_jobs_of_their_queue(bench: Bench) -> None:
+    """Whatever names a job by its id names its queue as well; said of another queue it changes nothing."""
+    queue = Queue(bench)
+    other = Queue(bench, bench.name(), queue.connection)
+    other.put("0")
+    (job,) = queue.put(NewJob("1", max_tries=1))
+    taken = queue.taken(1)
+    before = queue.job(job)
+    for end in (DONE, RETRY, BACK, DEAD):
+        outcome = other.act(Finish(other.name, (job,), taken.fencing_token, end))[0]
+        equal(outcome, Finished((job,)), f"{end}, said of another queue")
+    equal(other.act(Extend(other.name, (job,), taken.fencing_token, 3600))[0].gone, (job,), "an extension said so")
+    equal(other.cancel(job), [], "a cancellation said so")
+    equal(queue.job(job), before, "the claimed job")
+    queue.finish(taken, DEAD, note="e")
+    equal((other.revive(job), other.revive()), (0, 0), "revived of another queue")
+    equal((other.forget(job), other.forget()), (0, 0), "forgotten of another queue")
+    equal(queue.counts(), (0, 0, 0, 1), "ready, later, claimed, dead")
+
+
+@case("P18")
+def no_extension_ends_a_claim_earlier(bench: Bench) -> None:
+    """A claim that was extended for long stays in force for that long, whatever shorter extension comes after."""
+    queue = Queue(bench)
+    (long, short) = queue.put("1", "2")
+    taken = queue.taken(2, bench.short_ttl)
+    mine = queue.act(Extend(queue.name, (long,), taken.fencing_token, 60))[0]
+    equal(mine.gone, (), "jobs that an extension did not find")
+    queue.act(Extend(queue.name, (long,), taken.fencing_token, bench.short_ttl / 2))
+    until(lambda: queue.job(short).state == READY, "the claim that was not extended has not expired")
+    equal(queue.job(long).state, CLAIMED, "the state of the one that was extended")
+    equal(queue.finish(taken, DONE, [long]), Finished(), "its end")
+
+
+@case("P18")
+def a_repeated_take_of_an_expired_claim_is_a_new_one(bench: Bench) -> None:
+    """A take repeated after its claim has expired claims anew: another token, another try, and a crash more."""
+    queue, (mine,) = Queue(bench), claims(1)
+    (job,) = queue.put("1")
+    old = queue.taken(1, bench.short_ttl, claim=mine)
+    until(lambda: queue.job(job).state == READY, "the claim has not expired")
+    new = queue.taken(1, 60, claim=mine)
+    rising([old.fencing_token, new.fencing_token], "the tokens of the two")
+    equal((new.jobs[0].tries, new.jobs[0].crashes), (2, 1), "tries and crashes")
+    equal(queue.finish(old), Finished((job,)), "the end by the first")
+    equal(queue.finish(new), Finished(), "the end by the second")
+
+
+@case("P18")
+def a_repeated_take_tells_what_is_left(bench: Bench) -> None:
+    """A take repeated after some of its jobs have ended is told of the others, and with none left claims anew."""
+    queue, (mine,) = Queue(bench), claims(1)
+    put = queue.put(*"1234")
+    first = queue.taken(3, claim=mine)
+    queue.finish(first, DONE, put[:1])
+    queue.finish(first, RETRY, put[1:2], delay=60.0, note="e")
+    again = queue.taken(3, claim=mine)
+    equal((ids(again), again.fencing_token), ((put[2],), first.fencing_token), "what is left, and its token")
+    queue.finish(first, BACK, put[2:3])
+    new = queue.taken(3, claim=mine)
+    equal((ids(new), new.jobs[0].tries), (tuple(put[2:]), 1), "a new claim, and the first try again")
+    assert new.fencing_token > first.fencing_token, (first, new)
+
+
+# -- P17: puts --------------------------------------------------------------------------------------------------------
+
+
+@case("P17")
+def a_put_is_told_by_its_queue_as_well(bench: Bench) -> None:
+    """Puts with one id to two queues are two puts."""
+    queue, (mine,) = Queue(bench), claims(1)
+    other = Queue(bench, bench.name(), queue.connection)
+    for keyed in (None, "k"):
+        new = NewJob("1", key=keyed)
+        first, second = queue.put(new, put_id=mine + str(keyed)), other.put(new, put_id=mine + str(keyed))
+        equal((queue.put(new, put_id=mine + str(keyed)), other.put(new, put_id=mine + str(keyed))), (first, second),
+              "the ids of both, repeated")  # fmt: skip
+    equal((queue.counts(), other.counts()), ((2, 0, 0, 0), (2, 0, 0, 0)), "ready, later, claimed, dead of each")
+
+
+@case("P17, unique keys")
+def a_repeated_put_with_keys_is_one(bench: Bench) -> None:
+    """A put that has replaced or kept jobs is told the same ids when repeated, also if one was claimed meanwhile."""
+    queue, (mine,) = Queue(bench), claims(1)
+    (job,) = queue.put(NewJob("1", key="k"))
+    new = [NewJob("2"), NewJob("3", key="l"), NewJob("4", 9, key="k"), NewJob("5")]
+    put = queue.put(*new, on_conflict=REPLACE, put_id=mine)
+    equal(put[2], job, "the id of the one that was replaced")
+    taken = queue.taken(1)
+    equal(payloads(taken), ["4"], "what is taken first")
+    equal(queue.elsewhere().put(*new, on_conflict=REPLACE, put_id=mine), put, "the ids of the repeated put")
+    equal(queue.counts(), (3, 0, 1, 0), "ready, later, claimed, dead")
+    equal(queue.finish(taken), Finished(), "the end of the one that was claimed")
+    kept = [NewJob("8", key="l"), NewJob("9", key="n"), NewJob("10")]
+    put = queue.put(*kept, on_conflict=KEEP, put_id=mine + "-1")
+    equal(queue.put(*kept, on_conflict=KEEP, put_id=mine + "-1"), put, "the ids of a repeated put that keeps one")
+    (job,) = queue.put(NewJob("6", key="m"))
+    only = [NewJob("7", key="m")]
+    equal(queue.put(*only, on_conflict=REPLACE, put_id=mine + "-2"), [job], "the id of the only one of a put")
+    queue.finish(queue.taken(100), RETRY, delay=60.0, note="e")
+    queue.put(*only, on_conflict=REPLACE, put_id=mine + "-3")
+    found = queue.job(job)
+    equal((found.state, found.tries), (READY, 0), "another put that replaces it")
+
+
+@case("P18, unique keys")
+def what_is_replaced_begins_anew(bench: Bench) -> None:
+    """A job that is replaced is due when the put says, has no crash against it, and its old claim ends nothing."""
+    queue = Queue(bench)
+    (job,) = queue.put(NewJob("1", key="k", group="g"))
+    (next_in_group,) = queue.put(NewJob("2", group="g"))
+    old = queue.taken(1, bench.short_ttl)
+    until(lambda: queue.job(job).state == READY, "the claim has not expired")
+    queue.put(NewJob("3", key="k", group="h", delay=3600), on_conflict=REPLACE)
+    equal(queue.job(job).state, LATER, "the state of a job that was replaced by one that is due later")
+    for end in (DONE, BACK):
+        equal(queue.finish(old, end), Finished((job,)), f"{end} by the claim there was before")
+    taken = queue.taken(10, group_limit=1)
+    equal(ids(taken), (next_in_group,), "what is the first of the group that was left")
+    queue.put(NewJob("4", 9, key="k", group="h"), on_conflict=REPLACE)
+    (behind,) = queue.put(NewJob("5", group="h"))
+    taken = queue.taken(10, group_limit=1)
+    equal((ids(taken), taken.jobs[0].tries, taken.jobs[0].crashes), ((job,), 1, 0), "the job, its tries and crashes")
+    rising([old.fencing_token, taken.fencing_token], "the tokens of its claims")
+    queue.finish(taken)
+    equal(ids(queue.taken(10, group_limit=1)), (behind,), "what is behind it in its new group")
+
+
+@case("P17, unique keys")
+def a_key_belongs_to_who_lives(bench: Bench) -> None:
+    """The key of a job that was revived is taken again, and is free again when that job has ended."""
+    queue = Queue(bench)
+    (job,) = queue.put(NewJob("1", key="k"))
+    queue.finish(queue.taken(), DEAD, note="e")
+    equal(queue.revive(job), 1, "revived")
+    equal(queue.try_put(NewJob("2", key="k")), KeyTaken("k", job, False), "a put with its key")
+    equal(queue.put(NewJob("2", key="k"), on_conflict=KEEP), [job], "a put that keeps it")
+    queue.finish(queue.taken())
+    (second,) = queue.put(NewJob("3", key="k"))
+    equal(ids(queue.taken(10)), (second,), "who has the key then")
+
+
+@case("P17")
+def what_ended_long_enough_ago_is_forgotten(bench: Bench) -> None:
+    """Forgetting what ended some time ago leaves what ended since, and whatever has not ended."""
+    queue = Queue(bench)
+    live = queue.put("1", NewJob("2", delay=60))
+    (dead,) = queue.put(NewJob("3", 9))
+    queue.finish(queue.taken(), DEAD, note="e")
+    equal((queue.forget(older_than=3600), queue.forget(dead, older_than=3600)), (0, 0), "what ended an hour ago")
+    equal(queue.forget(*live), 0, "what has not ended")
+    equal(queue.counts(), (1, 1, 0, 1), "ready, later, claimed, dead")
+    time.sleep(0.1)  # so that it ended some time ago
+    equal(queue.forget(older_than=0.05), 1, "what ended a moment ago")
+    equal(queue.counts(), (1, 1, 0, 0), "ready, later, claimed, dead")
+
+
+@case("see and mend queues")
+def the_last_error_stays(bench: Bench) -> None:
+    """A job that failed once and was done then, or cancelled, is kept with what it failed with."""
+    queue = Queue(bench)
+    put = queue.put("1", "2")
+    queue.finish(queue.taken(2), RETRY, note="e")
+    equal([job.error for job in queue.jobs_in(READY)], ["e", "e"], "the errors of those that are to be tried again")
+    queue.finish(queue.taken(1), DONE, note="1", keep=60.0)
+    queue.cancel(put[1], keep=60.0)
+    equal([(job.state, job.error, job.result) for job in map(queue.job, put)],
+          [(DONE, "e", "1"), (CANCELLED, "e", None)], "states, errors and results")  # fmt: skip
+
+
+# -- P19: tries and crashes -------------------------------------------------------------------------------------------
+
+
+@case("P19")
+def crashes_are_not_forgiven(bench: Bench) -> None:
+    """What a job's worker says in time, a failure or that it gives the job back, takes no crash from it."""
+    queue = Queue(bench)
+    (job,) = queue.put("1")
+    crashed(queue, job)
+    for end in (BACK, RETRY):
+        taken = queue.taken()
+        equal(taken.jobs[0].crashes, 1, f"its crashes before {end}")
+        equal(queue.finish(taken, end), Finished(), end)
+    equal((queue.job(job).crashes, queue.taken().jobs[0].crashes), (1, 1), "its crashes after them")
+
+
+@case("P19")
+def what_is_revived_has_no_crashes(bench: Bench) -> None:
+    """A job that was revived has all its tries and no crash against it; no old claim ends it."""
+    queue = Queue(bench)
+    (job,) = queue.put(NewJob("1", group="g", max_tries=CRASHES_MAX + 1))
+    crashed(queue, job, CRASHES_MAX)
+    old = queue.taken()
+    equal(old.jobs[0].crashes, CRASHES_MAX, "its crashes")
+    queue.finish(old, DEAD, note="e")
+    equal(queue.job(job).crashes, CRASHES_MAX, "the crashes of the dead one")
+    equal(queue.revive(), 1, "revived")
+    put = queue.put("2", NewJob("3", group="g"))
+    taken = queue.taken(10, group_limit=1)
+    equal(sorted(ids(taken)), [job, put[0]], "what is claimed together: of the group the first alone")
+    mine = next(told for told in taken.jobs if told.id == job)
+    equal((mine.tries, mine.crashes), (1, 0), "its tries and crashes")
+    equal(queue.finish(old, DONE, [job]), Finished((job,)), "an end by the claim there was before")
+    rising([old.fencing_token, taken.fencing_token], "the tokens of its claims")
+
+
+@case("P19")
+def who_failed_before_dies_of_the_crash(bench: Bench) -> None:
+    """A job that failed, and then ended its worker on the last try, is dead with the error that says so."""
+    queue = Queue(bench)
+    (job,) = queue.put(NewJob("1", max_tries=2))
+    queue.finish(queue.taken(), RETRY, note="first")
+    crashed(queue, job)
+    nothing(queue.take(), "a job without tries left")
+    dead = queue.job(job)
+    equal((dead.state, dead.tries, dead.crashes), (DEAD, 2, 1), "its state, tries and crashes")
+    assert dead.error != "first", "a dead job says what it died of"
+    equal(queue.jobs_in(DEAD)[0].error, dead.error, "what the list says")
