@@ -155,9 +155,11 @@ def what_is_replaced_begins_anew(bench: Bench) -> None:
     """A job that is replaced is due when the put says, has no crash against it, and its old claim ends nothing."""
     queue = Queue(bench)
     (job,) = queue.put(NewJob("1", key="k", group="g"))
-    (next_in_group,) = queue.put(NewJob("2", group="g"))
+    crashed(queue, job)
+    queue.finish(queue.taken(), RETRY, note="e")
     old = queue.taken(1, bench.short_ttl)
     until(lambda: queue.job(job).state == READY, "the claim has not expired")
+    (next_in_group,) = queue.put(NewJob("2", group="g"))
     queue.put(NewJob("3", key="k", group="h", delay=3600), on_conflict=REPLACE)
     equal(queue.job(job).state, LATER, "the state of a job that was replaced by one that is due later")
     for end in (DONE, BACK):
@@ -215,6 +217,45 @@ def the_last_error_stays(bench: Bench) -> None:
           [(DONE, "e", "1"), (CANCELLED, "e", None)], "states, errors and results")  # fmt: skip
 
 
+@case("see and mend queues")
+def cancelled_jobs_are_kept_for_a_time(bench: Bench) -> None:
+    """A cancelled job is kept for as long as was said, and is then gone without a purge; not at all if that is 0."""
+    queue = Queue(bench)
+    put = queue.put("1", "2", "3")
+    for job, keep in zip(put, (60.0, 0.05, 0.0), strict=True):
+        equal(queue.cancel(job, keep=keep), [job], "what was cancelled")
+    equal(queue.found(put[2]), None, "one that is not to be kept")
+
+    def forgotten() -> bool:
+        queue.cancel(*queue.put("4"), keep=60.0)
+        return queue.found(put[1]) is None
+
+    until(forgotten, "what was kept for a moment is there for ever")
+    equal(queue.job(put[0]).state, CANCELLED, "what was kept for longer")
+
+
+@case("P23")
+def hints_of_what_came_back(bench: Bench) -> None:
+    """Where the store signals, whoever watches for a queue is told of jobs that were given back, failed, or revived."""
+    queue, address = Queue(bench), claims(1)[0].partition("-")[0]
+    watch = bench.open().watch(address)
+    if watch is None:
+        return
+    try:
+        (job,) = queue.put("1")
+        for end in (BACK, RETRY, DEAD):
+            taken = queue.until_taken("the job")
+            nothing(queue.take(), "an empty queue")
+            time.sleep(0.05)  # so that what follows is not taken for what was told before
+            list(watch.changed([queue.name]))
+            queue.finish(taken, end, note=None if end == BACK else "e")
+            if end == DEAD:
+                equal(queue.revive(job), 1, "revived")
+            until(lambda: queue.name in watch.changed([queue.name]), f"the watch was not told of what came {end}")
+    finally:
+        watch.close()
+
+
 # -- P19: tries and crashes -------------------------------------------------------------------------------------------
 
 
@@ -229,6 +270,16 @@ def crashes_are_not_forgiven(bench: Bench) -> None:
         equal(taken.jobs[0].crashes, 1, f"its crashes before {end}")
         equal(queue.finish(taken, end), Finished(), end)
     equal((queue.job(job).crashes, queue.taken().jobs[0].crashes), (1, 1), "its crashes after them")
+
+
+@case("P19")
+def the_last_failure_is_the_end(bench: Bench) -> None:
+    """A job that fails on its last try is dead at once, whatever the delay; one that has tries left waits for it."""
+    queue = Queue(bench)
+    put = queue.put(NewJob("1", max_tries=1), NewJob("2", max_tries=2), "3")
+    equal(queue.finish(queue.taken(3), RETRY, delay=60.0, note="e"), Finished(), "their failure")
+    equal([queue.job(job).state for job in put], [DEAD, LATER, LATER], "their states")
+    equal(queue.counts(), (0, 2, 0, 1), "ready, later, claimed, dead")
 
 
 @case("P19")
@@ -258,7 +309,8 @@ def who_failed_before_dies_of_the_crash(bench: Bench) -> None:
     (job,) = queue.put(NewJob("1", max_tries=2))
     queue.finish(queue.taken(), RETRY, note="first")
     crashed(queue, job)
-    nothing(queue.take(), "a job without tries left")
+    (urgent,) = queue.put(NewJob("2", 9))
+    equal(ids(queue.taken(10)), (urgent,), "what is taken, besides a job without tries left")
     dead = queue.job(job)
     equal((dead.state, dead.tries, dead.crashes), (DEAD, 2, 1), "its state, tries and crashes")
     assert dead.error != "first", "a dead job says what it died of"
