@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import sqlite3
@@ -50,10 +49,13 @@ class Loses:
         self._kind = kind
         self.left = times
         self._error = error or (lambda: dibs.StoreUnavailable("the answer was lost"))
+        #: What happens before the request is repeated.
+        self.meanwhile: Callable[[], object] = bool
 
     def __call__(self, requests: Sequence[Any]) -> None:
         if self.left and any(type(request) is self._kind for request in requests):
             self.left -= 1
+            self.meanwhile()
             raise self._error()
 
 
@@ -74,16 +76,32 @@ def test_a_put_whose_answer_is_lost_is_one_put(between: Between, times: int) -> 
         assert [(job.id, job.payload) for job in queue.jobs()] == list(zip(ids, [1, 2, 3], strict=True))
 
 
+@pytest.mark.parametrize("how", ["keep", "replace"])
+def test_a_put_with_keys_whose_answer_is_lost_is_one_put(between: Between, how: str) -> None:
+    """Repeated, it tells the ids of what it kept or replaced in their places, also if that is being worked by then."""
+    with between.client() as client, between.client() as other:
+        queue = client.queue("a", ttl=20)
+        first = queue.put(1, key="k", priority=9)
+        between.after = lose = Loses(Put)
+        at_work: list[dibs.JobBatch] = []
+        lose.meanwhile = lambda: at_work.append(other.queue("a").take())
+        jobs = [2, dibs.NewJob(3, key="k", priority=9), 4]
+        ids = queue.put_many(jobs, on_conflict=how)
+        assert (ids[1], ids[0] < ids[2]) == (first, True)
+        assert [(job.id, job.payload) for job in at_work[0].won] == [(first, 1 if how == "keep" else 3)]
+        assert [(job.id, job.payload) for job in queue.jobs()] == [(ids[0], 2), (ids[2], 4)]
+
+
 def test_an_answer_with_ids_that_is_lost_is_not_guessed(between: Between) -> None:
-    """Where a repeated put cannot tell which id is whose, that is said, and not another's id."""
-    with between.client() as client:
+    """Where a repeated put cannot tell which id is whose, since some jobs are done, that is said, and nothing else."""
+    with between.client() as client, between.client() as other:
         queue = client.queue("a")
-        kept = queue.put(1, key="k")
-        between.after = Loses(Put)
-        jobs = [dibs.NewJob(2, key="k"), 3]
-        with contextlib.suppress(dibs.StoreUnavailable):
-            assert queue.put_many(jobs, on_conflict="keep") == [kept, kept + 1]
-        assert [job.payload for job in queue.jobs()] == [1, 3]
+        assert counts(queue) == (0, 0, 0, 0)
+        between.after = lose = Loses(Put)
+        lose.meanwhile = lambda: other.queue("a").take().done()
+        with pytest.raises(dibs.StoreUnavailable, match="2 jobs were put"):
+            queue.put_many([1, 2])
+        assert [job.payload for job in queue.jobs()] == [2]
 
 
 @pytest.mark.parametrize("times", [1, 3])

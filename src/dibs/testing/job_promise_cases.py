@@ -66,6 +66,38 @@ def acts_are_on_jobs_of_their_queue(bench: Bench) -> None:
 
 
 @case("P18")
+def of_several_ends_the_first_counts(bench: Bench) -> None:
+    """When one call brings several ends of a job, the first one counts, in whichever request it stands."""
+    queue = Queue(bench)
+    for first, second, left in ((DONE, RETRY, 0), (DONE, DONE, 0), (BACK, DONE, 1), (RETRY, DONE, 1)):
+        (job,) = queue.put("1")
+        token = queue.taken().fencing_token
+        outcomes = queue.act(*[Finish(queue.name, (job,), token, end) for end in (first, second)])
+        equal(outcomes, [Finished(), Finished((job,))], f"{first}, and {second} after it in the same call")
+        equal(queue.counts(), (left, 0, 0, 0), f"ready, later, claimed, dead after {first} and {second}")
+        queue.cancel(job)
+
+
+@case("P18")
+def a_token_is_greater_than_all_before(bench: Bench) -> None:
+    """The token of a claim is greater than all earlier ones of each of its jobs, not only of the first."""
+    queue = Queue(bench)
+    (old,) = queue.put("1")
+    tokens = []
+    for number in range(5):
+        taken = queue.taken()
+        tokens.append(taken.fencing_token)
+        queue.finish(taken, BACK)
+        (young,) = queue.put(NewJob("2", 9))
+        taken = queue.taken(2)
+        equal(ids(taken), (young, old), f"the jobs of claim {number}, of which the first is new")
+        tokens.append(taken.fencing_token)
+        queue.finish(taken, DONE, [young])
+        queue.finish(taken, BACK, [old])
+    rising(tokens, "the tokens of the older job")
+
+
+@case("P18")
 def no_extension_ends_a_claim_earlier(bench: Bench) -> None:
     """A claim that was extended for long stays in force for that long, whatever shorter extension comes after."""
     queue = Queue(bench)
