@@ -7,8 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +40,7 @@ from dibs.jobs import (
     Taken,
 )
 from dibs.store import Held, StoreBusy
-from dibs.stores import postgres_jobs
+from dibs.stores import postgres_jobs, postgres_jobs_takes
 from dibs.stores.postgres_jobs_places import Place, Stretch
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
@@ -297,6 +299,37 @@ def test_a_group_counts_what_was_committed_late(queue: Queue, postgres_url: str)
             assert isinstance(other.take(10, group_limit=1), Held)
             assert queue.act(queue.end(first)) == [Finished()]
             assert [job.payload for job in other.take(10, group_limit=1).jobs] == ["1"]
+
+
+def test_takes_of_a_group_wait_for_each_other(queue: Queue, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one take is about to claim a later job of a group, no other takes the earlier one, committed just then."""
+    queue.put("0")
+    with psycopg.connect(postgres_url) as connection, queue_at(postgres_url) as slow, ThreadPoolExecutor(2) as threads:
+        door = door_to(connection)
+        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, deadline()))
+        queue.put(NewJob("2", group="g"))
+        claiming, go_on = Event(), Event()
+        execute = slow.jobs._flights.execute
+
+        def slowly(statements: list[Any], by: Deadline) -> list[Any]:
+            if statements[-1] is not postgres_jobs_takes.COMMIT:
+                return list(execute(statements, by))
+            results = execute(statements[:-1], by)
+            claiming.set()
+            assert go_on.wait(10)
+            return [*results, *execute(statements[-1:], by)]
+
+        monkeypatch.setattr(slow.jobs._flights, "execute", slowly)
+        first = threads.submit(slow.take, 10, group_limit=1)
+        try:
+            assert claiming.wait(10)
+            connection.commit()
+            second = threads.submit(queue.take, 10, group_limit=1)
+            time.sleep(0.3)  # for a take that does not wait
+        finally:
+            go_on.set()
+        assert [job.payload for job in first.result(10).jobs] == ["0", "2"]
+        assert isinstance(second.result(10), Held)
 
 
 def test_a_large_put_goes_in_parts(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

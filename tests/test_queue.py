@@ -200,6 +200,36 @@ def test_a_late_answer_that_it_is_gone_is_unknown(between: Between) -> None:
             job.done()
 
 
+def test_an_end_is_repeated_until_the_claim_is_over(between: Between) -> None:
+    """What was done is not to be done again for a store that is away longer than callers are patient."""
+    with between.client(patience=0.1, ttl=20) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        job = one(queue)
+        between.before = away = Loses(Finish, 10**9)
+        back = threading.Timer(1.0, lambda: setattr(away, "left", 0))
+        back.start()
+        job.done()
+        back.join()
+        assert counts(queue) == (0, 0, 0, 0)
+
+
+def test_a_take_that_was_answered_too_late_has_nothing(between: Between) -> None:
+    """An answer that took as long as the claim lasts hands out nothing that others may have by then."""
+    with between.client(ttl=0.5, patience=5) as client, between.client() as other:
+        queue = client.queue("a")
+        queue.put(1)
+
+        def late(requests: Sequence[Any]) -> None:
+            if any(type(request) is Take for request in requests):
+                between.after = lambda requests: None
+                assert one(other.queue("a")).tries == 2
+
+        between.after = late
+        with pytest.raises(dibs.StoreUnavailable, match="longer than the ttl"):
+            queue.take()
+
+
 def test_a_busy_store_does_not_hide_a_cancellation(between: Between) -> None:
     """An attempt that certainly did nothing leaves no doubt about the next: a cancelled job is refused."""
     with between.client(ttl=20) as client, dibs.connect(between.address.shown) as operator:

@@ -221,6 +221,20 @@ def a_key_belongs_to_who_lives(bench: Bench) -> None:
     equal(ids(queue.taken(10)), (second,), "who has the key then")
 
 
+@case("P17, unique keys")
+def of_dead_jobs_with_one_key_the_first_is_revived(bench: Bench) -> None:
+    """Of several dead jobs that have the same key the first is revived; the others stay dead."""
+    queue = Queue(bench)
+    dead = []
+    for payload in "123":
+        dead += queue.put(NewJob(payload, key="k"))
+        queue.finish(queue.taken(), DEAD, note="e")
+    equal(queue.revive(), 1, "revived of three with one key")
+    equal([queue.job(job).state for job in dead], [READY, DEAD, DEAD], "their states")
+    equal(ids(queue.taken(10)), tuple(dead[:1]), "who has the key")
+    equal(queue.revive(*dead[1:]), 0, "revived while the first lives")
+
+
 @case("P17")
 def what_ended_long_enough_ago_is_forgotten(bench: Bench) -> None:
     """Forgetting what ended some time ago leaves what ended since, and whatever has not ended."""
