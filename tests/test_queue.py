@@ -200,6 +200,18 @@ def test_a_late_answer_that_it_is_gone_is_unknown(between: Between) -> None:
             job.done()
 
 
+def test_a_batch_of_which_nothing_is_known_is_never_a_success(between: Between) -> None:
+    """Who went on from job to job hears at the end of the block when it is unknown whether they are done."""
+    with between.client(patience=0.1, ttl=1) as client:
+        queue = client.queue("a")
+        queue.put_many([1, 2])
+        worked = []
+        between.before = Loses(Finish, 10**9)
+        with pytest.raises(dibs.StoreUnavailable), queue.take(2) as batch:
+            worked += [job.payload for job in batch]
+        assert worked == [1, 2]
+
+
 def test_an_end_is_repeated_until_the_claim_is_over(between: Between) -> None:
     """What was done is not to be done again for a store that is away longer than callers are patient."""
     with between.client(patience=0.1, ttl=20) as client:

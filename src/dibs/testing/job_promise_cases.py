@@ -176,7 +176,9 @@ def a_repeated_put_with_keys_is_one(bench: Bench) -> None:
     (job,) = queue.put(NewJob("6", key="m"))
     only = [NewJob("7", key="m")]
     equal(queue.put(*only, on_conflict=REPLACE, put_id=mine + "-2"), [job], "the id of the only one of a put")
-    queue.finish(queue.taken(100), RETRY, delay=60.0, note="e")
+    taken = queue.taken(100)
+    equal(queue.put(*only, on_conflict=REPLACE, put_id=mine + "-2"), [job], "the id, told again while it is worked")
+    queue.finish(taken, RETRY, delay=60.0, note="e")
     queue.put(*only, on_conflict=REPLACE, put_id=mine + "-3")
     found = queue.job(job)
     equal((found.state, found.tries), (READY, 0), "another put that replaces it")
@@ -198,6 +200,7 @@ def what_is_replaced_begins_anew(bench: Bench) -> None:
         equal(queue.finish(old, end), Finished((job,)), f"{end} by the claim there was before")
     taken = queue.taken(10, group_limit=1)
     equal(ids(taken), (next_in_group,), "what is the first of the group that was left")
+    equal((queue.job(job).tries, queue.job(job).crashes), (0, 0), "tries and crashes of the job that was replaced")
     queue.put(NewJob("4", 9, key="k", group="h"), on_conflict=REPLACE)
     (behind,) = queue.put(NewJob("5", group="h"))
     taken = queue.taken(10, group_limit=1)
@@ -248,6 +251,19 @@ def what_ended_long_enough_ago_is_forgotten(bench: Bench) -> None:
     time.sleep(0.1)  # so that it ended some time ago
     equal(queue.forget(older_than=0.05), 1, "what ended a moment ago")
     equal(queue.counts(), (1, 1, 0, 0), "ready, later, claimed, dead")
+
+
+@case("the order of jobs")
+def what_is_due_first_comes_first(bench: Bench) -> None:
+    """Of jobs with one priority that are due, the one that has been due for longest comes first."""
+    queue = Queue(bench)
+    now = time.time()
+    for payload, ago in (("c", 1000), ("a", 3000), ("b", 2000), ("d", 500)):
+        queue.put(NewJob(payload, at=now - ago))
+    queue.put(NewJob("e"), NewJob("0", 1))
+    equal([job.payload for job in queue.jobs_in(READY)], list("0abcde"), "the list")
+    equal(queue.payloads(3), list("0ab"), "the first three")
+    equal(queue.payloads(3, group_limit=1), list("cde"), "the rest")
 
 
 @case("see and mend queues")
@@ -361,3 +377,8 @@ def who_failed_before_dies_of_the_crash(bench: Bench) -> None:
     equal((dead.state, dead.tries, dead.crashes), (DEAD, 2, 1), "its state, tries and crashes")
     assert dead.error != "first", "a dead job says what it died of"
     equal(queue.jobs_in(DEAD)[0].error, dead.error, "what the list says")
+    (job,) = queue.put(NewJob("3", max_tries=CRASHES_MAX))
+    crashed(queue, job, CRASHES_MAX)
+    (urgent,) = queue.put(NewJob("4", 9))
+    equal(ids(queue.taken(10)), (urgent,), "what is taken, besides one that has only crashed")
+    equal((queue.job(job).state, queue.job(job).crashes), (DEAD, CRASHES_MAX), "its state and crashes")
