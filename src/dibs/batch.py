@@ -311,6 +311,10 @@ class BatchFacts(Generic[V]):
         unfinished = self._unfinished()
         if self._left is None:
             self._left = [item.value for item in unfinished]
+        current = [] if self._current is None else [self._current]
+        for item in (*current, *self._rest):
+            if item._hold.state == LOST:
+                self._ends.lost[item.key] = item.value
         self._current = None
         self._give_back(unfinished)
         yield from self._ends.settling()

@@ -211,6 +211,19 @@ async def what_is_late_is_lost(face: Face) -> None:
     await face.do(lease.release)
 
 
+@case("claims, P4")
+async def what_nobody_began_in_time_is_lost(face: Face) -> None:
+    """What was not finished when the time was over is counted lost at the end of the batch: it was not given back."""
+    ours, theirs = face.client(), face.client()
+    batch = await face.do(ours.claims("unbegun", ttl=face.short_ttl).take, ["a", "b", "c", "d"])
+    batch.items[3].done()
+    equal((await following(face, batch)).value, "a", "the item at hand")
+    lease = await had(face, theirs.lock("unbegun/b"), timeout=face.short_ttl + PATIENCE_S)
+    await face.do(batch.release)
+    equal((batch.left, batch.lost, lease.held), ([], ["a", "b", "c"], True), "left; lost; the lease of another")
+    await face.do(lease.release)
+
+
 @case("claims, P8")
 async def what_was_broken_is_found_lost(face: Face) -> None:
     """An item that an operator broke meanwhile is counted lost once the store has been told of its end."""
