@@ -368,6 +368,32 @@ def test_a_paused_process_begins_no_job_it_has_lost(between: Between, client: di
     assert begun == ["quick"] * 3 + ["slow", "last"]
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+def test_the_pause_before_a_try_doubles(client: dibs.Client, by_id: bool) -> None:
+    """From a second up to an hour, give or take a quarter, whoever says that it failed; and not the same for all."""
+    queue = client.queue("a", max_tries=None)
+    for tries, usual in ((1, 1.0), (2, 2.0), (4, 8.0), (12, 2048.0), (13, 3600.0)):
+        ids = queue.put_many(range(4), max_tries=100)
+        for _ in range(1, tries):
+            for job in queue.take(4).won:
+                job.fail(retry_in=0)
+        pauses = []
+        batch = queue.take(4)
+        for job in batch.won:
+            assert job.tries == tries
+            if by_id:
+                queue.finish(job.id, job.fencing_token, outcome="failed")
+            else:
+                job.fail()
+            record = queue.job(job.id)
+            assert record is not None
+            pauses.append(record.due_at.timestamp() - time.time())
+        batch.leave()
+        assert all(0.75 * usual - 1 <= pause <= 1.25 * usual for pause in pauses), (tries, pauses)
+        queue.cancel(*ids)
+    assert max(pauses) - min(pauses) > 10
+
+
 # -- drops, forks, closing --------------------------------------------------------------------------------------------
 
 

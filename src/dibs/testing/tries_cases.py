@@ -99,6 +99,7 @@ async def what_is_given_back_costs_no_try(face: Face) -> None:
     async with face.holding(await face.do(theirs.claims("spared", ttl=LONG_S, max_tries=2).take, items)) as batch:
         batch.items[0].fail("once more")
         equal((batch.won, batch.failed), (["a"], ["a"]), "done once, it has all its tries")
+    equal([item.key for item in await face.do(claims.dead)], ["b", "c", "d"], "dead, without the one that was done")
     equal(await face.do(claims.revive, ["b", "c", "d"]), 3, "revived")
 
 

@@ -163,6 +163,31 @@ async def run_drains_when_it_is_stopped(face: Face) -> None:
         release.set()
 
 
+@case("queue workers, P22")
+async def what_was_not_begun_is_given_back(face: Face) -> None:
+    """What was claimed ahead, and not begun when ``run`` is stopped, is given back: it costs no try, nor a crash."""
+    queue = face.client().queue("ahead", ttl=LONG_S)
+    await face.do(queue.put_many, range(300))
+    stop = threading.Event()
+    begun = []
+
+    async def work(job: Any) -> None:
+        begun.append(job.id)
+        depth = queue.depth()
+        depth = await depth if hasattr(depth, "__await__") else depth
+        if depth.claimed > 1:
+            stop.set()
+
+    done = await face.do(queue.run, handler(face, work), workers=1, prefetch=20, stop=stop, idle=0)
+    equal((stop.is_set(), done, len(set(begun))), (True, len(begun), len(begun)), "jobs were claimed ahead; done")
+    left = await face.do(queue.jobs, "ready", 300)
+    equal(
+        (len(left) + done, await counts(face, queue)), (300, (len(left), 0, 0, 0)), "all; ready, later, claimed, dead"
+    )
+    equal({job.id for job in left} & set(begun), set(), "what was done and is there still")
+    equal({(job.tries, job.crashes) for job in left}, {(0, 0)}, "tries and crashes of what is left")
+
+
 @case("queue workers, P4")
 async def a_lost_job_is_not_worked_on(face: Face) -> None:
     """A handler whose job is lost is told so (a task is cancelled); ``run`` goes on, and does not count it done."""
@@ -217,6 +242,37 @@ async def a_job_that_crashed_twice_is_worked_alone(face: Face) -> None:
 
     equal(await face.do(queue.run, handler(face, work), workers=4, idle=0.2), 21, "how many were done")
     equal(beside, [{"poison"}], "what ran beside it")
+
+
+@case("queue workers, P19")
+async def a_job_that_crashed_twice_waits_until_nothing_runs(face: Face) -> None:
+    """A job that ended its worker twice is not begun beside one that is being worked when it is claimed."""
+    queue = face.client().queue("beside", ttl=LONG_S)
+    await face.do(queue.put, "poison")
+    for _ in range(2):
+        await taken(face, face.client().queue("beside", ttl=face.short_ttl, renew=False))
+        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await face.do(queue.put, "slow", priority=1)
+    release = threading.Event()
+    begun: list[Any] = []
+
+    async def work(job: Any) -> None:
+        begun.append(job.payload)
+        if job.payload == "slow":
+            await until(release.is_set, "the case lets it go")
+            begun.append("slow has ended")
+
+    running = task(face.do(queue.run, handler(face, work), workers=4, idle=0.2))
+    try:
+        await until(lambda: _all_claimed(face, queue), "the other is claimed, too")
+        await asyncio.sleep(0.2)  # in which it would be begun
+    finally:
+        release.set()
+    equal((await running, begun), (2, ["slow", "slow has ended", "poison"]), "how many were done, and what happened")
+
+
+async def _all_claimed(face: Face, queue: Any) -> bool:
+    return await counts(face, queue) == (0, 0, 2, 0)
 
 
 async def _ready(face: Face, queue: Any) -> bool:
