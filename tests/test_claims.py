@@ -130,6 +130,21 @@ def test_a_thousand_are_one_call(sqlite_url: str) -> None:
         assert batch.lost == []
 
 
+def test_no_more_is_asked_for_than_is_wanted(sqlite_url: str) -> None:
+    """A take asks for as many as are missing at its limit; where all of those were busy, for twice as many."""
+    between = Between(sqlite_url)
+    with between.client(ttl=20) as client, dibs.connect(sqlite_url, ttl=20) as other:
+        with client.claims("rows").take(range(100), limit=3) as batch:
+            assert batch.won == [0, 1, 2]
+            assert [len(call) for call in between.calls] == [3]
+        with other.claims("rows").take(range(7)):
+            between.calls.clear()
+            with client.claims("rows").take(range(100), limit=1) as batch:
+                assert batch.won == [7]
+                asked = [sum(type(request) is Acquire for request in call) for call in between.calls]
+                assert asked[:4] == [1, 2, 4, 8]
+
+
 # -- outages ----------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import sqlite3
 import threading
 import time
@@ -596,6 +597,33 @@ def test_a_handler_that_ends_its_thread_ends_the_run(client: dibs.Client) -> Non
 
     queue.run(leave, workers=1)
     assert counts(queue) == (2, 1, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_signals_are_the_programs_own_again_after_a_run(how: str, sqlite_url: str) -> None:
+    """What SIGTERM and Ctrl-C did before ``run`` they do after it."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    during: list[Any] = []
+
+    async def work(job: dibs.AsyncJob) -> None:
+        during.append(signal.getsignal(signal.SIGTERM))
+
+    async def tasks() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            await client.queue("a").put(1)
+            assert await client.queue("a").run(work, workers=1, idle=0) == 1
+            assert signal.getsignal(signal.SIGTERM) == before[0]
+
+    if how == "tasks":
+        asyncio.run(tasks())
+    else:
+        with dibs.connect(sqlite_url) as client:
+            client.queue("a").put(1)
+            seen = client.queue("a").run(lambda job: during.append(signal.getsignal(signal.SIGTERM)), workers=1, idle=0)
+            assert seen == 1
+    assert during
+    assert during[0] != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 # -- what others put --------------------------------------------------------------------------------------------------

@@ -224,6 +224,20 @@ async def what_nobody_began_in_time_is_lost(face: Face) -> None:
     await face.do(lease.release)
 
 
+@case("claims, P9")
+async def what_is_won_beyond_the_limit_is_given_back(face: Face) -> None:
+    """When more could be had than were wanted, because the first were busy, the rest is free for others at once."""
+    ours, theirs = face.client(), face.client()
+    claims, others = ours.claims("beyond", ttl=LONG_S), theirs.claims("beyond", ttl=LONG_S)
+    busy = await face.do(others.take, ["a", "b", "c"])
+    batch = await face.do(claims.take, list("abcdefgh"), limit=1)
+    equal((batch.won, batch.busy), (["d"], ["a", "b", "c"]), "won, and busy")
+    rest = await face.do(others.take, list("defgh"))
+    equal((rest.won, rest.busy), (list("efgh"), ["d"]), "what others win then, and what is busy to them")
+    for each in (busy, batch, rest):
+        await face.do(each.release)
+
+
 @case("claims, P8")
 async def what_was_broken_is_found_lost(face: Face) -> None:
     """An item that an operator broke meanwhile is counted lost once the store has been told of its end."""

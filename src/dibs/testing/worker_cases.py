@@ -171,12 +171,18 @@ async def what_was_not_begun_is_given_back(face: Face) -> None:
     stop = threading.Event()
     begun = []
 
+    async def claimed() -> Any:
+        depth = queue.depth()
+        return (await depth if hasattr(depth, "__await__") else depth).claimed
+
+    async def only_this() -> bool:
+        return bool(await claimed() == 1)
+
     async def work(job: Any) -> None:
         begun.append(job.id)
-        depth = queue.depth()
-        depth = await depth if hasattr(depth, "__await__") else depth
-        if depth.claimed > 1:
+        if await claimed() > 1:
             stop.set()
+            await until(only_this, "the others are given back")
 
     done = await face.do(queue.run, handler(face, work), workers=1, prefetch=20, stop=stop, idle=0)
     equal((stop.is_set(), done, len(set(begun))), (True, len(begun), len(begun)), "jobs were claimed ahead; done")
