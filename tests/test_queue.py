@@ -213,6 +213,22 @@ def test_a_batch_of_which_nothing_is_known_is_never_a_success(between: Between) 
         assert worked == [1, 2]
 
 
+def test_an_end_by_id_whose_answer_was_lost_is_unknown(between: Between) -> None:
+    """Repeated, it finds no claim in force: that may be its own doing, so it is not called lost."""
+    with between.client(ttl=20) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        batch = queue.take()
+        (job,) = batch.won
+        batch.leave()
+        between.after = Loses(Finish)
+        with pytest.raises(dibs.StoreUnavailable, match="answer was lost"):
+            queue.finish(job.id, job.fencing_token)
+        assert counts(queue) == (0, 0, 0, 0)
+        with pytest.raises(dibs.LeaseLost):
+            queue.finish(job.id, job.fencing_token)
+
+
 def test_an_end_is_repeated_until_the_claim_is_over(between: Between) -> None:
     """What was done is not to be done again for a store that is away longer than callers are patient."""
     with between.client(patience=0.1, ttl=20) as client:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dibs import NewJob
 from dibs.errors import InvalidName, InvalidOption, JobExists, JobFailed, LeaseLost, Unsupported
-from dibs.jobs import PAYLOAD_BYTES_MAX
+from dibs.jobs import ERROR_CHARS_MAX, PAYLOAD_BYTES_MAX
+from dibs.new_jobs import PUT_BYTES_MAX, RESULT_BYTES_MAX
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, queues, rising
 from dibs.testing.claims_cases import LONG_S, following
 from dibs.testing.client_bench import raises
@@ -129,6 +130,10 @@ async def keys_are_unique_while_their_jobs_live(face: Face) -> None:
                         on_conflict="keep")  # fmt: skip
     equal((len(ids), ids[0], ids[3] == ids[2]), (4, second, True), "the ids of a put that keeps, one for each payload")
     equal(await rest(face, queue), ["5", "b", "c"], "what is there then")
+    jobs = [NewJob("e", key=9), "f", NewJob("g", key=9)]
+    ids = await face.do(queue.put_many, jobs, on_conflict="replace")
+    equal((len(ids), ids[0] == ids[2]), (3, True), "the ids of a put that replaces a job of its own")
+    equal(await rest(face, queue), ["g", "f"], "what is there then: the last of those with one key")
 
 
 @case("P20, P25")
@@ -168,8 +173,9 @@ async def bad_jobs_are_refused_at_once(face: Face) -> None:
             await face.do(queue.put, 1, **how)
     with raises(InvalidOption):
         await face.do(queue.put_many, [NewJob(1, key="a"), NewJob(2, key="a")])
-    with raises(InvalidOption):
-        await face.do(queue.put_many, (0 for _ in range(10_001)))
+    for many in ((0 for _ in range(10_001)), [b"x" * PAYLOAD_BYTES_MAX] * (PUT_BYTES_MAX // PAYLOAD_BYTES_MAX + 1)):
+        with raises(InvalidOption):
+            await face.do(queue.put_many, many)
     for n in (0, -1, 1001, 1.5, True):
         with raises(InvalidOption):
             await face.do(queue.take, n)
@@ -250,12 +256,13 @@ async def a_job_is_finished_once(face: Face) -> None:
 
 @case("P18")
 async def a_result_that_is_none_is_refused(face: Face) -> None:
-    """A result that is no JSON is refused, where results are kept; the job is held still."""
+    """A result that is no JSON, or too large, is refused where results are kept; the job is held still."""
     queue = face.client().queue("results", ttl=LONG_S, keep_results=LONG_S)
     await face.do(queue.put, 1)
     job = await one(face, queue)
-    with raises(InvalidOption):
-        await face.do(lambda: job.done(object()))
+    for result in (object(), "x" * RESULT_BYTES_MAX):
+        with raises(InvalidOption):
+            await face.do(job.done, result)
     with raises(InvalidOption):
         await face.do(lambda: job.fail(17))
     equal(job.held, True, "held")
@@ -290,6 +297,20 @@ async def a_failed_job_is_tried_again(face: Face) -> None:
     equal(await face.do(queue.requeue, id_ + 1), 0, "requeued of another id")
     equal(await face.do(queue.purge), 1, "purged")
     equal(await face.do(queue.job, id_), None, "what is left of it")
+
+
+@case("P19")
+async def of_a_long_error_the_last_words_are_kept(face: Face) -> None:
+    """Of an exception with a long text the end is kept, of a text the beginning: up to the limit of an error."""
+    queue = face.client().queue("errors", ttl=LONG_S)
+    await face.do(queue.put_many, [1, 2])
+    batch = await taken(face, queue, 2)
+    text = "the first words " + "x" * ERROR_CHARS_MAX + " the last words"
+    await face.do(batch.won[0].fail, ValueError(text), dead=True)
+    await face.do(batch.won[1].fail, text, dead=True)
+    errors = [(await face.do(queue.job, job.id)).error for job in batch.won]
+    equal([len(error) for error in errors], [ERROR_CHARS_MAX] * 2, "how much is kept")
+    equal((errors[0].endswith("the last words"), errors[1].startswith("the first words")), (True, True), "what of it")
 
 
 @case("P19")
