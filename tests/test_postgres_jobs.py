@@ -40,7 +40,7 @@ from dibs.jobs import (
     Taken,
 )
 from dibs.store import Held, StoreBusy
-from dibs.stores import postgres_jobs, postgres_jobs_takes
+from dibs.stores import postgres_jobs, postgres_jobs_flights
 from dibs.stores.postgres_jobs_places import Place, Stretch
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
@@ -306,13 +306,13 @@ def test_takes_of_a_group_wait_for_each_other(queue: Queue, postgres_url: str, m
     queue.put("0")
     with psycopg.connect(postgres_url) as connection, queue_at(postgres_url) as slow, ThreadPoolExecutor(2) as threads:
         door = door_to(connection)
-        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, deadline()))
+        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, soon()))
         queue.put(NewJob("2", group="g"))
         claiming, go_on = Event(), Event()
         execute = slow.jobs._flights.execute
 
-        def slowly(statements: list[Any], by: Deadline) -> list[Any]:
-            if statements[-1] is not postgres_jobs_takes.COMMIT:
+        def slowly(statements: list[Any], by: Any) -> list[Any]:
+            if statements[-1] is not postgres_jobs_flights.COMMIT:
                 return list(execute(statements, by))
             results = execute(statements[:-1], by)
             claiming.set()

@@ -1,0 +1,121 @@
+"""Jobs put and done in the caller's own transaction, as users write it: the ``connection=`` of a queue and of a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import dibs
+from tests.callers import KINDS
+from tests.test_guard import Scene, every_kind
+
+
+@pytest.fixture
+def scene(kind: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    scene = Scene(kind, request.getfixturevalue(KINDS[kind][0]).partition("?")[0])
+    yield scene
+    scene.close()
+
+
+def counts(queue: Any) -> tuple[int, int, int, int]:
+    """How many are ready, later, claimed, dead."""
+    depth = queue.depth()
+    return depth.ready, depth.later, depth.claimed, depth.dead
+
+
+@every_kind
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_put_is_part_of_the_transaction(scene: Scene, end: str) -> None:
+    """Nobody sees the jobs before it is committed, and nothing is left of them after a rollback."""
+    queue, seen = scene.holder.queue("a"), scene.other.queue("a")
+    assert counts(seen) == (0, 0, 0, 0)
+    caller = scene.caller()
+    caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
+    ids = [queue.put({"n": 1}, key="k", connection=caller.given)]
+    ids += queue.put_many([2, dibs.NewJob(3, delay=60)], connection=caller.given)
+    with pytest.raises(dibs.JobExists):
+        queue.put(4, key="k", connection=caller.given)
+    assert counts(seen) == (0, 0, 0, 0)
+    getattr(caller, end)()
+    committed = end == "commit"
+    assert scene.body() == ("new" if committed else "old")
+    assert counts(seen) == ((2, 1, 0, 0) if committed else (0, 0, 0, 0))
+    batch = seen.take(10)
+    assert [(job.id, job.payload) for job in batch.won] == ([(ids[0], {"n": 1}), (ids[1], 2)] if committed else [])
+    batch.release()
+
+
+@every_kind
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_job_is_done_with_the_transaction(scene: Scene, end: str) -> None:
+    """The job is over for its worker at once, and leaves with the commit; after a rollback it is claimed still."""
+    queue = scene.holder.queue("a", ttl=30, keep_results=60)
+    id_ = queue.put(1)
+    caller = scene.caller()
+    with queue.take() as batch:
+        for job in batch:
+            caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
+            job.done({"sum": 2}, connection=caller.given)
+            assert not job.held
+            job.done()
+    # The block has ended while the transaction has not: nothing was given back, and nobody waited for its rows.
+    assert (batch.left, batch.lost, scene.body()) == ([], [], "old")
+    getattr(caller, end)()
+    record = queue.job(id_)
+    assert record is not None
+    committed = end == "commit"
+    assert (record.state, record.result) == (("done", {"sum": 2}) if committed else ("claimed", None))
+    assert scene.body() == ("new" if committed else "old")
+
+
+@every_kind
+def test_a_job_that_is_not_ones_own_any_more_is_refused(scene: Scene) -> None:
+    """What was cancelled or ended by others is found in the transaction: LeaseLost, and the worker is to roll back."""
+    queue = scene.holder.queue("a", ttl=30, renew=False)
+    ids = queue.put_many([1, 2])
+    batch = queue.take(2)
+    assert scene.holder.queue("a").cancel(ids[0]) == ids[:1]
+    queue.finish(ids[1], batch.won[1].fencing_token, outcome="skipped")
+    caller = scene.caller()
+    caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
+    for job in batch.won:
+        assert job.held
+        with pytest.raises(dibs.LeaseLost):
+            job.done(connection=caller.given)
+        assert job.lost.is_set()
+        with pytest.raises(dibs.LeaseLost):
+            job.done()
+    caller.rollback()
+    batch.release()
+    assert [job.id for job in batch.lost] == ids
+    assert counts(queue) == (1, 0, 0, 0)
+    assert scene.body() == "old"
+
+
+def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
+    """In tasks both are awaited, with a connection of an asynchronous driver."""
+
+    async def main() -> None:
+        async with dibs.connect_async(postgres_url) as client:
+            queue = client.queue("a", ttl=30)
+            connection = await psycopg.AsyncConnection.connect(postgres_url)
+            for end in (connection.rollback, connection.commit):
+                await queue.put_many([1, 2], connection=connection)
+                await queue.put(3, connection=connection)
+                assert (await queue.depth()).ready == 0
+                await end()
+            assert (await queue.depth()).ready == 3
+            async with await queue.take(3) as batch:
+                async for job in batch:
+                    await job.done(connection=connection)
+                    assert not job.held
+            assert (await queue.depth()).claimed == 3
+            await connection.commit()
+            assert await queue.depth() == dibs.QueueDepth("a", 0, 0, 0, 0, 0.0)
+            await connection.close()
+
+    asyncio.run(main())
