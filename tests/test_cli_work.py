@@ -218,7 +218,7 @@ def test_the_keeper_may_die_as_well(dibs: Dibs, queue: library.Queue) -> None:
     _out, err = work.process.communicate(timeout=PATIENCE_S)
     assert work.process.returncode == 71, err
     assert "looks after the commands" in err
-    assert not alive(pid)
+    until(lambda: not alive(pid))  # it was killed, which takes its time on a busy machine
     until(lambda: queue.depth().ready == 1)
 
 

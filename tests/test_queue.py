@@ -144,7 +144,7 @@ def test_an_end_whose_answer_is_lost_was_an_end(between: Between, end: str) -> N
         between.after = lost = Loses(Finish)
         getattr(job, end)()
         assert not lost.left
-        job.done()
+        getattr(job, end)()
         assert not job.lost.is_set()
         assert not batch.lost
         record = queue.job(id_)
@@ -604,14 +604,16 @@ def test_a_result_that_cannot_be_kept_ends_no_worker(client: dibs.Client, caplog
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_handler_that_ends_its_thread_ends_the_run(client: dibs.Client) -> None:
-    """SystemExit in a handler fails its job and drains the others."""
+    """SystemExit in a handler fails its job, drains the others, and is raised: who watches the program hears of it."""
     queue = client.queue("a")
     queue.put_many(range(3))
 
     def leave(job: dibs.Job) -> None:
         raise SystemExit(3)
 
-    queue.run(leave, workers=1)
+    with pytest.raises(SystemExit) as ended:
+        queue.run(leave, workers=1)
+    assert ended.value.code == 3
     assert counts(queue) == (2, 1, 0, 0)
 
 
@@ -640,6 +642,44 @@ def test_signals_are_the_programs_own_again_after_a_run(how: str, sqlite_url: st
     assert during
     assert during[0] != before[0]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_handler_that_ends_the_event_loop_has_failed(sqlite_url: str) -> None:
+    """SystemExit in a task ends the program, and costs the job a try: it does not end every worker for ever."""
+
+    async def leave(job: dibs.AsyncJob) -> None:
+        raise SystemExit(3)
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            await client.queue("a").run(leave, workers=1)
+
+    with dibs.connect(sqlite_url) as client:
+        queue = client.queue("a", max_tries=1)
+        queue.put_many(range(2))
+        with pytest.raises(SystemExit) as ended:
+            asyncio.run(main())
+        assert ended.value.code == 3
+        assert counts(queue) == (1, 0, 0, 1)
+
+
+def test_a_handler_that_goes_on_without_its_job_is_told_of(
+    client: dibs.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps a worker from other jobs, so the log says so, and once more when it ends; neither is a failed try."""
+    queue = client.queue("a", ttl=1)
+    id_ = queue.put(1)
+
+    def cancelled(job: dibs.Job) -> None:
+        queue.cancel(job.id)
+        assert job.lost.wait(20)
+        eventually(lambda: "keeps one of 1 workers busy" in caplog.text, "the log says so")
+        job.check()
+
+    queue.run(cancelled, workers=1, idle=0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert f"a try has come to nothing: the claim on job {id_} of 'a'" in told[1]
 
 
 # -- what others put --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, StoreUnavailable
+from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text, result_text
@@ -74,6 +74,9 @@ class Crew:
         self._ended = self._ended_before = 0
         self._counted_from = self._session.clock.now()
         self._turn: Ask | None = None
+        # When it was last looked whose handlers go on although their jobs are lost, and which of them were told of.
+        self._looked_at = self._counted_from
+        self._told_of: set[JobFacts] = set()
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
@@ -81,6 +84,7 @@ class Crew:
         """Take jobs and have them worked until it is time to stop."""
         patience, core = self._patience, self._core
         while not self.stopping and not self._session.closed and (look_s := patience.look_s()) is not None:
+            self._tell_of_lost()
             room = self.room()
             if not room:
                 yield from self.turn(TURN_S, self.room)
@@ -100,6 +104,17 @@ class Crew:
             self.add(batch.won)
             if not batch.won and look_s < TURN_S and busy:  # do not ask without a pause while one job takes its time
                 yield from self.turn(TURN_S - look_s, lambda: not self.in_hand())
+
+    def _tell_of_lost(self) -> None:
+        """Say which handlers go on although their jobs are lost: they keep workers busy, perhaps for ever."""
+        now = self._session.clock.now()
+        if now - self._looked_at < TURN_S:
+            return
+        self._looked_at = now
+        lost = {job for job in self.running() if job._is_lost()}
+        for job in lost - self._told_of:
+            log.warning("a handler goes on, and keeps one of %d workers busy: %s", self.workers, job._why())
+        self._told_of = lost
 
     def turn(self, seconds: float, enough: Callable[[], object] = bool) -> Steps[None]:
         """Sleep for so long, or until a job ends; not at all if that was enough already."""
@@ -191,7 +206,10 @@ class Crew:
                 self.done += 1
 
     def raised(self, job: JobFacts, error: BaseException) -> None:
-        """A handler has raised: its job has failed, unless it has finished that itself."""
+        """A handler has raised: its job has failed, unless it has finished that itself, or lost it."""
+        if job._is_lost():
+            self._too_late(str(error) if isinstance(error, LeaseLost) else f"{job._why()} (it raised {error!r})")
+            return
         with self.mutex:
             self.failed += 1
         left = "no try is left" if job.max_tries is not None and job.tries >= job.max_tries else "it is tried again"
@@ -207,12 +225,15 @@ class Crew:
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
         ask = job._claim.send([job], end, note, delay_s, keep_s)
         if ask is None:
-            with self.mutex:
-                self.late += end == DONE
-            log.warning("job %d of %r was worked, but its claim was lost: it is worked again", job.id, job.queue)
+            self._too_late(job._why())
             return
         ask.listen(self._told, [ask])
         self._session.lane.start()
+
+    def _too_late(self, why: str) -> None:
+        with self.mutex:
+            self.late += 1
+        log.warning("a try has come to nothing: %s", why)
 
     def _told(self, letter: list[Ask]) -> None:
         """What the store said to an end. Called in the claim lane, under its mutex, or at once; perhaps twice."""

@@ -34,6 +34,7 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
     request = Finish(job._hold.key, (job.id,), job.fencing_token, DONE, note, 0.0, keep_s)
     statements = yield from _statements(job._session, door, request)
     # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
+    job._hold.within.add(job.id)
     forsake(job._session, job._hold, [job.id])
     outcome = yield from _said(statements)
     if outcome.gone:

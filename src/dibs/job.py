@@ -1,8 +1,9 @@
 """One claimed job: what its worker knows of it, and how it ends.
 
-A job is *held* while its claim is in force and it is not finished; *finished* once its end is on its way; or *lost*:
-the claim has run out, or the store knows the job no more as claimed by it. Ends of jobs are told to the store at once
-and waited for, except by a loop that moves on: that one learns from ``lost`` what came too late.
+A job is *held* while its claim is in force and it is not finished; *finished* once its end is on its way; *lost*: the
+claim has run out, or the store knows the job no more as claimed by it; or *given back* unfinished, to be worked again.
+Ends of jobs are told to the store at once and waited for, except by a loop that moves on: that one learns from ``lost``
+what came too late.
 """
 
 from __future__ import annotations
@@ -205,7 +206,19 @@ class JobFacts:
             return f"the claim on {job} was lost: it was cancelled, had expired, or was given back by run()"
         if self._is_lost():
             return f"the claim on {job} was lost: {self._hold.reason}. Others may have taken it since."
-        return f"{job} is finished"
+        end = self._hold.ends.get(self.id)
+        if self.id in self._hold.within or (end is not None and end.request.end != BACK):
+            return f"{job} is finished"
+        if end is None and self.id not in self._hold.live:
+            return f"{job} was left to whoever ends it by its id and token (queue.finish)"
+        return f"{job} was given back: others may have taken it since"
+
+    def _is_given_back(self) -> bool:
+        """Whether nobody finished it: its batch or client was closed, it was skipped, or left to others."""
+        if self.held or self._is_lost() or self.id in self._hold.within:
+            return False
+        end = self._hold.ends.get(self.id)
+        return end is None or end.request.end == BACK
 
     # -- its ends, in steps -----------------------------------------------------------------------------------------
 
@@ -213,6 +226,9 @@ class JobFacts:
         """Finish it, unless it is finished, and wait for the answer; LeaseLost when it was not held any more."""
         first = self._claim.send([self], end, note, delay_s, keep_s) if self.held else None
         if self._is_lost() or not self._claim.here():
+            raise LeaseLost(self._why())
+        # What others may be at is not done by saying so late. (To skip what was given back is to say it twice.)
+        if first is None and end != BACK and self._is_given_back():
             raise LeaseLost(self._why())
         # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
         ask = first or self._hold.ends.get(self.id)

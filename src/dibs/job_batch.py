@@ -118,6 +118,9 @@ class JobBatchFacts(Generic[J]):
             return
         if not claim.here():
             raise LeaseLost(self._jobs[0]._why())
+        closed = self._left or [job for job in self._jobs if job.id in claim.hold.live and job._is_given_back()]
+        if closed:  # by the end of the block, or with the client
+            raise LeaseLost(f"{len(closed)} of {len(self._jobs)} jobs were not finished in time: {closed[0]._why()}")
         self._current = None
         self._rest.clear()
         jobs = [job for job in self._jobs if job.held]

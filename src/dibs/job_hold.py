@@ -38,6 +38,8 @@ class JobHold(Hold):
         self.lost: set[int] = set()
         #: What was sent to end each of the others: whoever ends a job again is told what came of the first end.
         self.ends: dict[int, JobAsk] = {}
+        #: Those that were ended in a transaction of the caller's.
+        self.within: set[int] = set()
         # The end of a job of a group lets the next of the group be taken.
         self.grouped = any(job.group is not None for job in taken.jobs)
 

@@ -59,7 +59,7 @@ HINT_EVERY_S = 0.005
 READY, LATER, CLAIMED, DONE, DEAD, CANCELLED = "ready", "later", "claimed", "done", "dead", "cancelled"
 STATES = (READY, LATER, CLAIMED, DONE, DEAD, CANCELLED)
 # The error of a job that is found without tries left, since its last claim expired.
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
+NO_TRIES_LEFT = "on its last try its claim ran out: its worker ended without a word, or took longer than max_hold"
 
 #: What a put does about a live job with the same key.
 RAISE, KEEP, REPLACE = "raise", "keep", "replace"

@@ -28,7 +28,7 @@ def check_name(name: object) -> str:
     """Return the name unchanged, or raise InvalidName: 1 to 255 bytes of UTF-8 without control characters."""
     if type(name) is not str:
         if not isinstance(name, str):
-            raise InvalidName(f"a lock name is a str, not {type(name).__name__}: {name!r}")
+            raise InvalidName(f"a name is a str, not {type(name).__name__}: {name!r}")
         name = str.__str__(name)  # a str subclass (an Enum member, say) is kept as the plain text it is
     if name.isascii() and name.isprintable():
         size = len(name)
@@ -36,15 +36,15 @@ def check_name(name: object) -> str:
         for char in name:
             code = ord(char)
             if code < 0x20 or 0x7F <= code < 0xA0:
-                raise InvalidName(f"a lock name may not contain control characters: {name!r} has {char!r}")
+                raise InvalidName(f"a name may not contain control characters: {name!r} has {char!r}")
             if 0xD800 <= code < 0xE000:
-                raise InvalidName(f"a lock name may not contain lone surrogates: {name!r} has {char!r}")
+                raise InvalidName(f"a name may not contain lone surrogates: {name!r} has {char!r}")
         size = len(name.encode())
     if not size:
-        raise InvalidName("a lock name may not be empty")
+        raise InvalidName("a name may not be empty")
     if size > NAME_BYTES_MAX:
         raise InvalidName(
-            f"a lock name has at most {NAME_BYTES_MAX} bytes of UTF-8; this one has {size}: {name[:40]!r}…. "
+            f"a name has at most {NAME_BYTES_MAX} bytes of UTF-8; this one has {size}: {name[:40]!r}…. "
             "Use a hash of the long part."
         )
     return name

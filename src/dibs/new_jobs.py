@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,6 @@ from dibs.names import WAIT_MAX_S, check_name, check_seconds
 from dibs.once_keys import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dibs.names import Seconds
     from dibs.once_keys import Key
 
@@ -85,6 +84,8 @@ def new_jobs(payloads: Iterable[Any], options: PutOptions) -> tuple[tuple[rows.N
     """
     if options.on_conflict not in ON_CONFLICT:
         raise InvalidOption(f"on_conflict is one of {', '.join(ON_CONFLICT)}, not {options.on_conflict!r}")
+    if isinstance(payloads, (bytes, bytearray, memoryview, Mapping)) or not isinstance(payloads, Iterable):
+        raise InvalidOption(f"put_many takes a list of payloads, not {type(payloads).__name__}; put takes one")
     common = _new_job(NewJob(None), options)
     jobs: list[rows.NewJob] = []
     of_key: dict[str, int] = {}

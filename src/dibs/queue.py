@@ -45,15 +45,16 @@ class Job(JobFacts):
         return Lost(self)
 
     def done(self, result: Any = None, *, connection: Any = None) -> None:
-        """It is done, and leaves the queue. May be called twice; a job that is finished already is left as it is.
+        """It is done, and leaves the queue. May be called twice; a job that has failed already is left as it is.
 
         result: JSON, kept with the job where the queue keeps results (``keep_results``), else dropped. connection: end
         it inside the transaction that is open there, the caller's own, to the database in which the queue is: what the
         job did there and that it is done are committed together, or neither is. After a rollback the job is handed out
         again when its claim ends, at the latest a ttl later.
 
-        Raises LeaseLost when it was not held any more: others may have taken it; then nothing is changed (and the
-        transaction should be rolled back). StoreUnavailable when that is unknown: it may be done again.
+        Raises LeaseLost when it was not held any more, or was given back (by ``skip``, the end of its batch, or
+        ``client.close``): others may have taken it; then nothing is changed (and the transaction should be rolled
+        back). StoreUnavailable when that is unknown: it may be done again.
         """
         if connection is None:
             run(self._done(result))

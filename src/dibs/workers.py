@@ -25,6 +25,7 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
         raise InvalidOption(f"handler is a function that takes a job, not {handler!r}")
     to_work: SimpleQueue[Any] = SimpleQueue()
     crew.start = to_work.put
+    ending: list[BaseException] = []
 
     def work() -> None:
         while (job := to_work.get()) is not None:
@@ -34,6 +35,7 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
                 crew.raised(job, error)
             except BaseException as error:  # noqa: BLE001 - SystemExit and the like: this worker is to end
                 crew.raised(job, error)
+                ending.append(error)
                 crew.stopping = True
             else:
                 crew.succeeded(job, result)
@@ -57,11 +59,17 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
             to_work.put(None)
         crew.abandon(rest)
         run(crew.settling())
+    if ending:  # what was to end this worker ends its program as well: only so does who looks after that hear of it
+        raise ending[0]
     return crew.done
 
 
 class Signals:
-    """While it is open, SIGTERM and the first Ctrl-C tell the crew to stop. Nothing, outside the main thread."""
+    """While it is open, SIGTERM and the first Ctrl-C tell the crew to stop. Nothing, outside the main thread.
+
+    What the program does about them itself is put back at the end, and has the second Ctrl-C. A signal that is ignored
+    (by nohup, or in the background of a shell) stays so. An event loop's own handlers are called besides.
+    """
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
@@ -70,7 +78,8 @@ class Signals:
     def __enter__(self) -> Signals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._stop)
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._stop)
         except ValueError:  # signals are for the main thread
             pass
         return self
@@ -78,9 +87,10 @@ class Signals:
     def _stop(self, number: int, frame: object) -> None:
         # A handler of signals runs anywhere, so it only marks; who sleeps looks at the mark.
         if self._crew.stopping and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            self.__exit__()
+            signal.raise_signal(number)
         self._crew.stopping = True
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        while self._before:
+            signal.signal(*self._before.popitem())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.aio.tasks import call_in, owner, take
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
+from dibs.workers import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,10 +41,15 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
                 crew.raised(job, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
             crew.raised(job, error)
+        except SystemExit as error:  # it ends the event loop; the job is not to do that for ever at no cost
+            crew.raised(job, error)
+            raise
         else:
             crew.succeeded(job, result)
 
     def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # SystemExit was raised by the event loop as well: once is enough
         crew.over(tasks.pop(task))
 
     def lost(task: asyncio.Task[None], job: AsyncJob) -> None:
@@ -58,7 +63,7 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
         job._when_over(partial(call_in, loop, partial(lost, task, job)))
 
     crew.start = start
-    with _Signals(crew, loop):
+    with Signals(crew):
         try:
             await take(crew.dispatching(owner()))
             crew.drop_waiting()
@@ -77,30 +82,3 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return sys.version_info >= (3, 11) and task is not None and task.cancelling() > 0
-
-
-class _Signals:
-    """While it is open, SIGTERM and the first Ctrl-C tell the crew to stop. Nothing where the loop may not have it."""
-
-    def __init__(self, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
-        self._crew = crew
-        self._loop = loop
-        self._taken: list[int] = []
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self._loop.add_signal_handler(number, self._stop)
-                self._taken.append(number)
-            except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or a loop that has none
-                return
-
-    def _stop(self) -> None:
-        if self._crew.stopping:  # the second is for whoever does not want to wait
-            self.__exit__()
-            signal.raise_signal(signal.SIGINT)
-        self._crew.stopping = True
-
-    def __exit__(self, *exc: object) -> None:
-        while self._taken:
-            self._loop.remove_signal_handler(self._taken.pop())

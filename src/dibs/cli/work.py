@@ -250,14 +250,14 @@ class Worker:
         self._ring()
 
     def _handle(self, job: Job) -> None:
-        """Have the command run, and end the job as that ended; a return means done."""
+        """Have the command run, and end the job as that ended; a return means done, LeaseLost that it was lost."""
         errand = Errand(job)
         self._asked.put(errand)
         self._ring()
         ended = errand.answer.get()
         try:
             self._end(job, ended)
-        except (LeaseLost, StoreUnavailable) as error:  # the claim ends by itself: the job is worked again
+        except StoreUnavailable as error:  # the claim ends by itself: the job is worked again
             say(f"job {job.id}: {error}")
 
     def _end(self, job: Job, ended: Ended | None) -> None:
@@ -275,8 +275,8 @@ class Worker:
     def _stopped(self, job: Job) -> None:
         hold = job._hold
         if not job.held:
-            say(f"job {job.id} was stopped: {job._why()}")
-        elif not self._draining and hold.last_error is None and hold.reaches_its_end():
+            raise LeaseLost(f"job {job.id} was stopped: {job._why()}")
+        if not self._draining and hold.last_error is None and hold.reaches_its_end():
             say(f"job {job.id} was stopped on try {job.tries}: {TOO_LONG}")
             job.fail(TOO_LONG)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dibs.jobs import BACK, CANCELLED, DEAD, DONE, RETRY, Finished
+from dibs.jobs import BACK, CANCELLED, DEAD, DONE, NO_TRIES_LEFT, RETRY, Finished
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_values import hexed, literal, us
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Execute = Callable[[str], Answer]
 
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 KEEP_MAX_S = 1e10
 # Jobs that one statement within the caller's transaction names.
 WITHIN_MAX = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.jobs import Taken
+from dibs.jobs import NO_TRIES_LEFT, Taken
 from dibs.store import Held
 from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.jobs import Take
     from dibs.stores.postgres_jobs_flights import JobFlights
-
-# The error that buries a job is the same on all stores.
-NO_TRIES_LEFT = "its worker ended without a word, on its last try"
 
 
 class Takes:

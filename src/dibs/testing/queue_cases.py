@@ -232,7 +232,7 @@ async def a_late_done_is_refused(face: Face) -> None:
 
 @case("P18")
 async def a_job_is_finished_once(face: Face) -> None:
-    """The first end of a job counts; another is not sent."""
+    """The first end of a job counts, another is not sent; what was given back is not done by saying so afterwards."""
     queue = face.client().queue("once", ttl=LONG_S, keep_results=LONG_S)
     await face.do(queue.put_many, "abc")
     batch = await taken(face, queue, 3)
@@ -240,9 +240,13 @@ async def a_job_is_finished_once(face: Face) -> None:
     await face.do(a.done, {"n": 1})
     await face.do(b.fail, "no", dead=True)
     await face.do(c.skip)
-    for job in batch.won:
+    for job in (a, b):
         await face.do(job.done, "again")
         await face.do(job.fail, "again", retry_in=0)
+    for late in (c.done, partial(c.fail, "again")):
+        with raises(LeaseLost):
+            await face.do(late)
+    for job in batch.won:
         await face.do(job.skip)
         with raises(LeaseLost):
             await face.do(job.extend)

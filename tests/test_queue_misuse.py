@@ -1,0 +1,129 @@
+"""Queues in the hands of somebody in a hurry: jobs ended when it is too late, odd payloads, signals of others."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dibs
+from tests.test_queue import counts
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[dibs.Client]:
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        yield client
+
+
+# -- ends that come too late ------------------------------------------------------------------------------------------
+
+
+def test_what_the_end_of_a_block_gave_back_is_not_done(client: dibs.Client) -> None:
+    """Saying so afterwards is refused, like a late done of any other worker; the job is there for others."""
+    queue = client.queue("a")
+    queue.put_many(range(2))
+    with queue.take(2) as batch:
+        pass
+    for late in (batch.won[0].done, batch.won[1].fail, batch.done):
+        with pytest.raises(dibs.LeaseLost, match="given back"):
+            late()
+    assert counts(queue) == (2, 0, 0, 0)
+    assert [job.tries for job in queue.jobs()] == [0, 0]
+
+
+def test_what_a_closed_client_gave_back_is_not_done(sqlite_url: str, client: dibs.Client) -> None:
+    """close() gives back what is held; whoever still has a job of it is told so."""
+    with dibs.connect(sqlite_url) as other:
+        queue = other.queue("a")
+        queue.put_many(range(2))
+        batch = queue.take(2)
+    for late in (batch.won[0].done, batch.won[0].fail, batch.won[0].check, batch.done):
+        with pytest.raises(dibs.LeaseLost, match="given back"):
+            late()
+    batch.release()
+    assert counts(client.queue("a")) == (2, 0, 0, 0)
+
+
+def test_what_was_left_is_ended_by_its_token(client: dibs.Client) -> None:
+    """After leave() the job object ends nothing, and says who does."""
+    queue = client.queue("a")
+    id_ = queue.put(1)
+    with queue.take() as batch:
+        (job,) = batch.won
+        batch.leave()
+        with pytest.raises(dibs.LeaseLost, match=r"queue\.finish"):
+            job.done()
+    queue.finish(id_, job.fencing_token)
+    assert counts(queue) == (0, 0, 0, 0)
+
+
+def test_a_batch_is_done_when_each_was_ended(client: dibs.Client) -> None:
+    """What was skipped or has failed is no loss of the batch."""
+    queue = client.queue("a")
+    queue.put_many(range(3))
+    with queue.take(3) as batch:
+        batch.won[0].skip()
+        batch.won[1].fail("no")
+        batch.done()
+    assert counts(queue) == (1, 1, 0, 0)
+
+
+# -- what is put ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payloads", [b"abc", {"a": 1}, None, 5])
+def test_put_many_wants_a_list(client: dibs.Client, payloads: Any) -> None:
+    """Bytes or an object of JSON are one payload, and not one for each of their parts."""
+    queue = client.queue("a")
+    with pytest.raises(dibs.InvalidOption, match="put_many takes a list of payloads"):
+        queue.put_many(payloads)
+    assert counts(queue) == (0, 0, 0, 0)
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_leaves_the_signal_handlers_of_the_event_loop(sqlite_url: str) -> None:
+    """What the program does about SIGTERM on its loop is done as well, and is in place afterwards."""
+    heard: list[str] = []
+    again = asyncio.Event()
+
+    def hear() -> None:
+        heard.append("loop")
+        if len(heard) == 2:
+            again.set()
+
+    async def handle(job: dibs.AsyncJob) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, hear)
+        try:
+            async with dibs.connect_async(sqlite_url) as client:
+                queue = client.queue("a")
+                await queue.put_many(range(2))
+                assert await queue.run(handle, workers=1) == 1
+                signal.raise_signal(signal.SIGTERM)
+                await again.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert heard == ["loop"] * 2
+
+
+def test_a_signal_that_is_ignored_stays_so(client: dibs.Client) -> None:
+    """A program that a shell has put in the background is not ended by the Ctrl-C for another."""
+    queue = client.queue("a")
+    queue.put_many(range(2))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert queue.run(lambda job: signal.raise_signal(signal.SIGINT), workers=1, idle=0) == 2
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
