@@ -129,8 +129,9 @@ class RedisJobs:
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
     ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+        queue = request.name.partition(":")[2]
         raise InvalidOption(
-            f"the jobs of {request.name.partition(":")[2]!r} are kept in Redis, which is in no transaction of this connection: "
+            f"the jobs of {queue!r} are kept in Redis, which is in no transaction of this connection: "
             "leave connection= out, or keep the queue in the database that the connection is to"
         )
         yield  # a generator all the same
