@@ -157,7 +157,7 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(words[:end], namespace)
         known.command_line = words[end + 1 :]
         if not known.command_line:
-            self.error("put -- and the command behind the options, as in: dibs run nightly --nowait -- ./backup.sh")
+            self.error(f"put -- and the command behind the options: {self.usage}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
