@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.tables": {"dibs.errors"},
     "dibs.stores.turns": set(),
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
-    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
+    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store", "dibs.stores.repeated_puts"},
     "dibs.stores.sqlite": {
         *CONTRACT,
         "dibs.stores",
@@ -83,7 +83,13 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_pins",
     },
     "dibs.stores.sqlite_jobs_sql": {"dibs.door", "dibs.stores.identifiers"},
-    "dibs.stores.sqlite_jobs_talks": {"dibs.door", "dibs.jobs", "dibs.stores.sqlite_jobs_sql"},
+    "dibs.stores.repeated_puts": {"dibs.jobs"},
+    "dibs.stores.sqlite_jobs_talks": {
+        "dibs.door",
+        "dibs.jobs",
+        "dibs.stores.repeated_puts",
+        "dibs.stores.sqlite_jobs_sql",
+    },
     "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
     "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
     "dibs.stores.sqlite_query": {
@@ -542,7 +548,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.queue_core",
     },
     "dibs.crew": {"dibs.errors", "dibs.names", "dibs.job", "dibs.jobs", "dibs.new_jobs", "dibs.queue_core"},
-    "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew"},
+    "dibs.worker_signals": set(),
+    "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
     "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
     "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.searching", "dibs.tries"},
@@ -653,7 +660,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.crew",
         "dibs.finishing",
     },
-    "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks"},
+    "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks", "dibs.worker_signals"},
     "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
     "dibs.aio.client": {
         "dibs.names",

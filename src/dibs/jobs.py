@@ -144,7 +144,11 @@ JobRequest = Union[Put, Take, Extend, Finish]  # noqa: UP007 - evaluated at run 
 
 
 class PutDone(NamedTuple):
-    """The ids of the jobs, in their order; of those left out or replaced (see Put), that of the live one."""
+    """The ids of the jobs, in their order; of those left out or replaced (see Put), that of the live one.
+
+    A put that is repeated may find that some have left meanwhile, so that their ids are known no more: those are 0, or
+    there are fewer ids than jobs.
+    """
 
     ids: tuple[int, ...]
 

@@ -150,7 +150,7 @@ class QueueCore(Generic[J, B]):
     def _ids(self, outcome: PutDone | KeyTaken, request: Put, places: list[int]) -> list[int]:
         """The ids of the jobs that stand for each payload."""
         if isinstance(outcome, PutDone):
-            if len(outcome.ids) == len(request.jobs):
+            if len(outcome.ids) == len(request.jobs) and all(outcome.ids):
                 return [outcome.ids[place] for place in places]
             # The first answer was lost, and the second tells only of what was put then and is there still.
             raise StoreUnavailable(f"the {len(request.jobs)} jobs were put, but the answer with their ids was lost")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.aio.tasks import call_in, owner, take
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
-from dibs.workers import Signals
+from dibs.worker_signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

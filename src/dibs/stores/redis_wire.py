@@ -11,6 +11,7 @@ read as that to something else. What a server refuses is a ``Refusal`` among the
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -267,7 +268,8 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
             if isinstance(cause, redis.AuthenticationError):
                 raise SetupRequired(f"{where}: {said}. Check user and password in the URL") from error
             cause = cause.__cause__ or cause.__context__
-        hint = "" if place.worked else f". Does it {'speak' if place.tls else 'want'} TLS (rediss://)?"
+        nobody = isinstance(error.__cause__ or error.__context__, (ConnectionRefusedError, socket.gaierror))
+        hint = "" if place.worked or nobody else f". Does it {'speak' if place.tls else 'want'} TLS (rediss://)?"
         raise StoreUnavailable(f"{where}: {said}{hint}", maybe_applied=False) from error
     except redis.InvalidResponse as error:
         raise SetupRequired(f"{where}: that is no Redis, or it wants TLS (rediss://): {error}") from error

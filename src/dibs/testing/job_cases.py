@@ -136,6 +136,24 @@ def a_repeated_put_is_one_put(bench: Bench) -> None:
 
 
 @case("P17, P5")
+def a_repeated_put_tells_what_it_found(bench: Bench) -> None:
+    """Repeated with its id, a put tells the jobs that it has kept, or replaced, as well, and changes nothing more."""
+    queue = Queue(bench)
+    old, other = queue.put(NewJob("old", key="a"), NewJob("old", key="b"))
+    keep, replace = claims(2)
+    new = [NewJob("1"), NewJob("2", key="a"), NewJob("3", key="c"), NewJob("4")]
+    put = queue.put(*new, on_conflict=KEEP, put_id=keep)
+    equal((put[1], len(set(put))), (old, 4), "the job that was kept, and how many there are")
+    equal(queue.elsewhere().put(*new, on_conflict=KEEP, put_id=keep), put, "the ids of the repeated put")
+    new = [NewJob("5"), NewJob("6", key="b", priority=1)]
+    put = queue.put(*new, on_conflict=REPLACE, put_id=replace)
+    equal(put[1], other, "the job that was replaced")
+    equal(payloads(queue.taken(1)), ["6"], "what is taken first")
+    equal(queue.elsewhere().put(*new, on_conflict=REPLACE, put_id=replace), put, "the ids, while it is being worked")
+    equal(queue.counts(), (5, 0, 1, 0), "ready, later, claimed, dead")
+
+
+@case("P17, P5")
 def a_repeated_take_is_one_take(bench: Bench) -> None:
     """A take repeated by its claim, over any connection, is told the same jobs with the same token and tries."""
     queue, (mine,) = Queue(bench), claims(1)
