@@ -36,6 +36,18 @@ def left(client: dibs.Client, payload: Any = 1, **options: Any) -> tuple[int, in
         return job.id, job.fencing_token
 
 
+def test_ends_by_token_are_counted(client: dibs.Client) -> None:
+    """They are in the load of the process that tells them, like all others: ``queue.stats()`` and the advice see them."""
+    queue = client.queue("q")
+    queue.finish(*left(client))
+    queue.finish(*left(client), outcome="dead")
+    queue.finish(*left(client), outcome="skipped")
+    with pytest.raises(dibs.LeaseLost):
+        queue.finish(1, 1)
+    told = queue._core.load().told()
+    assert [told[what] for what in ("taken", "ended", "returned", "late")] == [3, 2, 1, 1]
+
+
 def test_what_is_left_stays_claimed(client: dibs.Client, other: dibs.Client) -> None:
     """Neither the end of the block nor that of the client gives it back."""
     job, _token = left(client)
