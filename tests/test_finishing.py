@@ -37,7 +37,7 @@ def left(client: dibs.Client, payload: Any = 1, **options: Any) -> tuple[int, in
 
 
 def test_ends_by_token_are_counted(client: dibs.Client) -> None:
-    """They are in the load of the process that tells them, like all others: ``queue.stats()`` and the advice see them."""
+    """They are in the load of the process that tells them, for ``queue.stats()`` and the advice to see."""
     queue = client.queue("q")
     queue.finish(*left(client))
     queue.finish(*left(client), outcome="dead")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import dibs
+from tests.test_api import eventually
 from tests.test_queue import counts
 
 
@@ -70,6 +72,27 @@ def test_a_batch_is_done_when_each_was_ended(client: dibs.Client) -> None:
         batch.won[1].fail("no")
         batch.done()
     assert counts(queue) == (1, 1, 0, 0)
+
+
+# -- takers who wait --------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_group_keeps_nobody_else_waiting(client: dibs.Client) -> None:
+    """Takers with another limit, or none, have what they may, whoever of this process waited before them."""
+    strict, free = client.queue("a", group_limit=1), client.queue("a")
+    strict.put_many(range(3), group="g")
+    with strict.take() as first:
+        taken: list[int] = []
+        waiting = threading.Thread(target=lambda: taken.extend(job.payload for job in strict.take(timeout=30)))
+        waiting.start()
+        eventually(lambda: client._desk.session().waiting._asleep, "somebody waits")
+        with free.take(timeout=30) as batch:
+            assert [job.payload for job in batch.won] == [1]
+            batch.done()
+        assert waiting.is_alive()
+        first.done()
+    waiting.join(30)
+    assert taken == [2]
 
 
 # -- what is put ------------------------------------------------------------------------------------------------------

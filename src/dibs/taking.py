@@ -30,6 +30,12 @@ class TakeAsk(AcquireAsk):
     #: How often a hint called it for nothing.
     raced = 0
 
+    @property
+    def line(self) -> str:
+        # A name has no control characters, so that no other name is a line's.
+        name, limit = self.request.name, self.request.group_limit
+        return f"{name}\0{limit}" if limit else name
+
     def may_be_known(self) -> bool:
         return self.t0 is not None
 

@@ -1,7 +1,8 @@
 """Waiting for a name: who of this process asks next, and when.
 
 Callers that would wait for one name stand in a *line of this process*, in order of arrival, and only the first of them
-asks the store (which has a line of its own among processes). The first is in one of three states:
+asks the store (which has a line of its own among processes). (Takers of jobs who may have different ones, since they
+keep to different limits of groups, stand in different lines.) The first is in one of three states:
 
 * *asking*: its request is in the claim lane; a hint that comes meanwhile makes it ask once more;
 * *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
@@ -71,6 +72,8 @@ class Waiting:
         self._request_timeout_s = request_timeout_s
         self._patience_s = patience_s
         self._lines: dict[str, list[AcquireAsk]] = {}
+        #: The lines for a name that are not called after it; seldom any.
+        self._others: dict[str, set[str]] = {}
         self._asleep: dict[str, AcquireAsk] = {}
         #: Those whose time is over and who only wait for a first answer, by name; seldom any.
         self._overdue: dict[str, list[AcquireAsk]] = {}
@@ -85,26 +88,33 @@ class Waiting:
 
     def enter(self, ask: AcquireAsk) -> None:
         """Take the last place in line; the first in line asks at once."""
-        line = self._lines.get(ask.request.name)
+        line = self._lines.get(ask.line)
         if line is None:
-            self._lines[ask.request.name] = [ask]
+            if ask.line != ask.request.name:
+                self._others.setdefault(ask.request.name, set()).add(ask.line)
+            self._lines[ask.line] = [ask]
             self._lane.put(ask)
         else:
             line.append(ask)
 
     def nudge(self, key: str) -> None:
-        """The name was released in this process: let its first waiter ask in the same call."""
-        ask = self._asleep.get(key)
-        if ask is not None:
-            self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
-            self._asleep.pop(key, None)
+        """The name was released in this process: let who waits first for it ask in the same call."""
+        for line in self._lines_for(key):
+            ask = self._asleep.get(line)
+            if ask is not None:
+                self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
+                self._asleep.pop(line, None)
+
+    def _lines_for(self, key: str) -> tuple[str, ...]:
+        others = self._others.get(key)
+        return (key,) if others is None else (key, *others)
 
     def leave_line(self, ask: AcquireAsk) -> bool:
         """Give up the place in line; True when somebody else of this process was sent asking.
 
         Called again after a Ctrl-C in the middle of it, it finishes what was begun.
         """
-        key = ask.request.name
+        key = ask.line
         if self._overdue:
             late = [other for other in self._overdue.pop(key, ()) if other is not ask]
             if late:
@@ -117,6 +127,11 @@ class Waiting:
         if ask in line:
             line.remove(ask)
         if not line:
+            others = self._others.get(ask.request.name)
+            if others is not None:
+                others.discard(key)
+                if not others:
+                    self._others.pop(ask.request.name, None)
             del self._lines[key]
             return False
         first = line[0]
@@ -134,13 +149,13 @@ class Waiting:
 
     def hurry(self, ask: AcquireAsk) -> None:
         """The ask's time is over. What the first in line was told last, or else is told next, is its answer."""
-        line = self._lines.get(ask.request.name)
+        line = self._lines.get(ask.line)
         if ask.settled or not line:
             return
         if line[0].heard:
             ask.heard, ask.seen = True, line[0].seen
         else:
-            self._overdue.setdefault(ask.request.name, []).append(ask)
+            self._overdue.setdefault(ask.line, []).append(ask)
 
     def seen(self, key: str) -> Held | None:
         """What the first in line for a name was told last."""
@@ -153,7 +168,7 @@ class Waiting:
 
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
         """The store said Held: sleep until there is a reason to ask again."""
-        for late in self._overdue.pop(ask.request.name, ()):
+        for late in self._overdue.pop(ask.line, ()):
             late.heard, late.seen = True, held
             late.settle(held)  # it leaves the line when it is withdrawn, and is not sent asking until then
         if ask.dropped or ask.settled:
@@ -164,7 +179,7 @@ class Waiting:
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
         ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
-        self._asleep[ask.request.name] = ask
+        self._asleep[ask.line] = ask
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))
         bell = self._bell
@@ -198,7 +213,7 @@ class Waiting:
             now = self._clock.now()
             with self._mutex:
                 due = self._collect(now, ())
-                names = list(self._asleep)
+                names = list({ask.request.name: None for ask in self._asleep.values()})
                 if names or due:
                     busy_at = now
                 elif self._closing or now - busy_at >= IDLE_S:
@@ -253,7 +268,7 @@ class Waiting:
     def _collect(self, now: float, changed: object) -> list[AcquireAsk]:
         """Send everybody asking who is due or whose name changed. The caller holds the mutex."""
         due: list[AcquireAsk] = []
-        for key in changed:  # type: ignore[attr-defined]
+        for key in [line for name in changed for line in self._lines_for(name)]:  # type: ignore[attr-defined]
             ask = self._asleep.pop(key, None)
             if ask is not None:
                 ask.hinted = ask.kind == JOBS
@@ -264,14 +279,14 @@ class Waiting:
         while self._heap and (self._heap[0][0] <= now or not self._sleeps(*self._heap[0])):
             wake_at, _, ask = heappop(self._heap)
             if self._sleeps(wake_at, 0, ask) and ask not in due:
-                del self._asleep[ask.request.name]
+                del self._asleep[ask.line]
                 due.append(ask)
         for ask in due:
             self._ask_again(ask)
         return due
 
     def _sleeps(self, wake_at: float, _push: int, ask: AcquireAsk) -> bool:
-        return self._asleep.get(ask.request.name) is ask and ask.wake_at == wake_at
+        return self._asleep.get(ask.line) is ask and ask.wake_at == wake_at
 
 
 def _close(thing: Store | Watch) -> None:

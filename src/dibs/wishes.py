@@ -44,6 +44,11 @@ class AcquireAsk(Ask):
         self.blocking = blocking
         self._session = session
 
+    @property
+    def line(self) -> str:
+        """Which line of this process it stands in: who may have what the first in line is refused stands in another."""
+        return self.request.name  # type: ignore[no-any-return]
+
     def may_be_known(self) -> bool:
         """Whether the store may have granted it, or have it in line."""
         if not self.blocking and type(self.outcome) is Held and self.trouble is None:
