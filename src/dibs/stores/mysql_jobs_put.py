@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # otherwise.
 ROWS_MAX = 1000
 CHARS_MAX = 4_000_000
+# Rows that one statement replaces: each is a SELECT of its own to the server, which takes long to make sense of many.
+UNITED_MAX = 100
 # A DATETIME goes from the year 1000 to 9999: jobs that are due earlier or later are due then.
 _FIRST_S, _LAST_S = -30_000_000_000.0, 253_000_000_000.0
 _DELAY_MAX_S = 1e10
@@ -53,18 +55,18 @@ def row(put: Put, place: int, job: NewJob) -> str:
     )
 
 
-def parts(rows: Sequence[str]) -> Iterator[str]:
+def parts(rows: Sequence[str], glue: str = ",", rows_max: int = ROWS_MAX) -> Iterator[str]:
     """The rows, in parts that one statement may carry; one row at least."""
     part: list[str] = []
     size = 0
     for one in rows:
-        if part and (len(part) == ROWS_MAX or size + len(one) > CHARS_MAX):
-            yield ",".join(part)
+        if part and (len(part) == rows_max or size + len(one) > CHARS_MAX):
+            yield glue.join(part)
             part, size = [], 0
         part.append(one)
         size += len(one)
     if part:
-        yield ",".join(part)
+        yield glue.join(part)
 
 
 def look(put: Put, text: Callable[[str], str], read: Callable[[str], Sequence[tuple[Any, ...]]]) -> Seen:
@@ -98,9 +100,10 @@ def putting(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, 
     new = [row(put, place, job) for place, job in enumerate(put.jobs) if there[place] is None]
     for part in parts(new):
         yield text(sql.PUT_UNLESS_THERE) % part
-    for place, live in enumerate(there):
-        if live is not None and put.on_conflict == REPLACE:
-            yield _replace(put, place, live, text)
+    if put.on_conflict == REPLACE:
+        rows = [_replacing(put.jobs[place], place, live) for place, live in enumerate(there) if live is not None]
+        for part in parts(rows, " UNION ALL ", UNITED_MAX):
+            yield text(sql.REPLACE) % (part, hexed(put.name), hexed(put.put_id))
     answer = yield text(sql.PUT_PLACES) % (hexed(put.put_id), hexed(put.name))
     if put.on_conflict == KEEP:
         ids = {place: live for place, live in enumerate(there) if live is not None}
@@ -134,10 +137,9 @@ def putting_within(put: Put, seen: Seen, text: Callable[[str], str]) -> Generato
     raise StoreUnavailable("jobs with the same keys are put and ended all the time: put them again later")
 
 
-def _replace(put: Put, place: int, live: int, text: Callable[[str], str]) -> str:
-    job = put.jobs[place]
-    values = (*_payload(job), -job.priority, _due_at(job), _binary(job.group), job.max_tries)
-    return text(sql.REPLACE) % (*values, hexed(put.put_id), place, hexed(put.name), hexed(job.key or ""), live)
+def _replacing(job: NewJob, place: int, live: int) -> str:
+    values = (*_payload(job), -job.priority, _due_at(job), _binary(job.group), job.max_tries, place)
+    return sql.REPLACING % (hexed(job.key or ""), live, *values)
 
 
 def _live(rows: Sequence[tuple[Any, ...]]) -> dict[str, tuple[int, bool]]:

@@ -109,11 +109,17 @@ WITH_KEYS = (
     f"SELECT j.job_key, j.id, {IN_FORCE} FROM {{job}} AS j FORCE INDEX (job_key)"
     " WHERE j.queue = x'%s' AND j.job_key IN (%s)"
 )
+# What replaces jobs, a row each, and all of it. One statement for each row took 10,000 of them too long.
+REPLACING = (
+    "SELECT x'%s' AS job_key, %d AS id, %s AS payload, %s AS payload_bytes, %d AS priority_rank, %s AS due_at,"
+    " %s AS job_group, %d AS max_tries, %d AS put_place"
+)
 REPLACE = f"""\
-UPDATE {{job}} AS j FORCE INDEX (job_key) SET j.payload = %s, j.payload_bytes = %s, j.priority_rank = %d, j.due_at = %s,
-j.job_group = %s, j.max_tries = %d, j.tries = 0, j.crashes = 0, j.error = NULL, j.claim_id = NULL,
-j.put_id = x'%s', j.put_place = %d
-WHERE j.queue = x'%s' AND j.job_key = x'%s' AND j.id = %d AND {NOT_CLAIMED}"""
+UPDATE (%s) AS a STRAIGHT_JOIN {{job}} AS j FORCE INDEX (job_key) ON j.queue = x'%s' AND j.job_key = a.job_key
+SET j.payload = a.payload, j.payload_bytes = a.payload_bytes, j.priority_rank = a.priority_rank, j.due_at = a.due_at,
+j.job_group = a.job_group, j.max_tries = a.max_tries, j.tries = 0, j.crashes = 0, j.error = NULL, j.claim_id = NULL,
+j.put_id = x'%s', j.put_place = a.put_place
+WHERE j.id = a.id AND {NOT_CLAIMED}"""
 
 # -- take -------------------------------------------------------------------------------------------------------------
 

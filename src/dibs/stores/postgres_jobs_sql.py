@@ -129,7 +129,6 @@ WITH known AS MATERIALIZED (
         group_name = a.group_name, max_tries = coalesce(a.max_tries, 0), tries = 0, crashes = 0, claim_id = NULL,
         error = NULL, put_id = $1::text, put_place = a.i
     FROM seen AS a WHERE {{replaces}} AND (SELECT go FROM verdict) AND j.id = a.found
-        AND j.id = ANY (ARRAY(SELECT s.found FROM seen AS s WHERE s.found IS NOT NULL))
 ), put AS (
     INSERT INTO {{job}} (queue, key, priority, due_at, payload, payload_bytes, group_name, max_tries, created_at,
         put_id, put_place)

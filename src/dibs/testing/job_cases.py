@@ -14,6 +14,7 @@ from dibs.jobs import (
     DEAD,
     DONE,
     PAYLOAD_BYTES_MAX,
+    PUT_MAX,
     READY,
     RETRY,
     Finish,
@@ -151,6 +152,17 @@ def a_repeated_put_tells_what_it_found(bench: Bench) -> None:
     equal(payloads(queue.taken(1)), ["6"], "what is taken first")
     equal(queue.elsewhere().put(*new, on_conflict=REPLACE, put_id=replace), put, "the ids, while it is being worked")
     equal(queue.counts(), (5, 0, 1, 0), "ready, later, claimed, dead")
+
+
+@case("P17")
+def a_large_put_may_replace_as_many(bench: Bench) -> None:
+    """Ten thousand jobs are replaced by one put as well, within the time of one request."""
+    queue = Queue(bench)
+    new = [NewJob(str(number), key=str(number), priority=number % 3) for number in range(PUT_MAX)]
+    put = queue.put(*new)
+    equal(queue.put(*new, on_conflict=REPLACE), put, "the ids of those that were replaced")
+    equal(queue.counts(), (PUT_MAX, 0, 0, 0), "ready, later, claimed, dead")
+    equal(payloads(queue.taken(3)), ["2", "5", "8"], "the first of them")
 
 
 @case("P17, P5")
