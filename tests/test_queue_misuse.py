@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -72,6 +73,22 @@ def test_a_batch_is_done_when_each_was_ended(client: dibs.Client) -> None:
         batch.won[1].fail("no")
         batch.done()
     assert counts(queue) == (1, 1, 0, 0)
+
+
+# -- other processes --------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_pickled_says_what_to_do(client: dibs.Client) -> None:
+    """Clients, queues and jobs stay where they are; multiprocessing is told so in words."""
+    queue = client.queue("a")
+    queue.put(1)
+    for thing in (client, queue, client.lock("a")):
+        with pytest.raises(TypeError, match=r"dibs\.connect\(\) in the other process"):
+            pickle.dumps(thing)
+    with queue.take() as batch:
+        for claimed in (batch, batch.won[0]):
+            with pytest.raises(TypeError, match="a claimed job cannot be pickled"):
+                pickle.dumps(claimed)
 
 
 # -- takers who wait --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call
@@ -100,6 +100,10 @@ class Desk:
         #: By process: after a fork the parent's session stays here, so that nothing of it is ever closed by the child.
         self._sessions: dict[int, Session] = {}
         self.closed = False
+
+    def __reduce__(self) -> NoReturn:
+        # Asked for by whoever pickles a client, a lock or a queue, to give it to another process.
+        raise TypeError("what belongs to a dibs client cannot be pickled: call dibs.connect() in the other process")
 
     def warn_no_more(self) -> None:
         """Of best effort, for the command line: a process each time, whose words cron mails. Doctor says it all."""

@@ -9,7 +9,7 @@ what came too late.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
@@ -52,6 +52,11 @@ class Claim:
         self.queue = queue
         #: For how long results are kept.
         self.keep_s = keep_s
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a claimed job cannot be pickled: its worker is this process; give another its id and token (batch.leave())"
+        )
 
     def here(self) -> bool:
         """False in a forked child, which holds nothing of it."""

@@ -261,7 +261,11 @@ class Queue:
 
         It ends when ``stop`` is set, after ``idle`` seconds without work, or by SIGTERM or Ctrl-C (when called in the
         main thread): it takes nothing more, gives jobs in hand ``drain_timeout`` seconds, and gives the rest back. A
-        second Ctrl-C does not wait. A job that ended its worker twice is worked alone.
+        second Ctrl-C does not wait. Signals that are ignored stay so, and what the program does about them itself is
+        put back at the end. A handler that raises SystemExit has failed, and ends it in the same way; that is raised.
+
+        A job that ended its worker twice is worked alone. A handler that goes on although its job is lost keeps one of
+        the workers busy; the log (``dibs``) tells of it.
 
         While the store is away it waits for it; other errors (SetupRequired, …) are raised.
         """
