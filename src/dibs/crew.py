@@ -74,9 +74,9 @@ class Crew:
         self._ended = self._ended_before = 0
         self._counted_from = self._session.clock.now()
         self._turn: Ask | None = None
-        # When it was last looked whose handlers go on although their jobs are lost, and which of them were told of.
+        # When it was last looked whose handlers go on although their jobs are lost, and since when each was seen to.
         self._looked_at = self._counted_from
-        self._told_of: set[JobFacts] = set()
+        self._lost_since: dict[JobFacts, float] = {}
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
@@ -106,15 +106,17 @@ class Crew:
                 yield from self.turn(TURN_S - look_s, lambda: not self.in_hand())
 
     def _tell_of_lost(self) -> None:
-        """Say which handlers go on although their jobs are lost: they keep workers busy, perhaps for ever."""
+        """Say which handlers go on long after their jobs were lost: they keep workers busy, perhaps for ever."""
         now = self._session.clock.now()
         if now - self._looked_at < TURN_S:
             return
         self._looked_at = now
-        lost = {job for job in self.running() if job._is_lost()}
-        for job in lost - self._told_of:
-            log.warning("a handler goes on, and keeps one of %d workers busy: %s", self.workers, job._why())
-        self._told_of = lost
+        since = {job: self._lost_since.get(job, now) for job in self.running() if job._is_lost()}
+        for job, lost_at in since.items():
+            if now - lost_at >= self._core.terms.ttl:
+                log.warning("a handler goes on, and keeps one of %d workers busy: %s", self.workers, job._why())
+                since[job] = float("inf")
+        self._lost_since = since
 
     def turn(self, seconds: float, enough: Callable[[], object] = bool) -> Steps[None]:
         """Sleep for so long, or until a job ends; not at all if that was enough already."""

@@ -264,8 +264,8 @@ class Queue:
         second Ctrl-C does not wait. Signals that are ignored stay so, and what the program does about them itself is
         put back at the end. A handler that raises SystemExit has failed, and ends it in the same way; that is raised.
 
-        A job that ended its worker twice is worked alone. A handler that goes on although its job is lost keeps one of
-        the workers busy; the log (``dibs``) tells of it.
+        A job that ended its worker twice is worked alone. A handler that goes on when its job is lost keeps one of the
+        workers busy; after another ttl the log (``dibs``) tells of it.
 
         While the store is away it waits for it; other errors (SetupRequired, …) are raised.
         """
