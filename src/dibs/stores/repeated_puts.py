@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 def told_again(request: Put, plain: Sequence[int], live: Mapping[str | None, int]) -> PutDone:
     """The ids of its jobs, from those without keys that it has put, in their order, and from the live ones with keys.
 
-    Those with keys are told by these: they may be of an earlier put, which was kept. When some without keys have left,
-    nobody knows which; then no id of such a job is told.
+    Those with keys are told by these: they may be of an earlier put, which was kept. When some have left meanwhile,
+    only the ids of the others are told: nobody knows any more which of those without keys these are.
     """
-    keyless = sum(job.key is None for job in request.jobs)
-    rest = iter(plain if len(plain) == keyless else [0] * keyless)
-    return PutDone(tuple(next(rest) if job.key is None else live.get(job.key, 0) for job in request.jobs))
+    keys = [job.key for job in request.jobs]
+    if len(plain) < keys.count(None):
+        return PutDone((*plain, *(live[key] for key in keys if key in live)))
+    rest = iter(plain)
+    return PutDone(tuple(next(rest) if key is None else live[key] for key in keys if key is None or key in live))
