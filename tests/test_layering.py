@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.tables": {"dibs.errors"},
     "dibs.stores.turns": set(),
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
-    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store", "dibs.stores.repeated_puts"},
+    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
     "dibs.stores.sqlite": {
         *CONTRACT,
         "dibs.stores",
@@ -83,11 +83,9 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_pins",
     },
     "dibs.stores.sqlite_jobs_sql": {"dibs.door", "dibs.stores.identifiers"},
-    "dibs.stores.repeated_puts": {"dibs.jobs"},
     "dibs.stores.sqlite_jobs_talks": {
         "dibs.door",
         "dibs.jobs",
-        "dibs.stores.repeated_puts",
         "dibs.stores.sqlite_jobs_sql",
     },
     "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
