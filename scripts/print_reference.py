@@ -21,6 +21,7 @@ from typing import Any
 import dibs
 import dibs.aio
 import dibs.cli
+import dibs.columns
 import dibs.connecting
 import dibs.desk
 import dibs.errors
@@ -214,7 +215,7 @@ CAPABILITY_WORDS = {
     "permits": "Semaphores, and locks for readers and writers",
     "deadlocks": "Rings of waiters are told ([deadlocks](../explanation/deadlocks.md))",
     "tries": "The tries of items are counted: `client.claims(source, max_tries=…)`",
-    "query": "What a query of your own finds is claimed: `claims.take(query=…)`",
+    "query": 'What a query of your own finds is claimed: `claims.take(query=…)`; rows keep claims: `mode="columns"`',
     "pause": "New grants can be paused by an operator",
     "history": "Who had a name, and when, can be written down",
     "guard": "A lease can be pinned in a transaction of your own: `lease.guard(connection)`",
@@ -314,6 +315,7 @@ INSIDE = {
         "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
         "SERVED": "what serving answers instead of a pause when nothing is left",
         "BUSY_PAUSE_S": "pause before a batch is repeated that the store was too busy to take",
+        "ROW_PAUSE_S": "pause before a renewal or release is repeated whose row, with claims in columns, is locked",
     },
     "dibs.renewer": {
         "RENEW_MAX": "leases renewed by one call",
@@ -502,6 +504,9 @@ def api() -> list[str]:
         f"*asyncio:* `await dibs.fencing.advance_async(…)`. {doc(dibs.fencing.advance_async)}\n",
         signature("dibs.fencing.trigger_sql", dibs.fencing.trigger_sql),
         doc(dibs.fencing.trigger_sql) + "\n",
+        "## dibs.columns\n",
+        signature("dibs.columns.migration_sql", dibs.columns.migration_sql),
+        doc(dibs.columns.migration_sql) + "\n",
         "## dibs.rows\n",
         signature("dibs.rows.lock", dibs.rows.lock),
         doc(dibs.rows.lock) + "\n",

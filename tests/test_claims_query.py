@@ -358,7 +358,8 @@ def test_rows_that_are_held_are_passed_over_by_index(postgres: PostgresServer, p
         admin.execute("ANALYZE big")
         with client.claims("big").take(range(1, 500)):
             query = Query("SELECT id FROM big WHERE due ORDER BY id", (), "default:big/", 10)
-            sql = postgres_query.statement(query, "dibs_lease", postgres_link.literal)
+            held = postgres_query.held(query, "dibs_lease", postgres_link.literal)
+            sql = postgres_query.statement(query, held, postgres_link.literal)
             plan = "\n".join(row[0] for row in admin.execute("EXPLAIN (ANALYZE) " + sql))
             assert "Index Scan using big_pkey" in plan, plan
             assert "dibs_lease_pkey" in plan, plan

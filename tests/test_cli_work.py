@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +344,28 @@ def test_a_command_runs_on_what_was_won(dibs: Dibs) -> None:
             assert all_busy.stderr == "dibs: others have all 2 of them\n"
         with client.claims("orders").take(["1", "2", "3", "4"]) as batch:
             assert len(batch) == 4
+
+
+def test_a_command_runs_on_rows_that_keep_their_claims(dibs: Dibs) -> None:
+    """With columns that `dibs schema --claims` prints, the rows are claimed where they stand; missing ones are told."""
+    path = dibs.url.removeprefix("sqlite:///")
+    words = ("claim", "event", "--ids", "-", "--columns", "incident", "--key", "code")
+    with closing(sqlite3.connect(path, isolation_level=None)) as shop:
+        shop.execute("CREATE TABLE incident (code TEXT UNIQUE)")
+        shop.execute("INSERT INTO incident VALUES ('a'), ('b')")
+        before = dibs(*words, "--", "cat", input="a\n", stdin=None)
+        assert before.returncode == 78
+        assert "dibs schema --claims incident" in before.stderr
+        shop.executescript(dibs("schema", "--claims", "incident").stdout)
+        done = dibs(*words, "--json", "--", "cat", input="a\nb\nc\n", stdin=None)
+        assert (done.returncode, done.stdout) == (0, "a\nb\n")
+        told = {"won": 2, "busy": 0, "lost": 0, "exit_code": 0, "without_row": 1}
+        assert json.loads(done.stderr) == told
+        assert shop.execute("SELECT DISTINCT dibs_token, dibs_claim FROM incident").fetchall() == [(1, None)]
+    nothing = dibs(*words, "--", "echo", "never", input="x\n", stdin=None)
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert nothing.stderr == "dibs: incident has no row for any of the 1 ids\n"
+    assert dibs("claim", "s", "--ids", "-", "--key", "code", "--", "cat", input="x\n", stdin=None).returncode == 64
 
 
 def test_no_ids_are_no_work(dibs: Dibs) -> None:

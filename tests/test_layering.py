@@ -32,12 +32,21 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.store": set(),
     "dibs.jobs": set(),
     "dibs.queries": {"dibs.errors"},
+    "dibs.columns": {"dibs.door", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
     # Stores: the contract and their own kind. Never a session, and never each other.
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
+    "dibs.stores.columns": {
+        "dibs.columns",
+        "dibs.errors",
+        "dibs.store",
+        "dibs.stores",
+        "dibs.stores.rounds",
+        "dibs.stores.tables",
+    },
     "dibs.stores.tables": {"dibs.errors"},
     "dibs.stores.turns": set(),
     "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
@@ -48,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.identifiers",
         "dibs.stores.sqlite_address",
         "dibs.stores.sqlite_check",
+        "dibs.stores.sqlite_columns",
         "dibs.stores.sqlite_file",
         "dibs.stores.sqlite_history",
         "dibs.stores.sqlite_jobs",
@@ -59,6 +69,17 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.sqlite_address": set(),
     "dibs.stores.sqlite_boots": {"dibs.clock", "dibs.errors", "dibs.stores.sqlite_sql"},
     "dibs.stores.sqlite_check": {"dibs.errors", "dibs.store", "dibs.stores.sqlite_file"},
+    "dibs.stores.sqlite_columns": {
+        "dibs.clock",
+        "dibs.columns",
+        "dibs.errors",
+        "dibs.store",
+        "dibs.stores.columns",
+        "dibs.stores.identifiers",
+        "dibs.stores.sqlite_errors",
+        "dibs.stores.sqlite_pins",
+        "dibs.stores.tables",
+    },
     "dibs.stores.sqlite_errors": {"dibs.errors", "dibs.store"},
     "dibs.stores.sqlite_file": {
         "dibs.clock",
@@ -70,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_sql",
     },
     "dibs.stores.sqlite_forks": set(),
-    "dibs.stores.sqlite_history": {"dibs.stores.identifiers"},
+    "dibs.stores.sqlite_history": {"dibs.clock", "dibs.store", "dibs.stores.identifiers", "dibs.stores.tables"},
     "dibs.stores.sqlite_jobs": {
         "dibs.clock",
         "dibs.door",
@@ -100,9 +121,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store", "dibs.stores", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.postgres": {
         *CONTRACT,
+        "dibs.columns",
         "dibs.stores",
+        "dibs.stores.columns",
         "dibs.stores.postgres_address",
         "dibs.stores.postgres_check",
+        "dibs.stores.postgres_columns",
         "dibs.stores.postgres_jobs",
         "dibs.stores.postgres_link",
         "dibs.stores.postgres_pools",
@@ -116,6 +140,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.postgres_address": {"dibs.stores.identifiers", "dibs.stores.postgres_link"},
     "dibs.stores.postgres_check": {"dibs.store"},
+    "dibs.stores.postgres_columns": {
+        "dibs.columns",
+        "dibs.errors",
+        "dibs.store",
+        "dibs.stores.columns",
+        "dibs.stores.identifiers",
+        "dibs.stores.postgres_link",
+        "dibs.stores.postgres_wire",
+    },
     "dibs.stores.postgres_history": set(),
     "dibs.stores.postgres_jobs": {
         "dibs.errors",
@@ -173,9 +206,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_wire": set(),
     "dibs.stores.mysql": {
         *CONTRACT,
+        "dibs.columns",
         "dibs.stores",
+        "dibs.stores.columns",
         "dibs.stores.mysql_address",
         "dibs.stores.mysql_check",
+        "dibs.stores.mysql_columns",
         "dibs.stores.mysql_jobs",
         "dibs.stores.mysql_link",
         "dibs.stores.mysql_pins",
@@ -190,6 +226,16 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.mysql_address": {"dibs.errors", "dibs.stores.identifiers", "dibs.stores.mysql_drivers"},
     "dibs.stores.mysql_check": {"dibs.store"},
+    "dibs.stores.mysql_columns": {
+        "dibs.columns",
+        "dibs.errors",
+        "dibs.store",
+        "dibs.stores",
+        "dibs.stores.columns",
+        "dibs.stores.identifiers",
+        "dibs.stores.mysql_sql",
+        "dibs.stores.mysql_values",
+    },
     "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
     "dibs.stores.mysql_history": set(),
     "dibs.stores.mysql_jobs": {
@@ -550,7 +596,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
     "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
-    "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.searching", "dibs.tries"},
+    "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.columns", "dibs.once_keys", "dibs.searching", "dibs.tries"},
     "dibs.claims": {*DATA, "dibs.batch", "dibs.claiming"},
     "dibs.searching": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.queries"},
     # Faces.
@@ -723,6 +769,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli.operators": {
         "dibs.cli",
         "dibs.cli.looks",
+        "dibs.columns",
+        "dibs.door",
         "dibs.errors",
         "dibs.fencing",
         "dibs.history",
@@ -925,6 +973,8 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
         "dibs.stores.sqlite_jobs": {"sqlite3"},
         "dibs.stores.sqlite_check": {"sqlite3"},
         "dibs.stores.sqlite_query": {"sqlite3"},
+        "dibs.stores.sqlite_columns": {"sqlite3"},
+        "dibs.stores.sqlite_history": {"sqlite3"},
     }.get(name, set())
     for module in running_imports(tree(name)):
         driver = module.split(".")[0]

@@ -25,7 +25,15 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.errors import StoreUnavailable
 from dibs.store import Release
-from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_pools, sqlite_watch
+from dibs.stores import (
+    sqlite,
+    sqlite_boots,
+    sqlite_columns,
+    sqlite_file,
+    sqlite_history,
+    sqlite_pools,
+    sqlite_watch,
+)
 from dibs.testing.case import within
 from tests.servers.postgres import PostgresServer
 from tests.test_api import ended, eventually, in_a_fork
@@ -125,10 +133,11 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boot = "first boot"
         self.boot_offset = self.wall_offset = 0.0
-        monkeypatch.setattr(sqlite_file, "boot_id", lambda: self.boot)
-        for module in (sqlite, sqlite_boots, sqlite_file, sqlite_watch):
+        for module in (sqlite_file, sqlite_columns):
+            monkeypatch.setattr(module, "boot_id", lambda: self.boot)
+        for module in (sqlite, sqlite_boots, sqlite_columns, sqlite_file, sqlite_history, sqlite_watch):
             monkeypatch.setattr(module, "boot_now", lambda: boot_now() + self.boot_offset)
-        for module in (sqlite, sqlite_boots, sqlite_pools):
+        for module in (sqlite, sqlite_boots, sqlite_columns, sqlite_pools):
             monkeypatch.setattr(module, "wall_now", lambda: wall_now() + self.wall_offset)
 
     def reboot(self, off_s: float) -> None:

@@ -225,7 +225,10 @@ class BatchFacts(Generic[V]):
 
     @property
     def stale(self) -> list[V]:
-        """Of what was given: what was won, and given back because ``verify`` did not find it due any more."""
+        """Of what was given: what was won, and given back because ``verify`` did not find it due any more.
+
+        With ``mode="columns"`` also what has no row, and so cannot be claimed.
+        """
         return self._stale
 
     @property
@@ -269,7 +272,7 @@ class BatchFacts(Generic[V]):
         """Give back what is not due any more, by the keys of what is. Nothing is waited for."""
         stale = [item for item in self._items if item.key not in due]
         if stale:
-            self._stale = [item.value for item in stale]
+            self._stale += [item.value for item in stale]
             self._items = [item for item in self._items if item.key in due]
             self._rest = deque(self._items)
             self._give_back(stale)

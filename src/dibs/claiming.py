@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.batch import BatchFacts, Ends, Item
-from dibs.errors import InvalidName, InvalidOption
+from dibs.columns import check_place, name_of
+from dibs.errors import InvalidName, InvalidOption, Unsupported
 from dibs.hold import Hold
 from dibs.names import check_name, check_seconds
 from dibs.once_keys import check_key
 from dibs.steps import settling
+from dibs.store import Gone
 from dibs.tries import Tries, check_max_tries, listing, reviving
 
 V = TypeVar("V")
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Union
 
+    from dibs.columns import Place
     from dibs.desk import Desk
     from dibs.names import Seconds
     from dibs.once_keys import Key
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
 class ClaimsCore(Generic[B]):
     """What claims do, in steps for either face."""
 
-    __slots__ = ("_desk", "_make_batch", "_make_item", "_margin_s", "_tries", "source", "terms")
+    __slots__ = ("_desk", "_make_batch", "_make_item", "_margin_s", "_tries", "place", "source", "terms")
 
     def __init__(
         self,
@@ -70,8 +73,11 @@ class ClaimsCore(Generic[B]):
         max_tries: int | None,
         make_item: MakeItem,
         make_batch: MakeBatch[B],
+        place: Place | None = None,
     ) -> None:
         self.source = check_name(source)
+        #: Where the items are rows that keep their claims themselves.
+        self.place = place
         self.terms = terms
         self._tries = None if max_tries is None else Tries(desk, source, max_tries, terms)
         self._desk = desk
@@ -103,6 +109,7 @@ class ClaimsCore(Generic[B]):
         ends = Ends(session, self._tries)
         won: list[Item[V]] = []
         busy: list[V] = []
+        missing: list[V] = []
         pairs = list(keyed.items())
         at, size, fruitful = 0, len(pairs), True
         try:
@@ -114,7 +121,7 @@ class ClaimsCore(Generic[B]):
                     size = max(limit - had, size * 2 if at and not fruitful else 0)
                 part = pairs[at : at + size]
                 at += len(part)
-                yield from self._claim(session, owner, part, won, busy, ends)
+                yield from self._claim(session, owner, part, won, busy, missing, ends)
                 if self._tries is not None and len(won) > had:
                     yield from self._count(session, self._tries, won, had, busy, ends)
                 fruitful = len(won) > had
@@ -123,6 +130,7 @@ class ClaimsCore(Generic[B]):
             session.lane.start()
             raise
         batch = self._make_batch(won if limit is None else won[:limit], busy, ends, self._margin_s)
+        batch._stale += missing
         if limit is not None and len(won) > limit:
             batch._give_back(won[limit:])
             yield from ends.settling()
@@ -157,11 +165,13 @@ class ClaimsCore(Generic[B]):
         part: list[tuple[str, V]],
         won: list[Item[V]],
         busy: list[V],
+        missing: list[V],
         ends: Ends,
     ) -> Steps[None]:
         """Ask for these, in one call of the store for each thousand."""
-        terms, start = self.terms, f"{self._desk.key_prefix}{self.source}/"
-        asks = [session.wish(start + key, terms, owner, False) for key, _ in part]
+        terms, start, place = self.terms, f"{self._desk.key_prefix}{self.source}/", self.place
+        names = [start + key if place is None else name_of(start + key, place, key) for key, _ in part]
+        asks = [session.wish(name, terms, owner, False) for name in names]
         taken = 0
         try:
             session.submit_all(asks)
@@ -170,7 +180,7 @@ class ClaimsCore(Generic[B]):
                 if type(ask.outcome) is Hold:
                     won.append(self._make_item(session, ask.outcome, f"{self.source}/{key}", key, value, ends))
                 else:
-                    busy.append(value)
+                    (missing if type(ask.outcome) is Gone else busy).append(value)
                 taken += 1
         except BaseException:
             for ask in asks[taken:]:
@@ -190,10 +200,16 @@ class ClaimsCore(Generic[B]):
             session.lane.start()
 
     def dead(self) -> Steps[list[DeadItem]]:
+        self._counts_tries()
         return listing(self._desk, self.source)
 
     def revive(self, keys: Iterable[Key] | None) -> Steps[int]:
+        self._counts_tries()
         return reviving(self._desk, self.source, keys)
+
+    def _counts_tries(self) -> None:
+        if self.place is not None:
+            raise Unsupported('mode="columns" counts no tries, so none of its items is ever dead')
 
     def pausing(self, idle_s: float, stopped: Callable[[], bool]) -> Steps[None]:
         """Wait for about ``idle_s`` seconds, or until it is time to stop."""
@@ -214,13 +230,40 @@ def claims_core(
     margin: Seconds | None,
     max_tries: int | None,
     info: dict[str, Any] | None,
+    mode: str,
+    table: str | None,
+    key: str | None,
 ) -> ClaimsCore[B]:
-    """Check what a caller gave; raises InvalidName and InvalidOption before any I/O."""
+    """Check what a caller gave; raises InvalidName, InvalidOption and Unsupported before any I/O."""
+    place = check_mode(desk, source, mode, table, key, max_tries, info)
     terms = desk.terms(ttl, renew, 0, False, 0, None, None, "raise", info)
     margin_s = terms.ttl * MARGIN_PART if margin is None else check_seconds("margin", margin)
     if margin_s >= terms.trust_s:
         raise InvalidOption(f"margin ({margin_s:g} s) leaves nothing of a ttl of {terms.ttl:g} s to work in")
-    return ClaimsCore(desk, source, terms, margin_s, check_max_tries(desk, max_tries), make_item, make_batch)
+    return ClaimsCore(desk, source, terms, margin_s, check_max_tries(desk, max_tries), make_item, make_batch, place)
+
+
+def check_mode(
+    desk: Desk, source: str, mode: str, table: str | None, key: str | None, max_tries: object, info: object
+) -> Place | None:
+    """Where claims are kept that are not leases of their own; raises InvalidOption and Unsupported."""
+    if mode == "leases":
+        if table is not None or key is not None:
+            raise InvalidOption('table and key say where mode="columns" keeps claims: give that, too')
+        return None
+    if mode != "columns":
+        raise InvalidOption(f'mode is "leases" or "columns", not {mode!r}')
+    if max_tries is not None:
+        raise InvalidOption(
+            'max_tries are counted beside leases, and mode="columns" makes none: count them in your table'
+        )
+    if info is not None:
+        raise InvalidOption('info is shown with leases, and mode="columns" makes none')
+    where = check_place(source if table is None else table, "id" if key is None else key)
+    limits = desk.address.capabilities
+    if not limits.query:
+        raise Unsupported(f'{limits.store} has no tables whose columns could keep claims: mode="leases" needs none')
+    return where
 
 
 def check_limit(limit: object) -> int | None:

@@ -102,6 +102,9 @@ class Client:
         margin: Seconds | None = None,
         max_tries: int | None = None,
         info: dict[str, Any] | None = None,
+        mode: str = "leases",
+        table: str | None = None,
+        key: str | None = None,
     ) -> Claims:
         """Describe claims on items of ``source``; nothing is sent.
 
@@ -114,14 +117,22 @@ class Client:
         dead: nobody gets it, ``claims.dead()`` lists it, ``claims.revive()`` lets it be tried again. It costs a second
         call with each take. All who take from a source give the same number.
 
-        Raises InvalidName and InvalidOption, and Unsupported where tries cannot be counted (``capabilities.tries``).
+        mode: "leases" keeps each claim in a row of dibs's own. "columns" keeps it in the item's row, in PostgreSQL,
+        MySQL, MariaDB and SQLite: in the columns dibs_token, dibs_claim and dibs_until of ``table`` (default: source;
+        ``app.event`` with its schema), found by the column ``key`` (default: id), which has a unique index of its own.
+        `dibs schema --claims TABLE` prints what adds them; without them, ``take`` raises SetupRequired. What has no row
+        is ``batch.stale``, what a transaction has locked is busy. max_tries and info are not for it.
+
+        Raises InvalidName and InvalidOption, and Unsupported where tries cannot be counted (``capabilities.tries``) or
+        claims cannot be kept in columns (``capabilities.query``).
         """
         # Loaded by those who use it: `dibs run` stands in crontabs.
         from dibs.batch import Item
         from dibs.claiming import claims_core
         from dibs.claims import Batch, Claims
 
-        return Claims(claims_core(self._desk, source, Item, Batch, ttl, renew, margin, max_tries, info))
+        given = (ttl, renew, margin, max_tries, info, mode, table, key)
+        return Claims(claims_core(self._desk, source, Item, Batch, *given))
 
     def queue(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dibs import guarding
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL, SQLITE, VALUE, Said, door_to
 from dibs.errors import InvalidOption, LeaseLost
-from dibs.stores.identifiers import quoted_table
+from dibs.stores.identifiers import quoted, quoted_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ def _advance(dialect: str, table: str, key: Mapping[str, object], token: int, co
         raise InvalidOption(f"token is lease.fencing_token, an int from 1 to 2**63 - 1, not {token!r}")
     if not key or any(value is None for value in key.values()):
         raise InvalidOption(f"key={dict(key)!r} tells no row: give its key columns, none of them None")
-    where = quoted(dialect, table)
+    where = _quoted(dialect, table)
     fence = _quoted_part(dialect, column, "column")
     values = list(key.values())
     row = " AND ".join(f"{_quoted_part(dialect, name, 'column')} = {VALUE}" for name in key)
@@ -90,7 +90,7 @@ def trigger_sql(dialect: str, table: str, column: str = "fence") -> str:
     """
     if dialect not in DIALECTS:
         raise InvalidOption(f"dialect={dialect!r} is none of {', '.join(DIALECTS)}")
-    where, fence = quoted(dialect, table), _quoted_part(dialect, column, "column")
+    where, fence = _quoted(dialect, table), _quoted_part(dialect, column, "column")
     *schema, last = table.split(".")
     name = ".".join(_quoted_part(dialect, part, "table") for part in (*schema, f"{last}_{column}"))
     text = f"dibs: {table}.{column} has a greater fencing token: this writer is an earlier holder".replace("'", "''")
@@ -118,14 +118,16 @@ def trigger_sql(dialect: str, table: str, column: str = "fence") -> str:
     )
 
 
-def quoted(dialect: str, table: str) -> str:
-    """A table, perhaps with its schema before a dot, as it stands in SQL; InvalidOption for what is none."""
-    return ".".join(_quoted_part(dialect, part, "table") for part in table.split("."))
+def _quoted(dialect: str, table: str) -> str:
+    return quoted(table, _mark(dialect))
 
 
 def _quoted_part(dialect: str, name: str, what: str) -> str:
-    checked = quoted_table(name, what)
-    return f"`{name.replace('`', '``')}`" if dialect == MYSQL else checked
+    return quoted_part(name, what, _mark(dialect))
+
+
+def _mark(dialect: str) -> str:
+    return "`" if dialect == MYSQL else '"'
 
 
 __all__ = ["POSTGRESQL", "MYSQL", "SQLITE", "advance", "advance_async", "trigger_sql"]

@@ -115,19 +115,22 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
             # From here on a release is one that has the pin looked at, whatever comes of this.
             hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
             locked: Answer = yield Said(pin.lock)
-            if pin.renews or locked.rows:
+            if pin.decides or locked.rows:
                 break  # (On MySQL somebody may have deleted the row before it was locked, for an earlier lease's.)
-        if pin.renews:
-            if not locked.rows:
-                session.lose(hold, GONE_REASON)
-            elif door.in_transaction() is False:
-                raise _not_pinned(door)
-            lease.check()
-            return pin
-        yield lease._renewing(None)
-        if not (yield acting(session, lambda store, by: cast("Pinning", store).pinned(request, locked.rows, by))):
-            raise _not_pinned(door)
+        if pin.decides and locked.rows:
+            # That transaction alone can write the lease now; a renewal would wait for it.
+            pinned = (
+                door.in_transaction() is not False if rows is not None else (yield _there(session, request, locked))
+            )
+        elif pin.decides and rows is not None:
+            session.lose(hold, GONE_REASON)
+            pinned = False
+        else:
+            yield lease._renewing(None)
+            pinned = bool(locked.rows) and (yield _there(session, request, locked))
         lease.check()
+        if not pinned:
+            raise _not_pinned(door)
     except LeaseLost:
         yield from _spoiled(door)
         raise
@@ -136,6 +139,10 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
 
 def _pin(request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, store: Store, by: Deadline) -> Pin:
     return cast("Pinning", store).pin(request, dialect, files, by)
+
+
+def _there(session: Session, request: Renew, locked: Answer) -> Steps[bool]:
+    return acting(session, lambda store, by: cast("Pinning", store).pinned(request, locked.rows, by))
 
 
 def _ending(request: Release, session: Session, door: Door) -> Talk[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dibs.store import Renew, Renewed
+from dibs.store import ROW_MARK, Renew, Renewed
 
 if TYPE_CHECKING:
     from collections import OrderedDict
@@ -104,7 +104,7 @@ class Hold:
 
     def waits_for_us(self) -> bool:
         """Whether its release must wait for a transaction of our own caller's."""
-        return any(door.blocks_all() for door in self.pins)
+        return ROW_MARK in self.key or any(door.blocks_all() for door in self.pins)
 
     def why_over(self) -> str:
         """Why its trusted time could run out, in words for the holder."""

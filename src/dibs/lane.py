@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
-from dibs.store import Release, StoreBusy
+from dibs.store import Release, RowBusy, StoreBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +44,11 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
 # Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
 BUSY_PAUSE_S = 0.0005
+# Pause before a request is repeated whose row a transaction has locked; nobody else waits for that.
+ROW_PAUSE_S = 0.02
 # Which act of the store carries an ask: that on leases, that on jobs, or (an Act) none but its own.
 LEASES, JOBS, ALONE = range(3)
+FOREVER = float("inf")
 # What serving answers instead of a pause when nothing is left to serve.
 SERVED = -1.0
 
@@ -154,6 +157,10 @@ def _together(queue: list[Ask]) -> int:
     return BATCH_MAX
 
 
+def _never_free(error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"{error}, all the time", maybe_applied=False)
+
+
 class Lane:
     def __init__(
         self,
@@ -178,6 +185,9 @@ class Lane:
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
         self._given_out = 0
+        #: What is asked for again when its time has come, by the lane's thread: rows that transactions have locked.
+        self._later: list[Ask] = []
+        self._later_at = FOREVER
         #: The batch under way was only the releases of what waited; the next takes everything.
         self._releases_only = False
         self._store: Store | None = None
@@ -239,7 +249,7 @@ class Lane:
     def _summon(self) -> None:
         """Wake the lane's thread, which then looks for work by itself; begin it if there is none."""
         with self._mutex:
-            if self._server is not None or not (self._queue or self._batch):
+            if self._server is not None or not (self._queue or self._batch or self._later):
                 return
             if self._bell is None:
                 bell = self._clock.bell()
@@ -249,10 +259,28 @@ class Lane:
                 self._bell.ring()
                 self._server = _THREAD  # it need not be called again; last, so that a Ctrl-C loses no ring
 
+    def _look_later(self) -> None:
+        """Let the lane's thread see to it that what waits is asked for again."""
+        with self._mutex:
+            if self._bell is None:
+                bell = self._clock.bell()
+                self._clock.spawn(self._name, lambda: self._run(bell))
+                self._bell = bell
+            else:
+                self._bell.ring()
+
+    def _ask_again(self) -> None:
+        """Queue what waited for rows. The caller holds the mutex, and serves or summons."""
+        for ask in self._later:
+            self.put(ask)
+        self._later.clear()
+        self._later_at = FOREVER
+
     def close(self) -> Ask:
         """End the lane once what is queued has been served. Settled when its connection is closed."""
         with self._mutex:
             self._closing = True
+            self._ask_again()
             idle = self._server is None and not self._queue and not self._batch
             if idle:
                 self._server = object()
@@ -275,10 +303,14 @@ class Lane:
             with self._mutex:
                 if self._bell is not bell and self._bell is not None:
                     break  # after a Ctrl-C another was begun in the place of this one, and is the one that is woken
+                now = self._clock.now()
+                if now >= self._later_at:
+                    self._ask_again()
+                wait_s = min(IDLE_S, self._later_at - now)
                 serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
                 if serving:
                     self._server = me
-                elif self._closing or self._clock.now() - idle_since >= IDLE_S:
+                elif self._closing or (now - idle_since >= IDLE_S and not self._later):
                     self._bell = None
                     break
             if serving:
@@ -286,7 +318,7 @@ class Lane:
                     pass
                 idle_since = self._clock.now()
             else:
-                bell.wait(IDLE_S)
+                bell.wait(wait_s)
         bell.close()
 
     def _serve(self, me: Ask | None) -> bool:
@@ -382,21 +414,31 @@ class Lane:
                 self._outcomes = [without_frames(error)] * len(batch)
             self._failures = 0
         outcomes = self._outcomes
+        now, locked = self._clock.now(), False
         with self._mutex:
             while self._given_out < len(batch):
                 ask, outcome = batch[self._given_out], outcomes[self._given_out]
                 ask.in_lane = False
-                if isinstance(outcome, BaseException):
-                    ask.failed(outcome)
+                if type(outcome) is RowBusy and now < ask.give_up_at and not self._closing:
+                    ask.trouble = outcome
+                    self._later.append(ask)
+                    self._later_at = min(self._later_at, now + ROW_PAUSE_S)
+                    locked = True
+                elif isinstance(outcome, BaseException):
+                    ask.failed(outcome if type(outcome) is not RowBusy else _never_free(outcome))
                 else:
                     ask.received(outcome)
                 self._given_out += 1
             self._batch = []
             self._outcomes = None
             self._given_out = 0
-            if not self._queue and not self._closing:
+            served = not self._queue and not self._closing
+            if served:
                 self._server = None
-                return SERVED
+        if locked:
+            self._look_later()
+        if served:
+            return SERVED
         if self._releases_only:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.names import people_call
-from dibs.store import Held
+from dibs.store import ROW_MARK, Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ class Pauses:
     def refusal(self, key: str) -> Held | None:
         """The answer to a first request for a name (with its namespace), if that is paused."""
         if key.startswith(self._users):
-            name = key[len(self._users) :]
+            name = key[len(self._users) :].partition(ROW_MARK)[0]
         elif key.startswith(self._queues):
             name = QUEUE + key[len(self._queues) :]
         else:  # dibs's own, of which operators know nothing

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dibs.clock import Deadline
+    from dibs.columns import Place
 
 
 class Query(NamedTuple):
     """A caller's query, and which of its rows are asked for.
 
     ``text`` and ``params`` are as the store's driver takes them. Asked for are the first ``limit`` rows for whose key
-    no lease is in force under the name ``prefix`` + key; or, with ``only``, the rows with these keys, held or not.
+    no lease is in force under the name ``prefix`` + key, or with ``place`` no claim in the columns of the row there; or
+    rather, with ``only``, the rows with these keys, held or not.
     """
 
     text: str
@@ -29,6 +31,7 @@ class Query(NamedTuple):
     prefix: str
     limit: int
     only: Sequence[Any] | None = None
+    place: Place | None = None
 
 
 class Querying(Protocol):

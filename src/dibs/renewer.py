@@ -323,7 +323,7 @@ class Renewer:
                 if hold.state != HELD:
                     finished.append(hold)
                 elif isinstance(outcomes[index], Exception):
-                    if not isinstance(outcomes[index], StoreBusy):
+                    if type(outcomes[index]) is not StoreBusy:
                         hold.last_error = outcomes[index]
                     self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
                 else:

@@ -36,7 +36,7 @@ def searching(
     core: ClaimsCore[B], owner: object, text: str, params: Sequence[Any] | Mapping[str, Any], most: int
 ) -> Steps[B]:
     """Claim up to ``most`` of what the query yields and nobody holds."""
-    query = Query(text, params, f"{core._desk.key_prefix}{core.source}/", most)
+    query = Query(text, params, f"{core._desk.key_prefix}{core.source}/", most, place=core.place)
     for _ in range(LOOKS_MAX):
         rows = core.keyed((yield from _find(core, query)), _key)
         batch = yield from core.taking(owner, {key: _value(row) for key, row in rows.items()}, None)

@@ -54,6 +54,8 @@ ANY_SLOT = 0
 PERMITS_MAX = 2**31 - 1
 # A name that is kept only by the pin of a transaction (see Pin) is worth asking for again after this long.
 PIN_LOOK_S = 0.1
+# Stands in the name of a lease that is kept in the columns of a user's own table (see dibs.columns), and in no other.
+ROW_MARK = "\x1f"
 # How long a lease that may be pinned is kept when it is given back: not at all, but then as one that has expired.
 PIN_KEEP_S = 1e-6
 
@@ -251,7 +253,7 @@ class Capabilities(NamedTuple):
     guard: bool = False
     # How often an item was tried is kept for days, and found by its name: items of claims can be dead.
     tries: bool = False
-    # Items are found by a query of the caller's own, beside the leases (see dibs.queries).
+    # Items are found by a query of the caller's own, and may keep their claims themselves (dibs.queries, dibs.columns).
     query: bool = False
 
 
@@ -266,8 +268,8 @@ class Pin(NamedTuple):
 
     #: A statement for that connection, without parameters. Its rows are given to ``Store.pinned``.
     lock: str
-    #: ``lock`` is itself a renewal, and brings a row if the lease is in force.
-    renews: bool = False
+    #: ``lock`` takes the lock without which nobody can write the lease, and brings a row if the lease is in force.
+    decides: bool = False
     #: Makes a statement that gives the lease back inside that transaction, and keeps it for so many seconds (or not, if
     #: there are none); None where the store does it while it is pinned.
     release: Callable[[float], str] | None = None
@@ -283,6 +285,10 @@ class Finding(NamedTuple):
 
 class StoreBusy(Exception):
     """Nothing was applied; the same call is likely to succeed in a moment. Never leaves the lane."""
+
+
+class RowBusy(StoreBusy):
+    """As the outcome of one request: it alone was not tried, as a transaction has locked its row in a user's table."""
 
 
 class Watch(Protocol):
@@ -308,9 +314,9 @@ class Store(Protocol):
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         """Try every request, each by itself; bring their outcomes in the order of the requests.
 
-        Requests for one name are tried in the order given. Raises StoreUnavailable, StoreBusy or SetupRequired for
-        the call as a whole; a store that ran into its deadline drops its connection, so that a late reply cannot be
-        taken for the answer to something else.
+        Requests for one name are tried in the order given; for a ROW_MARK name an exception may be the outcome.
+        Raises StoreUnavailable, StoreBusy or SetupRequired for the call as a whole; a store that ran into its deadline
+        drops its connection, so that a late reply cannot be taken for the answer to something else.
         """
         ...
 

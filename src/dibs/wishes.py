@@ -51,7 +51,7 @@ class AcquireAsk(Ask):
 
     def may_be_known(self) -> bool:
         """Whether the store may have granted it, or have it in line."""
-        if not self.blocking and type(self.outcome) is Held and self.trouble is None:
+        if not self.blocking and type(self.outcome) in (Held, Gone) and self.trouble is None:
             return False  # it was asked for once, and refused
         return self.t0 is not None or self.request.ticket is not None
 
@@ -72,6 +72,8 @@ class AcquireAsk(Ask):
                 self._session.waiting.fall_asleep(self, outcome)
             else:
                 self.settle(outcome)
+        elif type(outcome) is Gone:  # there is no such row, of those that keep their claims themselves
+            self.settle(outcome)
         elif type(outcome) is Mismatch:
             self.failed(LimitMismatch(_mismatch(outcome.permits, self.request)))
         elif not self.dropped:

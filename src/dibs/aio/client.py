@@ -97,9 +97,13 @@ class AsyncClient:
         margin: Seconds | None = None,
         max_tries: int | None = None,
         info: dict[str, Any] | None = None,
+        mode: str = "leases",
+        table: str | None = None,
+        key: str | None = None,
     ) -> AsyncClaims:
         """Describe claims on items of ``source``; see ``dibs.Client.claims``."""
-        return AsyncClaims(claims_core(self._desk, source, AsyncItem, AsyncBatch, ttl, renew, margin, max_tries, info))
+        given = (ttl, renew, margin, max_tries, info, mode, table, key)
+        return AsyncClaims(claims_core(self._desk, source, AsyncItem, AsyncBatch, *given))
 
     def queue(
         self,

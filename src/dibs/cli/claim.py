@@ -36,6 +36,8 @@ examples:
       ids from a file; those that others work are written to another
   dibs claim orders --ids today.txt --json -- ./work-on-orders
       at the end, a line of JSON on stderr: how many were won, busy, and lost
+  dibs --url postgresql://host/shop claim event --ids today.txt --columns app.event -- ./work-on-events
+      the rows of a table keep the claims themselves; `dibs schema --claims app.event` prints the columns for it
 
 Claim first, then look again whether an id is still due: somebody may have finished it between your query and the claim.
 
@@ -44,9 +46,9 @@ not be done again is for your data to say. The claims are renewed while it runs.
 stopped, its whole process group, before anybody else can have the id; also when dibs is killed with -9 or paused.
 
 exit codes:
-  the command's own, 128+n when signal n ended it; 0 without running it when there are no ids, 75 when others have them
-  all, 76 a claim was lost, 69 store unreachable, 78 not set up or misconfigured, 64 wrong usage, 126 not executable,
-  127 not found
+  the command's own, 128+n when signal n ended it; 0 without running it when there are no ids, or no rows, 75 when
+  others have them all, 76 a claim was lost, 69 store unreachable, 78 not set up or misconfigured, 64 wrong usage,
+  126 not executable, 127 not found
 """
 
 
@@ -57,6 +59,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.takes_command = True  # type: ignore[attr-defined]
     parser.add_argument("source", metavar="SOURCE", help="what the items are of; the same wherever they are claimed")
     parser.add_argument("--ids", metavar="FILE", required=True, help="their ids, one a line; - is standard input")
+    parser.add_argument("--columns", metavar="TABLE", help="keep the claims in columns of this table, in the ids' rows")
+    parser.add_argument("--key", metavar="COLUMN", help="of which column the ids are, with --columns (default: id)")
     parser.add_argument("--limit", type=int, metavar="N", help="claim N of them at most")
     parser.add_argument(
         "--ttl",
@@ -80,7 +84,11 @@ def claim(args: argparse.Namespace) -> int:
     client = connect(args)
     if client._desk.address.shown.startswith("memory:"):
         raise InvalidOption("memory:// is seen by one process only, so a claim in it would keep nobody out")
-    claims = client.claims(args.source, ttl=args.ttl, renew=not args.no_renew)
+    if args.key is not None and args.columns is None:
+        raise CommandError(USAGE, "--key needs --columns TABLE: the table that the column is in")
+    mode = "leases" if args.columns is None else "columns"
+    options = {"mode": mode, "table": args.columns, "key": args.key}
+    claims = client.claims(args.source, ttl=args.ttl, renew=not args.no_renew, **options)
     ids = _ids(args.ids)
     if not ids:
         return 0
@@ -93,6 +101,9 @@ def claim(args: argparse.Namespace) -> int:
             _write_busy(args.busy, batch.busy)
             if not len(batch):
                 _tell(args, batch, None)
+                if not batch.busy:
+                    say(f"{args.columns} has no row for any of the {len(batch.stale)} ids")
+                    return 0
                 raise CommandError(BUSY, f"others have all {len(batch.busy)} of them")
             ended = _run(keeper, signals, claims, batch)
         _tell(args, batch, ended)
@@ -154,7 +165,14 @@ def _write_busy(file: str | None, busy: list[str]) -> None:
 def _tell(args: argparse.Namespace, batch: Batch[str], ended: Ended | None) -> None:
     if args.json:
         code = None if ended is None else ended.code
-        facts = {"won": len(batch), "busy": len(batch.busy), "lost": len(batch.lost), "exit_code": code}
+        facts: dict[str, int | None] = {
+            "won": len(batch),
+            "busy": len(batch.busy),
+            "lost": len(batch.lost),
+            "exit_code": code,
+        }
+        if args.columns is not None:
+            facts["without_row"] = len(batch.stale)
         print(json.dumps(facts), file=sys.stderr, flush=True)
     elif batch.busy and ended is not None and args.busy is None and sys.stderr is not None and sys.stderr.isatty():
         say(f"others have {len(batch.busy)} of {len(batch) + len(batch.busy)}")

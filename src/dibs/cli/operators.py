@@ -117,7 +117,10 @@ def _schema_arguments(parser: argparse.ArgumentParser) -> None:
 Print the SQL that `dibs setup` would run. Nothing is connected to.
 
 With --fence it prints, instead, a trigger for a table of yours in the database of --url: it refuses every UPDATE that
-makes the column of fencing tokens smaller, as one of a holder that was superseded does."""
+makes the column of fencing tokens smaller, as one of a holder that was superseded does.
+
+With --claims it prints, instead, what adds three columns to a table of yours in which its rows keep their claims
+(client.claims(…, mode="columns"), `dibs claim --columns`). They may be NULL, without default: no row is rewritten."""
     parser.epilog = """\
 examples:
   dibs schema                                   for the default store
@@ -130,9 +133,12 @@ examples:
                                                 a trigger for the column "fence" of the table "account"
   dibs --url mysql://host/shop schema --fence account --column token
                                                 for the column "token"
+  dibs --url postgresql://host/shop schema --claims app.event
+                                                columns for claims, for the table "event" in the schema "app"
 """
     _history_option(parser)
     parser.add_argument("--fence", metavar="TABLE", help="print a trigger that fences this table")
+    parser.add_argument("--claims", metavar="TABLE", help="print what adds the columns for claims to this table")
     parser.add_argument("--column", metavar="NAME", help="where its rows keep tokens (default: fence)")
 
 
@@ -240,14 +246,18 @@ def setup(args: argparse.Namespace) -> int:
 
 def schema(args: argparse.Namespace) -> int:
     """``dibs schema``."""
+    if (args.fence is not None) + (args.claims is not None) + (args.history is not None) > 1:
+        raise CommandError(
+            USAGE,
+            "--fence prints a trigger for a table of yours, --claims columns for one, --history tables of dibs: one of "
+            "them",
+        )
     if args.fence is not None:
-        if args.history is not None:
-            raise CommandError(
-                USAGE, "--fence prints a trigger for a table of yours, --history tables of dibs: one of them"
-            )
         return _print_fence(args)
     if args.column is not None:
         raise CommandError(USAGE, "--column needs --fence TABLE: the table that the column is in")
+    if args.claims is not None:
+        return _print_claims(args)
     address = connect(args)._desk.address
     store = address.open()
     print(store.schema().rstrip())
@@ -258,13 +268,28 @@ def schema(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_fence(args: argparse.Namespace) -> int:
-    from dibs.fencing import MYSQL, POSTGRESQL, SQLITE, trigger_sql
+def _print_claims(args: argparse.Namespace) -> int:
+    from dibs.columns import migration_sql
+
+    print(migration_sql(_dialect(args, "whose rows keep claims"), args.claims).rstrip())
+    return 0
+
+
+def _dialect(args: argparse.Namespace, purpose: str) -> str:
+    """Of the database that --url names."""
+    from dibs.door import MYSQL, POSTGRESQL, SQLITE
 
     store = connect(args)._desk.address.capabilities.store
     dialect = {"PostgreSQL": POSTGRESQL, "MySQL / MariaDB": MYSQL, "SQLite": SQLITE}.get(store)
     if dialect is None:
-        raise CommandError(USAGE, f"{store} has no tables to fence; name the database of the table with --url")
+        raise CommandError(USAGE, f"{store} has no tables {purpose}; name the database of the table with --url")
+    return dialect
+
+
+def _print_fence(args: argparse.Namespace) -> int:
+    from dibs.fencing import MYSQL, trigger_sql
+
+    dialect = _dialect(args, "to fence")
     text = trigger_sql(dialect, args.fence, args.column or "fence").rstrip()
     # The semicolons inside are not the end for the program `mysql`.
     print(f"DELIMITER $$\n{text}$$\nDELIMITER ;" if dialect == MYSQL else text)

@@ -1,4 +1,4 @@
-"""Table and schema names given by a user: checked, then quoted, so that they can stand in SQL text."""
+"""Names of tables, schemas and columns given by a user: checked, then quoted, so that they can stand in SQL text."""
 
 from __future__ import annotations
 
@@ -13,3 +13,14 @@ def quoted_table(name: str, what: str = "table") -> str:
     if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > TABLE_BYTES_MAX + 10:
         raise InvalidOption(f"{what}={name!r} is not a {what} name of at most {TABLE_BYTES_MAX} printable bytes")
     return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_part(name: str, what: str, mark: str = '"') -> str:
+    """The identifier in the quotes of its dialect, or InvalidOption."""
+    checked = quoted_table(name, what)
+    return checked if mark == '"' else mark + name.replace(mark, mark * 2) + mark
+
+
+def quoted(table: str, mark: str = '"') -> str:
+    """A table, perhaps with its schema before a dot, as it stands in SQL; InvalidOption for what is none."""
+    return ".".join(quoted_part(part, "table", mark) for part in table.split("."))

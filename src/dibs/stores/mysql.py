@@ -24,11 +24,13 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from dibs.columns import row_of
 from dibs.errors import InvalidOption
 from dibs.store import (
     ANY_SLOT,
     LAST_TICKET,
     RELEASED,
+    ROW_MARK,
     Capabilities,
     Finding,
     Granted,
@@ -41,8 +43,9 @@ from dibs.store import (
     StoredGrant,
     StoredLease,
 )
-from dibs.stores import mysql_address, mysql_check, mysql_pools, mysql_query, rounds
+from dibs.stores import mysql_address, mysql_check, mysql_columns, mysql_pools, mysql_query, rounds
 from dibs.stores import mysql_sql as sql
+from dibs.stores.columns import Columns, in_call
 from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_pins import Pins
 from dibs.stores.mysql_tables import Tables
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.queries import Query
     from dibs.store import Release, Renew
+    from dibs.stores.mysql_columns import MySQLRows
     from dibs.stores.mysql_jobs import MySQLJobs
 
 CAPABILITIES = Capabilities(
@@ -104,6 +108,7 @@ class MySQLStore:
         self._has_tables = False
         self._sql = self._tables.sql
         self._pins = Pins(self._tables.text)
+        self._columns = Columns(partial(mysql_columns.rows_of, self._connection))
         self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop)
 
     @cached_property
@@ -125,6 +130,8 @@ class MySQLStore:
         if not requests:
             self._connection.ask(sql.CLOCK, deadline)
             return []
+        if in_call(requests):
+            return self._columns.act(requests, deadline, partial(rounds.act, self))
         return rounds.act(self, requests, deadline)
 
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
@@ -384,22 +391,34 @@ class MySQLStore:
         if dialect != "mysql":
             raise InvalidOption(f"leases are kept in MySQL, and that connection is to {dialect}: use dibs.fencing")
         self._connection.wrote = False
+        if ROW_MARK in request.name:
+            return self._row(request, deadline).pin(request)
         return Pin(self._pins.make(request, partial(self._connection.ask, deadline=deadline)))
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         self._connection.wrote = False
+        if ROW_MARK in request.name:
+            return self._row(request, deadline).pinned(request, deadline)
         return self._pins.there(request, rows, partial(self._connection.ask, deadline=deadline))
+
+    def _row(self, request: Renew, deadline: Deadline) -> MySQLRows:
+        return self._columns.table(row_of(request.name)[0], deadline)  # type: ignore[no-any-return]
 
     def ending(self, request: Release) -> str:
         return self._sql["RELEASE_ONE"] % (hexed(request.name), request.slot, hexed(request.claim_id))
 
     def find(self, query: Query, deadline: Deadline) -> list[tuple[Any, ...]]:
         look, lease = self._connection.look, self._tables.lease
-        if not self._has_tables:
+        if query.place is None and not self._has_tables:
             self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
             self._has_tables = True
         _, columns = look(mysql_query.columns(query), deadline)
-        answer, columns = look(mysql_query.statement(query, lease, columns[0][0]), deadline)
+        key = sql.quoted(columns[0][0])
+        if query.place is None:
+            held = mysql_query.held(query, lease, key)
+        else:
+            held = self._columns.table(query.place, deadline).held(key)
+        answer, columns = look(mysql_query.statement(query, held, key), deadline)
         kinds = [kind for _, kind in columns]
         return [tuple(map(mysql_query.read, row, kinds)) for row in answer.rows]
 

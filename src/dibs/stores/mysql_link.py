@@ -127,6 +127,11 @@ class Connection:
         """Do the work, which is given a function that executes statements, in a transaction; make missing tables."""
         return self._with_tables(partial(self._transaction, work, deadline), deadline, schema)
 
+    def transaction_once(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+        """The same, where missing tables are the caller's business."""
+        self.reopen(deadline)
+        return self._patiently(partial(self._transaction, work, deadline), deadline)
+
     @property
     def counts_by_one(self) -> bool:
         """Whether the rows of one INSERT are numbered without gaps, whatever happens to a cluster meanwhile."""
@@ -167,12 +172,16 @@ class Connection:
         except (TablesMissing, _ThereAlready) as error:
             raise InvalidOption(f"{self._shown} refuses the query: {error}") from error
         except StoreUnavailable as error:
-            code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
-            if code not in _NOT_DONE and (1000 <= code < 2000 or code >= 3000):
+            if self.refused(error):
                 raise InvalidOption(f"{self._shown} refuses the query: {error.__cause__}") from error
             raise
         assert self._wire is not None
         return answer, self._wire.columns()
+
+    def refused(self, error: StoreUnavailable) -> bool:
+        """Whether the server refused the statement itself, for what it says or would write."""
+        code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
+        return code not in _NOT_DONE and (1000 <= code < 2000 or code >= 3000)
 
     # -- one statement, or transaction ----------------------------------------------------------------------------
 

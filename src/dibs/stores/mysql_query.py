@@ -34,13 +34,16 @@ def columns(query: Query) -> str:
     return f"SELECT * FROM (\n{filled(query, literal)}) AS q LIMIT 0"
 
 
-def statement(query: Query, lease: str, key: str) -> str:
-    """The statement that finds what is asked for; ``key`` is the name of the first column."""
-    key = "`" + key.replace("`", "``") + "`"
+def held(query: Query, lease: str, key: str) -> str:
+    """What brings a row where somebody has the lease on the row of a query, ``q``, by its quoted first column."""
+    return _HELD.format(lease=lease, prefix=hexed(query.prefix), key=key)
+
+
+def statement(query: Query, held: str, key: str) -> str:
+    """The statement that finds what is asked for, by the quoted first column."""
     found = f"SELECT * FROM (\n{filled(query, literal)}) AS q\n"
     if query.only is not None:
         return f"{found}WHERE q.{key} IN ({', '.join(map(literal, query.only))})"
-    held = _HELD.format(lease=lease, prefix=hexed(query.prefix), key=key)
     return f"{found}WHERE ({held}) IS NULL\nLIMIT {query.limit:d}"
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from dibs.columns import row_of
 from dibs.errors import InvalidOption
 from dibs.store import (
     PIN_KEEP_S,
     RELEASED,
+    ROW_MARK,
     Capabilities,
     Finding,
     Granted,
@@ -28,12 +30,14 @@ from dibs.store import (
 from dibs.stores import (
     postgres_address,
     postgres_check,
+    postgres_columns,
     postgres_link,
     postgres_pools,
     postgres_query,
     postgres_sql,
     rounds,
 )
+from dibs.stores.columns import Columns, in_call
 from dibs.stores.postgres_link import Connection
 from dibs.stores.postgres_tables import Tables
 from dibs.stores.postgres_watch import PostgresWatch, job_channel
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.queries import Query
     from dibs.store import Release, Renew
+    from dibs.stores.postgres_columns import PostgresRows
     from dibs.stores.postgres_jobs import PostgresJobs
     from dibs.stores.postgres_pools import Statement
 
@@ -97,6 +102,7 @@ class PostgresStore:
         self._connection = Connection(place.conninfo, known_good, self._tables.schema())
         self._place = place
         self._has_tables = False
+        self._columns = Columns(partial(postgres_columns.rows_of, self._connection.execute))
 
     @cached_property
     def jobs(self) -> PostgresJobs:
@@ -119,6 +125,9 @@ class PostgresStore:
         if not requests:
             self._connection.run(b"SELECT 1", (), deadline)
             return []
+        if in_call(requests):
+            self._connection.open(deadline)
+            return self._columns.act(requests, deadline, partial(rounds.act, self))
         return rounds.act(self, requests, deadline)
 
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
@@ -261,20 +270,33 @@ class PostgresStore:
     def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
         if dialect != "postgresql":
             raise InvalidOption(f"leases are kept in PostgreSQL, and that connection is to {dialect}: use dibs.fencing")
+        if ROW_MARK in request.name:
+            return self._row(request, deadline).pin(request)
         return Pin(self._tables.pin(request))
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
+        if ROW_MARK in request.name:
+            return self._row(request, deadline).pinned(request, deadline)
         columns = (b"%d" % rows[0][0], request.name.encode(), b"%d" % request.slot)
         return integer(self._connection.run(self._sql["PINNED"], columns, deadline).get_value(0, 0)) > 0
+
+    def _row(self, request: Renew, deadline: Deadline) -> PostgresRows:
+        self._connection.open(deadline)
+        return self._columns.table(row_of(request.name)[0], deadline)  # type: ignore[no-any-return]
 
     def ending(self, request: Release) -> str:
         return self._tables.ending(request)
 
     def find(self, query: Query, deadline: Deadline) -> list[tuple[Any, ...]]:
-        if not self._has_tables:
-            self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
-            self._has_tables = True
-        sql = postgres_query.statement(query, self._tables.lease, postgres_link.literal)
+        if query.place is not None:
+            self._connection.open(deadline)
+            held = self._columns.table(query.place, deadline).held
+        else:
+            if not self._has_tables:
+                self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
+                self._has_tables = True
+            held = postgres_query.held(query, self._tables.lease, postgres_link.literal)
+        sql = postgres_query.statement(query, held, postgres_link.literal)
         return self._connection.look(postgres_query.BEFORE, sql, deadline)
 
     # -- see and mend ---------------------------------------------------------------------------------------------

@@ -73,6 +73,10 @@ SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setti
 """
 
 
+class Refused(StoreUnavailable):
+    """The server refuses what a statement would do: a value, or a rule or trigger of a table. Nothing was changed."""
+
+
 class Connection:
     """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt.
 
@@ -270,6 +274,8 @@ class Connection:
             )
         if code == "42501":
             raise SetupRequired(text)
+        if code[:2] in ("22", "23", "44", "P0"):
+            raise Refused(text, maybe_applied=False)
         pg = self._pg
         if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P") or code == "26000":
             self.close()

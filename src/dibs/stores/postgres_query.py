@@ -25,10 +25,14 @@ SELECT true FROM {lease} AS l WHERE l.name = {prefix} || q.dibs_key::text AND l.
     AND l.expires_at > clock_timestamp() LIMIT 1"""
 
 
-def statement(query: Query, lease: str, literal: Callable[[object], str]) -> str:
+def held(query: Query, lease: str, literal: Callable[[object], str]) -> str:
+    """What brings a row where somebody has the lease on the row of a query, ``q``."""
+    return _HELD.format(lease=lease, prefix=literal(query.prefix))
+
+
+def statement(query: Query, held: str, literal: Callable[[object], str]) -> str:
     """The statement that finds what is asked for."""
     found = f"SELECT * FROM (\n{filled(query, literal)}) AS q (dibs_key)\n"
     if query.only is not None:
         return f"{found}WHERE q.dibs_key IN ({', '.join(map(literal, query.only))})"
-    held = _HELD.format(lease=lease, prefix=literal(query.prefix))
     return f"{found}WHERE ({held}) IS NULL\nLIMIT {query.limit:d}"

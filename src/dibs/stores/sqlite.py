@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now, wall_now
-from dibs.errors import InvalidOption, SetupRequired
+from dibs.errors import InvalidOption
 from dibs.store import (
     ANY_SLOT,
     GONE,
@@ -30,6 +31,7 @@ from dibs.store import (
     PERMITS_MAX,
     PIN_KEEP_S,
     RELEASED,
+    ROW_MARK,
     Acquire,
     Capabilities,
     Granted,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.queries import Query
     from dibs.store import Finding, Pin, Renew, Watch
+    from dibs.stores.sqlite_columns import SQLiteColumns
     from dibs.stores.sqlite_jobs import SQLiteJobs
 
 CAPABILITIES = Capabilities(
@@ -85,25 +88,31 @@ class SQLiteStore:
         self._file = SQLiteFile(path, table, private)
         self._sql = self._file.sql
         self._grant_at_once = self._sql["grant_at_once"]
-        self._jobs: SQLiteJobs | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
-    @property
-    def jobs(self) -> SQLiteJobs:
-        """The queues, loaded when the first is used: most programs have none."""
-        if self._jobs is None:
-            from dibs.stores.sqlite_jobs import SQLiteJobs
+    # Loaded when they are used: most programs have neither queues, nor claims in columns of their tables.
 
-            self._jobs = SQLiteJobs(self._file)
-        return self._jobs
+    @cached_property
+    def jobs(self) -> SQLiteJobs:
+        from dibs.stores.sqlite_jobs import SQLiteJobs
+
+        return SQLiteJobs(self._file)
+
+    @cached_property
+    def _columns(self) -> SQLiteColumns:
+        from dibs.stores.sqlite_columns import SQLiteColumns
+
+        return SQLiteColumns(self._file)
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         with self._file.in_use:
+            if any(ROW_MARK in request[0] for request in requests):
+                return self._columns.act(requests, deadline, self._act)
             return self._act(requests)
 
     def _act(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -264,6 +273,9 @@ class SQLiteStore:
         """The pin is the lock that a transaction has on the whole file once it has written; it writes a renewal."""
         from dibs.stores import sqlite_pins
 
+        if ROW_MARK in request.name:
+            with self._file.in_use:
+                return self._columns.pin(request, dialect, files, deadline)
         return sqlite_pins.pin(self._file, request, dialect, files)
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
@@ -273,7 +285,8 @@ class SQLiteStore:
         from dibs.stores import sqlite_query
 
         with self._file.in_use:
-            return sqlite_query.find(self._file, self._file.open(), query, deadline)
+            rows = None if query.place is None else self._columns.table(query.place, deadline)
+            return sqlite_query.find(self._file, self._file.open(), query, deadline, rows)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -350,25 +363,14 @@ class SQLiteStore:
     def keep_history(self, keep: int, deadline: Deadline) -> None:
         from dibs.stores import sqlite_history
 
-        def write(db: sqlite3.Connection) -> None:
-            for statement in sqlite_history.keeping(self._table, keep):
-                db.execute(statement)
-
         with self._file.in_use:
-            self._file.transaction(self._file.open(), write)
+            sqlite_history.keep(self._file, keep)
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
         from dibs.stores import sqlite_history
 
         with self._file.in_use:
-            db = self._file.open()
-            values = {"name": name, "limit": limit, "boot": self._file.boot, "now": boot_now()}
-            try:
-                if not db.execute(*sqlite_history.exists(self._table)).fetchone()[0]:
-                    raise SetupRequired("no history is kept here: `dibs setup --history 100` begins one")
-                return [StoredGrant(*row) for row in db.execute(sqlite_history.reading(self._table), values)]
-            except sqlite3.Error as error:
-                raise self._file.translated(error) from error
+            return sqlite_history.read(self._file, name, limit)
 
     # -- waiting, and the end -------------------------------------------------------------------------------------
 

@@ -8,7 +8,16 @@ trigger, so what it takes the place of is looked up before.)
 
 from __future__ import annotations
 
+import sqlite3
+from typing import TYPE_CHECKING
+
+from dibs.clock import boot_now
+from dibs.store import StoredGrant
 from dibs.stores.identifiers import quoted_table
+from dibs.stores.tables import without_history
+
+if TYPE_CHECKING:
+    from dibs.stores.sqlite_file import SQLiteFile
 
 _NOW = "(julianday('now') - 2440587.5) * 86400.0"
 _GRANT = "NEW.claim_id <> ''"  # (false for NULL)
@@ -75,7 +84,6 @@ SELECT name, fencing_token, slot, holder, info, granted_wall FROM {lease} WHERE 
 )
 _FORGET = (*(f"DROP TRIGGER IF EXISTS {{{trigger}}}" for trigger in _TRIGGERS), "DROP TABLE IF EXISTS {history}")
 
-_EXISTS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 _READ = """\
 SELECT h.slot, coalesce(h.holder, ''), h.fencing_token, h.granted_wall,
     CASE WHEN h.ended_wall IS NOT NULL THEN h.ended_wall
@@ -102,14 +110,26 @@ def keeping(table: str, keep: int) -> list[str]:
     return [statement.format(**names, keep=keep) for statement in (_KEEP if keep else _FORGET)]
 
 
-def exists(table: str) -> tuple[str, tuple[str]]:
-    """A statement that says 1 or 0, with its parameters."""
-    return _EXISTS, (table + _NAMES["history"],)
+def keep(file: SQLiteFile, keep: int) -> None:
+    """Run that."""
+
+    def write(db: sqlite3.Connection) -> None:
+        for statement in keeping(file.table, keep):
+            db.execute(statement)
+
+    file.transaction(file.open(), write)
 
 
-def reading(table: str) -> str:
-    """A statement for the last grants of a name."""
-    return _READ.format(**_names(table))
+def read(file: SQLiteFile, name: str, limit: int) -> list[StoredGrant]:
+    """The last grants of a name, newest first."""
+    db, names = file.open(), _names(file.table)
+    values = {"name": name, "limit": limit, "boot": file.boot, "now": boot_now()}
+    try:
+        if not file.has_table(db, file.table + _NAMES["history"]):
+            raise without_history()
+        return [StoredGrant(*row) for row in db.execute(_READ.format(**names), values)]
+    except sqlite3.Error as error:
+        raise file.translated(error) from error
 
 
 def _names(table: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[An
         return f"UPDATE {table} SET claim_id = NULL, holder = NULL, info = NULL, expires_boot = {now!r} {ours}"
 
     lock = f"UPDATE {table} SET expires_boot = max(expires_boot, {now + request.ttl!r}) {ours}"
-    return Pin(lock, renews=True, release=given_back)
+    return Pin(lock, decides=True, release=given_back)
 
 
 def alias_of(file: SQLiteFile, files: Sequence[tuple[Any, ...]], what: str, otherwise: str) -> str:

@@ -14,6 +14,7 @@ from dibs.stores.sqlite_errors import primary_code
 if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.queries import Query
+    from dibs.stores.sqlite_columns import SQLiteRows
     from dibs.stores.sqlite_file import SQLiteFile
 
 # Steps of SQLite's machine after which it is looked whether the time is over: some milliseconds.
@@ -25,8 +26,10 @@ SELECT 1 FROM {lease} AS l WHERE l.name = {prefix} || q.{key} AND l.claim_id IS 
     AND l.expires_boot > {now!r} LIMIT 1"""
 
 
-def find(file: SQLiteFile, db: sqlite3.Connection, query: Query, deadline: Deadline) -> list[Any]:
-    """The rows that are asked for."""
+def find(
+    file: SQLiteFile, db: sqlite3.Connection, query: Query, deadline: Deadline, rows: SQLiteRows | None
+) -> list[Any]:
+    """The rows that are asked for; of a table whose columns keep claims, ``rows``."""
     text = bare(query.text)
     db.set_progress_handler(lambda: deadline.remaining() <= 0, STEPS)
     try:
@@ -37,7 +40,11 @@ def find(file: SQLiteFile, db: sqlite3.Connection, query: Query, deadline: Deadl
             sql = f"{found}WHERE q.{key} IN ({', '.join(map(_literal, query.only))})"
         else:
             lease, prefix = file.names["lease"], _literal(query.prefix)
-            held = _HELD.format(lease=lease, prefix=prefix, key=key, boot=file.boot, now=boot_now())
+            held = (
+                _HELD.format(lease=lease, prefix=prefix, key=key, boot=file.boot, now=boot_now())
+                if rows is None
+                else rows.held(key)
+            )
             sql = f"{found}WHERE ({held}) IS NULL\nLIMIT {query.limit:d}"
         return db.execute(sql, query.params).fetchall()
     except sqlite3.Error as error:
