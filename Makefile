@@ -46,10 +46,12 @@ setup-demo:
 setup-test:
 	@scripts/setup_venv.sh "$(PYTHON)" test,lint,all
 	@scripts/setup_servers.sh
+	@scripts/setup_mysqlclient.sh
 
 setup-bench:
 	@scripts/setup_venv.sh "$(PYTHON)" bench,all
 	@scripts/setup_servers.sh
+	@scripts/setup_mysqlclient.sh
 
 setup-docs:
 	@scripts/setup_venv.sh "$(PYTHON)" all

@@ -104,7 +104,10 @@ def main() -> int:
         "--runs", type=_rounds, metavar="N", help=f"rounds (default {ROUNDS_DEFAULT}, quick {ROUNDS_MIN})"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there, too")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put the table into this page, between its marks")
     arguments = parser.parse_args()
+    if arguments.page is not None and not report.has_marks(arguments.page):
+        parser.error(f"{arguments.page} is no page with the marks {report.PAGE_BEGIN} and {report.PAGE_END}")
 
     pattern = arguments.only or "*"
     works = {name: work for name, work in WORKS.items() if pattern in name or fnmatch.fnmatch(name, pattern)}
@@ -148,6 +151,8 @@ def main() -> int:
     facts["run"] = f"{rounds} rounds of {bench.round_s:g} s, {time.monotonic() - started:.0f} s in all"
     if bench.races:
         print(f"\n{report.table(bench.races)}\n\n{facts['run']}")
+        if arguments.page is not None:
+            report.write_page(arguments.page, facts, bench.races)
     for name, reason in failed.items():
         print(f"{name}: no (or not all) figures: {reason}", file=sys.stderr)
     if arguments.json is not None:

@@ -48,6 +48,9 @@ PACKAGES = (
     "tooz",
 )
 SYNCS = 50
+# What a page has its figures between.
+PAGE_BEGIN = "<!-- figures: begin -->"
+PAGE_END = "<!-- figures: end -->"
 
 
 def machine(folder: Path) -> dict[str, str]:
@@ -191,7 +194,23 @@ def as_json(
 
 
 def print_facts(facts: dict[str, str]) -> None:
-    width = max(map(len, facts))
-    for key, value in facts.items():
-        print(f"{key:{width}}  {value}")
+    print(_facts(facts))
     sys.stdout.flush()
+
+
+def _facts(facts: dict[str, str]) -> str:
+    width = max(map(len, facts))
+    return "\n".join(f"{key:{width}}  {value}" for key, value in facts.items())
+
+
+def has_marks(page: Path) -> bool:
+    """Whether there is a page with a place for the figures."""
+    return page.is_file() and PAGE_END in page.read_text("utf-8").partition(PAGE_BEGIN)[2]
+
+
+def write_page(page: Path, facts: dict[str, str], races: list[Race]) -> None:
+    """Put the facts and the table into a page, in place of those between its marks."""
+    before, _, rest = page.read_text("utf-8").partition(PAGE_BEGIN)
+    after = rest.partition(PAGE_END)[2]
+    shown = f"\n```text\n{_facts(facts)}\n```\n\n{table(races)}\n\n"
+    page.write_text(before + PAGE_BEGIN + "\n" + shown + PAGE_END + after, "utf-8")

@@ -66,3 +66,34 @@ def test_the_page_names_every_work() -> None:
     table = page.partition("## What is measured")[2].partition("\n\n*")[0]
     named = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)]
     assert sorted(named) == sorted(WORKS)
+
+
+def test_the_table_of_the_page_is_whole() -> None:
+    """Each row of the page's figures says whose they are: dibs's and, where there are peers, theirs."""
+    page = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text("utf-8")
+    figures = page.partition("<!-- figures: begin -->")[2].partition("<!-- figures: end -->")[0]
+    head, line, *rows = [row.strip("|").split("|") for row in figures.splitlines() if row.startswith("|")]
+    assert [cell.strip() for cell in head[:3]] == ["work", "case", "who"]
+    assert set("".join(line)) <= set("-:")
+    assert len(rows) > len(WORKS)
+    for row in rows:
+        assert len(row) == len(head), row
+        assert row[2].strip().strip("-"), row
+    assert {row[0].strip() for row in rows} - {""} == set(WORKS)
+
+
+def test_what_is_run_beside_dibs_is_installed() -> None:
+    """Each package of which the report tells the version comes with what ``make bench`` installs."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    compiled = (ROOT / "scripts" / "setup_mysqlclient.sh").read_text("utf-8")
+    brought: set[str] = set()
+    for name, extra in re.findall(r"[\"']([\w-]+)(?:\[(\w+)\])?[>;]", extras + compiled):
+        brought |= {name, f"{name}-{extra}"}
+    tree = ast.parse((FOLDER / "report.py").read_text("utf-8"))
+    (packages,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PACKAGES"
+    )
+    assert set(packages) - brought == set()

@@ -23,7 +23,7 @@ STORES = [
     "etcd_url",
     "zookeeper_url",
 ]
-# mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
+# mysqlclient must be compiled (scripts/setup_mysqlclient.sh tries to); PyMySQL is always tested.
 if find_spec("MySQLdb"):
     STORES.append("mysqlclient_url")
 _numbers = count()

@@ -1097,6 +1097,35 @@ def test_a_hint_goes_to_the_first_in_line_alone(url: str) -> None:
         thing.close()
 
 
+def test_a_place_that_goes_before_it_is_known_is_taken_anew(mysql: MariaDBServer, url: str) -> None:
+    """Who lined up, and was swept out with the line before one that was seen earlier, gets a place all the same."""
+    store = locate(url)[0].open()
+    assert isinstance(store, MySQLStore)
+    names = ["x", "y", "z"]
+    store.act([Acquire(name, "a-1", 60, "h") for name in names], soon())
+    pieces = store._connection.pieces
+    swept: list[str] = []
+
+    def late(template: str, values: str | tuple[Any, ...], deadline: Deadline) -> list[bytes]:
+        if "_line` AS w" in template and not swept:
+            swept.append(template)
+            mysql.sql(f"DELETE FROM {database_of(url)}.dibs_lease_line WHERE name <> 'y'")
+        return pieces(template, values, deadline)
+
+    store._connection.pieces = late  # type: ignore[method-assign]
+    held = store.act([Acquire(name, f"b-{name}", 60, "h", None, "b") for name in names], soon())
+    assert swept
+    tickets = [one.ticket for one in held if isinstance(one, Held)]
+    assert len({*tickets} - {None}) == len(names)
+    store.act([Release(name, "a-1") for name in names], soon())
+    granted = store.act(
+        [Acquire(name, f"b-{name}", 60, "h", None, "b", ticket) for name, ticket in zip(names, tickets, strict=True)],
+        soon(),
+    )
+    assert all(isinstance(one, Granted) for one in granted)
+    store.close()
+
+
 def test_who_waited_does_not_slow_down_who_comes_later(url: str) -> None:
     """After a line has dissolved, an acquire is one statement again."""
     store = locate(url)[0].open()

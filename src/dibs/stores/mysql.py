@@ -271,17 +271,19 @@ class MySQLStore:
                 for at, r in ((at, rows[at][2]) for at in staying)
             ]
             self._connection.write(self._sql["STILL_THERE"], document(asked), deadline)
-        if entering:
-            # In the order of the call, which is that of arrival.
-            entering.sort(key=lambda at: rows[at][1])
-            requests = [rows[at][2] for at in entering]
+        # In the order of the call, which is that of arrival.
+        unplaced = sorted(entering, key=lambda at: rows[at][1])
+        while unplaced:
+            requests = [rows[at][2] for at in unplaced]
             asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}","{hexed(r.wake)}"]' for r in requests]
             self._connection.write(self._sql["LINE_UP"], document(asked), deadline)
             asked = [f'["{hexed(r.name)}","{hexed(r.claim_id)}"]' for r in requests]
             for pair in self._connection.pieces(self._sql["PLACES"], document(asked), deadline):
                 i, ticket = pair.split()
-                at = entering[int(i) - 1]
+                at = unplaced[int(i) - 1]
                 seen[at] = seen[at]._replace(ticket=int(ticket))
+            # A place may be gone already: with the line before one whose ticket is greater and was seen earlier.
+            unplaced = [at for at in unplaced if seen[at].ticket is None]
         if staying or entering:
             asked = [f'["{hexed(rows[at][0])}",{seen[at].ticket}]' for at in sorted(staying + entering)]
             self._connection.write(self._sql["LAST_TICKETS"], document(asked), deadline)

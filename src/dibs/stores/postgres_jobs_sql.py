@@ -5,8 +5,9 @@ knows, so that it writes no index (half of each page is left free for the new ve
 claim finds the row by its id and the claim's token, and looks at the expiry once it has the row's lock. Parameters
 carry their types, so that the same texts serve the connections of others (see dibs.stores.postgres_jobs_within).
 
-A claim need not outlive a crash of the server, so a take does not wait for the disk. In order that a token that a crash
-has forgotten is not granted again, a token is never less than the microseconds of the server's clock.
+A take is as durable as a grant of a lease: a server that is killed must not hand out again what is being worked. Where
+its settings let a crash forget takes all the same, no token is granted twice even then: a token is never less than the
+microseconds of the server's clock.
 """
 
 from __future__ import annotations
@@ -164,8 +165,7 @@ ROW(j.id, j.fencing_token, j.tries, j.max_tries, j.crashes, j.created_at, j.clai
 
 # The stretches of the order that are looked through (see dibs.stores.postgres_jobs_places) come one after the other,
 # and no further than is needed: there is nothing in this statement that would have to see all rows before it tells
-# the first. Rows whose tries are used up are told as nothing but
-# an id. It is as durable as a grant of a lease: a server that is killed must not hand out again what is being worked.
+# the first. Rows whose tries are used up are told as nothing but an id.
 TAKE = f"""\
 WITH seen AS MATERIALIZED (
     SELECT f.*
