@@ -9,7 +9,7 @@ what came too late.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
+
+J = TypeVar("J", bound="JobFacts")
 
 # A failed job is tried again after a pause that doubles from the first of these to the last, give or take a quarter.
 BACKOFF_MIN_S = 1.0
@@ -61,6 +63,11 @@ class Claim:
     def here(self) -> bool:
         """False in a forked child, which holds nothing of it."""
         return self.session.pid == os.getpid()
+
+    def of_these(self, jobs: list[J]) -> list[J]:
+        """Those that are held: as ``JobFacts.held``, and the clock is asked once for all of them."""
+        live = self.hold.live
+        return [job for job in jobs if job.id in live] if live and self.session.is_held(self.hold) else []
 
     def send(
         self,

@@ -46,12 +46,18 @@ class JobBatchFacts(Generic[J]):
     @property
     def left(self) -> list[J]:
         """What is not finished. Once the batch has ended: what was given back unfinished."""
-        return [job for job in self._jobs if job.held] if self._left is None else list(self._left)
+        return self._held() if self._left is None else list(self._left)
 
     @property
     def lost(self) -> list[J]:
         """What was not held any more when it was to be worked, finished, or given back."""
+        claim = self._claim
+        if claim is None or (not claim.hold.lost and (not claim.hold.live or claim.session.is_held(claim.hold))):
+            return []
         return [job for job in self._jobs if job._is_lost()]
+
+    def _held(self) -> list[J]:
+        return [] if self._claim is None else self._claim.of_these(self._jobs)
 
     @property
     def token(self) -> int | None:
@@ -82,7 +88,7 @@ class JobBatchFacts(Generic[J]):
         if claim is not None and claim.here():
             self._current = None
             self._rest.clear()
-            forsake(claim.session, claim.hold, [job.id for job in self._jobs if job.held])
+            forsake(claim.session, claim.hold, [job.id for job in self._held()])
 
     def _finish_soon(self, jobs: list[J]) -> None:
         """Send ``done`` for jobs on its way; what came too late is learned at the end."""
@@ -118,12 +124,14 @@ class JobBatchFacts(Generic[J]):
             return
         if not claim.here():
             raise LeaseLost(self._jobs[0]._why())
-        closed = self._left or [job for job in self._jobs if job.id in claim.hold.live and job._is_given_back()]
+        jobs = self._held()
+        closed = self._left
+        if not closed and not jobs:
+            closed = [job for job in self._jobs if job.id in claim.hold.live and job._is_given_back()]
         if closed:  # by the end of the block, or with the client
             raise LeaseLost(f"{len(closed)} of {len(self._jobs)} jobs were not finished in time: {closed[0]._why()}")
         self._current = None
         self._rest.clear()
-        jobs = [job for job in self._jobs if job.held]
         ask = claim.send(jobs, DONE, keep_s=claim.keep_s) if jobs else None
         if ask is not None:
             self._pending.append(ask)
@@ -139,7 +147,7 @@ class JobBatchFacts(Generic[J]):
             return
         self._current = None
         self._rest.clear()
-        left = [job for job in self._jobs if job.held]
+        left = self._held()
         failing = current if current in left and isinstance(error, Exception) else None
         left = [job for job in left if job is not failing]
         if self._left is None:
