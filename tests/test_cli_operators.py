@@ -96,6 +96,26 @@ def test_a_mistyped_command_is_recognised(dibs: Dibs) -> None:
     assert done.stderr.startswith("dibs: there is no command 'pasue' (did you mean 'pause'?). dibs has run, elect, ")
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("ls", "--jsno"), "there is no option '--jsno' (did you mean '--json'?)"),
+        (("run", "x", "--slot=2", "--", "true"), "there is no option '--slot' (did you mean '--slots'?)"),
+        (("show", "a", "b"), "'b' is one argument too many"),
+        (("run", "x", "--slots", "two", "--", "true"), "argument --slots: 'two' is no whole number"),
+        (("done", "mail", "seven", "--token", "1"), "argument ID: 'seven' is no whole number"),
+        (("jobs",), "the following arguments are required: QUEUE"),
+        (("requeue",), "the following arguments are required: QUEUE"),
+        (("forget",), "the following arguments are required: QUEUE"),
+    ],
+)
+def test_a_mistake_is_named(dibs: Dibs, words: tuple[str, ...], said: str) -> None:
+    """What is wrong, what was perhaps meant, and where it is explained."""
+    done = dibs(*words)
+    assert done.returncode == 64
+    assert done.stderr == f"dibs: {said} (`dibs {words[0]} --help` explains)\n"
+
+
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/x", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/x"])
 def test_what_drivers_say_becomes_sentences(dibs: Dibs, url: str) -> None:
     """No two stops in a row, and no two sentences without one."""

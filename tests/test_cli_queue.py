@@ -429,3 +429,10 @@ def test_a_store_that_is_away_is_69(dibs: Dibs) -> None:
         done = dibs("--url", "redis://127.0.0.1:1", *words)
         if "keeps no queues" not in done.stderr:
             assert done.returncode == 69, done
+
+
+def test_jobs_that_are_not_there(dibs: Dibs) -> None:
+    """Exit 1 and one line on stderr; nothing on stdout, not even an empty line."""
+    done = dibs("jobs", "mail", "7")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "dibs: not in 'mail', or not any more: 7\n"

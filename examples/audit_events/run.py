@@ -73,11 +73,10 @@ def main(events: int) -> int:
     workers["A"].kill()
     os.kill(workers["B"].pid, signal.SIGSTOP)
     print(f"A was killed and B frozen, with {audited(database)} events audited")
-    until(database, events * 4 // 5)
     with dibs.connect(f"sqlite:///{database}") as client:
         queue = client.queue("audit")
-        advice = queue.advice()
         until(database, events)
+        advice = queue.advice()
         os.kill(workers["B"].pid, signal.SIGCONT)
         found = [detector.communicate()[0].strip() for detector in (first, second)]
         print(f"detectors: {' and '.join(found)}")

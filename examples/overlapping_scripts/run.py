@@ -1,7 +1,8 @@
 """Three scripts on one table of a million rows, with claims in memcached and in a side table of SQLite.
 
 At the end it looks whether any row was worked twice. Then the memcached server is stopped, and a script says so. Exits
-with 1 if anything is wrong. Takes about half a minute; without a memcached on this machine, only SQLite is tried.
+with 1 if anything is wrong. Takes about half a minute; without a memcached and its driver on this machine, only SQLite
+is tried.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -66,8 +68,9 @@ def main(rows: int, limit: int) -> int:
         print("claims in a side table of SQLite:")
         fine = work(f"sqlite:///{folder}/claims.db", table, folder / "sqlite.db", limit)
         program = shutil.which("memcached")
-        if program is None:
-            print("no memcached on this machine: the other half is left out")
+        if program is None or find_spec("pymemcache") is None:
+            missing = "memcached on this machine" if program is None else "pymemcache (pip install '.[memcached]')"
+            print(f"no {missing}: the other half is left out")
             return 0 if fine else 1
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -98,6 +98,8 @@ examples:
   export DIBS_URL=postgresql://app@db/prod  use PostgreSQL, for more than one machine (a password goes into
                                             ~/.pgpass or $PGPASSWORD, not into a URL that `ps` shows)
 
+T is a duration: 30 or 1.5 are seconds; 500ms, 10m, 2h and 30d are what they look like.
+
 exit codes:
   0 done, 64 wrong usage, 69 store unreachable, 75 held by another, 76 lease lost, 78 not set up or misconfigured;
   `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n when signal n ended
@@ -159,6 +161,19 @@ class Parser(argparse.ArgumentParser):
         if not known.command_line:
             self.error(f"put -- and the command behind the options: {self.usage}")
         return known, unknown
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            from dibs.errors import did_you_mean
+
+            name = unknown[0].partition("=")[0]
+            if name.startswith("-"):
+                self.error(f"there is no option {name!r}{did_you_mean(name, self._option_string_actions)}")
+            self.error(f"{unknown[0]!r} is one argument too many")
+        return known
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(USAGE, f"{message} (`{self.prog} --help` explains)")
@@ -334,3 +349,11 @@ def duration(text: str) -> float:
     if unit is None or not number.isascii() or not number.replace(".", "", 1).isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 30, 1.5, 500ms, 10m, 2h or 30d")
     return float(number) * unit
+
+
+def whole(text: str) -> int:
+    """A whole number; whether it is in range is for whoever uses it to say."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None

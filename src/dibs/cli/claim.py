@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say
+from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.command import find
 from dibs.cli.keeper import Keeper
 from dibs.cli.moments import LOOKS_PER_TTL
@@ -61,7 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", metavar="FILE", required=True, help="their ids, one a line; - is standard input")
     parser.add_argument("--columns", metavar="TABLE", help="keep the claims in columns of this table, in the ids' rows")
     parser.add_argument("--key", metavar="COLUMN", help="of which column the ids are, with --columns (default: id)")
-    parser.add_argument("--limit", type=int, metavar="N", help="claim N of them at most")
+    parser.add_argument("--limit", type=whole, metavar="N", help="claim N of them at most")
     parser.add_argument(
         "--ttl",
         type=duration,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.cli import duration
+from dibs.cli import duration, whole
 from dibs.cli.run import add_common, parse_info, run_under
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--value", metavar="TEXT", help="what observers see of the leader, its address for example")
     parser.add_argument(
         "--priority",
-        type=int,
+        type=whole,
         default=0,
         metavar="P",
         help="-1 to -9: lead only when no candidate of a higher priority is there (default: 0)",
     )
     parser.add_argument(
         "--standby-max",
-        type=int,
+        type=whole,
         metavar="N",
         help="exit 75 at once when N candidates with this option stand by already (default: no limit)",
     )

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.lines import lines_of, put_lines
 from dibs.cli.looks import json_option, print_json
 from dibs.errors import InvalidOption
@@ -47,7 +47,7 @@ examples:
     when.add_argument(
         "--at", metavar="TIME", help="when it is due: 2026-12-24T18:00, with +01:00 or Z, else in this machine's zone"
     )
-    parser.add_argument("--priority", type=int, metavar="P", help="-100 to 100, the greatest first (default: 0)")
+    parser.add_argument("--priority", type=whole, metavar="P", help="-100 to 100, the greatest first (default: 0)")
     parser.add_argument("--key", metavar="KEY", help="unique among the jobs of the queue that have not ended")
     parser.add_argument(
         "--on-conflict",
@@ -57,14 +57,14 @@ examples:
         "what it carries unless it is being worked (default: raise)",
     )
     parser.add_argument("--group", metavar="GROUP", help="what takers with --group-limit work only N of at a time")
-    parser.add_argument("--max-tries", type=int, metavar="N", help="after so many tries it is dead (default: 10)")
+    parser.add_argument("--max-tries", type=whole, metavar="N", help="after so many tries it is dead (default: 10)")
     json_option(parser)
 
 
 def _take_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Take jobs from QUEUE, print each as a line of JSON, and leave them to you for --ttl. Nobody renews that: end each job
-with `dibs done QUEUE ID --token T` before, or others get it. Exits 1 when there is no job.
+with `dibs done QUEUE ID --token N` before, or others get it. Exits 1 when there is no job.
 
 To run a command for each job, with renewal, `dibs work` is less work."""
     parser.epilog = """\
@@ -79,11 +79,15 @@ examples:
 A payload of bytes is in "payload_base64" instead of "payload".
 """
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("--n", type=int, default=1, metavar="N", help=f"up to so many, {TAKE_MAX} at most (default: 1)")
-    parser.add_argument("--timeout", type=duration, default=0.0, metavar="T", help="how long to wait for the first")
+    parser.add_argument(
+        "--n", type=whole, default=1, metavar="N", help=f"up to so many, {TAKE_MAX} at most (default: 1)"
+    )
+    parser.add_argument(
+        "--timeout", type=duration, default=0.0, metavar="T", help="how long to wait for the first (default: not)"
+    )
     parser.add_argument("--ttl", type=duration, metavar="T", help="how long they are yours (default: 30s)")
     parser.add_argument(
-        "--group-limit", type=int, metavar="N", help="only while less than N of their group are being worked"
+        "--group-limit", type=whole, metavar="N", help="only while less than N of their group are being worked"
     )
 
 
@@ -103,8 +107,8 @@ examples:
   dibs done mail 7 --token 1 --skip             ready again for others; the try is not counted
 """
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("id", metavar="ID", type=int)
-    parser.add_argument("--token", type=int, metavar="T", required=True, help="as `dibs take` printed it")
+    parser.add_argument("id", metavar="ID", type=whole)
+    parser.add_argument("--token", type=whole, metavar="N", required=True, help="as `dibs take` printed it")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--result", metavar="JSON", help="kept with the job for as long as --keep says")
     how.add_argument("--fail", metavar="ERROR", help="this try has failed, and why")
@@ -156,7 +160,7 @@ def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) ->
     if args.bytes or len(data) > PAYLOAD_BYTES_MAX:
         payload: Any = data  # what is too long is refused like any other
     else:
-        payload = json_of("the payload", data.decode("utf-8", "surrogateescape"))
+        payload = json_of("the payload", data.decode("utf-8", "surrogateescape"), "; bytes want --bytes")
     return queue.put(payload, key=args.key, **options)
 
 
@@ -233,12 +237,12 @@ def done(args: argparse.Namespace) -> int:
     return 0
 
 
-def json_of(what: str, text: str) -> Any:
+def json_of(what: str, text: str, hint: str = "") -> Any:
     """The value; raises CommandError for what is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandError(USAGE, f"{what} is no JSON: {error}; a text stands in quotes, bytes want --bytes") from None
+        raise CommandError(USAGE, f"{what} is no JSON: {error}; a text stands in quotes{hint}") from None
 
 
 def _moment(text: str) -> Any:

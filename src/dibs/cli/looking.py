@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import BUSY, CommandError, connect, duration
+from dibs.cli import BUSY, CommandError, connect, duration, whole
 from dibs.cli.looks import json_option, json_text, local, print_json, table
 from dibs.names import check_name, lasting, people_call
 
@@ -54,7 +54,7 @@ its holder to whoever comes next.
 """
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
-        "-n", "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help=f"so many (default: {LIMIT_DEFAULT})"
+        "-n", "--limit", type=whole, default=LIMIT_DEFAULT, metavar="N", help=f"so many (default: {LIMIT_DEFAULT})"
     )
     json_option(parser)
 

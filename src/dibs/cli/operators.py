@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, cast
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, whole
 from dibs.cli.looks import json_option, json_text, lease_json, lease_row, local, pauses_of, print_json, table
 from dibs.errors import Unsupported
 from dibs.history import HISTORY_KEPT_MAX
@@ -73,7 +73,7 @@ examples:
                                                 whoever has it
 """
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--token", type=int, metavar="N", help="the fencing token of the lease to break")
+    parser.add_argument("--token", type=whole, metavar="N", help="the fencing token of the lease to break")
     parser.add_argument("--now", action="store_true", help="free the name at once, although its holder may go on")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, whole
 from dibs.cli.jobs import payload_json
 from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, table
 from dibs.errors import Unsupported
@@ -54,7 +54,7 @@ examples:
 """
     parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=int, nargs="*")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[])
     parser.add_argument("--state", choices=STATES, help="only jobs in this state")
     _limit_option(parser)
     json_option(parser)
@@ -92,7 +92,9 @@ examples:
 """
     parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=int, nargs="*", help="which (default: all that are dead)")
+    parser.add_argument(
+        "ids", metavar="ID", type=whole, nargs="*", default=[], help="which (default: all that are dead)"
+    )
 
 
 def _cancel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,13 +111,13 @@ examples:
   dibs pause --queue mail                       nothing is lost, but nothing is taken: perhaps that will do
 """
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=int, nargs="+")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="+")
 
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Delete jobs of QUEUE that have ended: dead ones, and those that were kept with a result. Jobs that have not ended are
-never deleted (`dibs cancel` ends them)."""
+never deleted (`dibs cancel` ends them). Exits 1 when IDs were given and none of them was deleted."""
     parser.epilog = """\
 examples:
   dibs forget mail 7 9                          these two dead jobs, and their errors
@@ -125,13 +127,13 @@ examples:
 """
     parser.intermixed = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=int, nargs="*")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[])
     parser.add_argument("--older-than", type=duration, metavar="T", help="only what ended so long ago")
 
 
 def _limit_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", "--limit", type=int, default=LIST_DEFAULT, metavar="N", help=f"so many (default: {LIST_DEFAULT})"
+        "-n", "--limit", type=whole, default=LIST_DEFAULT, metavar="N", help=f"so many (default: {LIST_DEFAULT})"
     )
 
 
@@ -200,7 +202,7 @@ def _show_jobs(queue: Queue, args: argparse.Namespace) -> int:
     records = [record for record in found.values() if record is not None]
     if args.json:
         print_json([record_json(record) for record in records])
-    else:
+    elif records:
         print("\n\n".join(map(_in_full, records)))
     missing = [str(number) for number, record in found.items() if record is None]
     if missing:

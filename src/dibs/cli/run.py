@@ -15,7 +15,7 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import LOST, SIGNALLED, SYSTEM, USAGE, CommandError, connect, duration, say
+from dibs.cli import LOST, SIGNALLED, SYSTEM, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.command import Command, find
 from dibs.cli.guard import Guard, GuardDiedError
 from dibs.cli.moments import GRACE_DEFAULT_S
@@ -81,7 +81,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     waiting.add_argument("--nowait", action="store_true", help="do not wait: the same as --timeout 0")
     parser.add_argument(
         "--slots",
-        type=int,
+        type=whole,
         metavar="N",
         help="let N run at a time, each with a number from 1 to N in DIBS_SLOT; the same N everywhere",
     )

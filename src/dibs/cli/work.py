@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, say
+from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
 from dibs.cli.moments import LOOKS_PER_TTL
@@ -76,7 +76,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.takes_command = True  # type: ignore[attr-defined]
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="so many commands at a time (default: 1)")
+    parser.add_argument("--workers", type=whole, default=1, metavar="N", help="so many commands at a time (default: 1)")
     parser.add_argument(
         "--ttl",
         type=duration,
@@ -89,7 +89,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--group-limit",
-        type=int,
+        type=whole,
         metavar="N",
         help="work N jobs of a group at a time, 1 in the order of their puts; the same everywhere (default: no limit)",
     )
