@@ -97,7 +97,7 @@ class JobFailed(DibsError):
 
 
 class LimitMismatch(DibsError, ValueError):
-    """Two clients use one semaphore with different limits."""
+    """The name has another number of permits: a semaphore of another limit, or a lock of another kind."""
 
 
 class InvalidName(DibsError, ValueError):
