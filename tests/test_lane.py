@@ -235,6 +235,23 @@ def test_a_store_that_is_too_busy_is_asked_again(world: World) -> None:
     world.end()
 
 
+def test_who_gives_up_on_a_busy_store_hears_why(world: World) -> None:
+    """What the store said stands in the error: it tells somebody's transaction from a crowd."""
+
+    def busy() -> None:
+        raise StoreBusy("database is locked")
+
+    world.shop.during = busy
+    ask = Ask(acquire("a"), world.clock.now() + 0.02)
+    with world.mutex:
+        world.lane.put(ask)
+    world.lane.drive(ask)
+    assert world.answered(ask)
+    assert isinstance(ask.trouble, StoreUnavailable)
+    assert "too busy (database is locked)" in str(ask.trouble)
+    world.end()
+
+
 def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
     """A dropped ask never travels again, and does not keep its neighbours."""
 

@@ -469,7 +469,10 @@ class Lane:
         now = self._clock.now()
         busy = isinstance(error, StoreBusy)
         if busy:
-            error = StoreUnavailable(f"the store was too busy for {self._request_timeout_s:g} s", maybe_applied=False)
+            error = StoreUnavailable(
+                f"the store stayed too busy ({error}): others ask too much of it, or somebody's transaction locks it",
+                maybe_applied=False,
+            )
         without_frames(error)
         again: list[Ask] = []
         with self._mutex:
