@@ -63,22 +63,49 @@ What `--help` prints, 100 columns wide. The codes: [errors](errors.md#exit-codes
 ## What --json prints
 
 The fields are those of the objects that Python has ([API](api.md)), times as text (ISO 8601, UTC), and these besides:
-
-| command | prints |
-| --- | --- |
-| `ls` | a list of [LeaseRecord](api.md#leaserecord), each with `paused`: the pause that covers it, or null |
-| `show` | one of these, or null when nobody holds the name |
-| `top` | at each look a line: `held`, `waiting`, `grants_per_s` (null at the first look), `leases` as of `ls`, each with `held_for` (seconds) and `grants_per_s`, and `pauses` |
-| `history` | a list of [HistoryRecord](api.md#historyrecord) |
-| `pause` | the [Pause](api.md#pause), with `holders`, as of `ls`; without NAME a list of all |
-| `queues` | a list of [QueueDepth](api.md#queuedepth), each with `paused`: the name of the pause, or null |
-| `jobs`, `dead` | a list of [JobRecord](api.md#jobrecord); `payload_base64` in the place of `payload` where that is bytes |
-| `take` (always) | a line for each job: `id`, `token`, `payload` or `payload_base64`, `tries`, `max_tries`, `crashes`, `key`, `group`, `created_at`, `expires_at` |
-| `put` | `queue`, and `id`; with `--lines` `put`: how many |
-| `advise` | a list of [Advice](api.md#advice) |
-| `claim` | on stderr `won`, `busy`, `lost` (how many), `exit_code` (null when nothing was run); with `--columns` `without_row` |
-| `doctor` | `store`, `ok`, `required`, `findings` (a list of `promise`, `kept`, `detail`), and `capabilities`, or null where the store was not reached |
 """
+# By command: what it prints with --json.
+JSON: list[tuple[object, ...]] = [
+    ("`ls`", "a list of [LeaseRecord](api.md#leaserecord), each with `paused`: the pause that covers it, or null"),
+    ("`show`", "one of these, or null when nobody holds the name"),
+    (
+        "`top`",
+        (
+            "at each look a line: `held`, `waiting`, `grants_per_s` (null at the first look), `leases` as of `ls`, each "
+            "with `held_for` (seconds) and `grants_per_s`, and `pauses`"
+        ),
+    ),
+    ("`history`", "a list of [HistoryRecord](api.md#historyrecord)"),
+    ("`pause`", "the [Pause](api.md#pause), with `holders`, as of `ls`; without NAME a list of all"),
+    ("`queues`", "a list of [QueueDepth](api.md#queuedepth), each with `paused`: the name of the pause, or null"),
+    (
+        "`jobs`, `dead`",
+        "a list of [JobRecord](api.md#jobrecord); `payload_base64` in the place of `payload` where that is bytes",
+    ),
+    (
+        "`take` (always)",
+        (
+            "a line for each job: `id`, `token`, `payload` or `payload_base64`, `tries`, `max_tries`, `crashes`, `key`, "
+            "`group`, `created_at`, `expires_at`"
+        ),
+    ),
+    ("`put`", "`queue`, and `id`; with `--lines` `put`: how many"),
+    ("`advise`", "a list of [Advice](api.md#advice)"),
+    (
+        "`claim`",
+        (
+            "on stderr `won`, `busy`, `lost` (how many), `exit_code` (null when nothing was run); with `--columns` "
+            "`without_row`"
+        ),
+    ),
+    (
+        "`doctor`",
+        (
+            "`store`, `ok`, `required`, `findings` (a list of `promise`, `kept`, `detail`), and `capabilities`, or null "
+            "where the store was not reached"
+        ),
+    ),
+]
 CONFORMANCE = """\
 # The conformance suite
 
@@ -600,6 +627,7 @@ def capabilities() -> list[str]:
 def command_line() -> list[str]:
     return [
         CLI,
+        table(("command", "prints"), JSON),
         *[
             f"## {' '.join(['dibs', *words])}\n\n```text\n{help_text(words)}\n```\n"
             for words in ([], *[[command] for command in dibs.cli.COMMANDS])

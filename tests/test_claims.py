@@ -433,6 +433,15 @@ def test_what_an_item_failed_with_is_kept_as_text(client: dibs.Client) -> None:
             client.claims("rows", max_tries=1, info=info)
 
 
+@pytest.mark.parametrize("items", ["abc", b"abc", 17])
+def test_take_wants_several_items(client: dibs.Client, items: Any) -> None:
+    """A text is one key, and not one for each of its letters; so are those that ``fetch`` returns."""
+    with pytest.raises(dibs.InvalidOption, match=r"items are several, as in take\(\["):
+        client.claims("orders").take(items)
+    with pytest.raises(dibs.InvalidOption, match=r"items are several, as in take\(\["):
+        next(iter(client.claims("orders").stream(lambda: items)))
+
+
 def test_ctrl_c_while_tries_are_counted_gives_back(sqlite_url: str, other: dibs.Client) -> None:
     """Ctrl-C while tries are being counted leaves nothing held, and has cost none."""
     between = Between(sqlite_url)

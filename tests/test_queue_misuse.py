@@ -115,9 +115,9 @@ def test_who_waits_for_a_group_keeps_nobody_else_waiting(client: dibs.Client) ->
 # -- what is put ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payloads", [b"abc", {"a": 1}, None, 5])
+@pytest.mark.parametrize("payloads", ["abc", b"abc", {"a": 1}, dibs.NewJob(1), None, 5])
 def test_put_many_wants_a_list(client: dibs.Client, payloads: Any) -> None:
-    """Bytes or an object of JSON are one payload, and not one for each of their parts."""
+    """A text, bytes or an object of JSON are one payload, and not one for each of their parts."""
     queue = client.queue("a")
     with pytest.raises(dibs.InvalidOption, match="put_many takes a list of payloads"):
         queue.put_many(payloads)

@@ -84,7 +84,7 @@ def new_jobs(payloads: Iterable[Any], options: PutOptions) -> tuple[tuple[rows.N
     """
     if options.on_conflict not in ON_CONFLICT:
         raise InvalidOption(f"on_conflict is one of {', '.join(ON_CONFLICT)}, not {options.on_conflict!r}")
-    if isinstance(payloads, (bytes, bytearray, memoryview, Mapping)) or not isinstance(payloads, Iterable):
+    if isinstance(payloads, (str, bytes, bytearray, memoryview, Mapping, NewJob)) or not isinstance(payloads, Iterable):
         raise InvalidOption(f"put_many takes a list of payloads, not {type(payloads).__name__}; put takes one")
     common = _new_job(NewJob(None), options)
     jobs: list[rows.NewJob] = []
