@@ -65,14 +65,14 @@ What `--help` prints, 100 columns wide. The codes: [errors](errors.md#exit-codes
 The fields are those of the objects that Python has ([API](api.md)), times as text (ISO 8601, UTC), and these besides:
 """
 # By command: what it prints with --json.
-JSON: list[tuple[object, ...]] = [
+JSON: list[Row] = [
     ("`ls`", "a list of [LeaseRecord](api.md#leaserecord), each with `paused`: the pause that covers it, or null"),
     ("`show`", "one of these, or null when nobody holds the name"),
     (
         "`top`",
         (
-            "at each look a line: `held`, `waiting`, `grants_per_s` (null at the first look), `leases` as of `ls`, each "
-            "with `held_for` (seconds) and `grants_per_s`, and `pauses`"
+            "at each look a line: `held`, `waiting`, `grants_per_s` (null at the first look), `leases` as of `ls`, "
+            "each with `held_for` (seconds) and `grants_per_s`, and `pauses`"
         ),
     ),
     ("`history`", "a list of [HistoryRecord](api.md#historyrecord)"),
@@ -85,8 +85,8 @@ JSON: list[tuple[object, ...]] = [
     (
         "`take` (always)",
         (
-            "a line for each job: `id`, `token`, `payload` or `payload_base64`, `tries`, `max_tries`, `crashes`, `key`, "
-            "`group`, `created_at`, `expires_at`"
+            "a line for each job: `id`, `token`, `payload` or `payload_base64`, `tries`, `max_tries`, `crashes`, "
+            "`key`, `group`, `created_at`, `expires_at`"
         ),
     ),
     ("`put`", "`queue`, and `id`; with `--lines` `put`: how many"),
@@ -101,8 +101,8 @@ JSON: list[tuple[object, ...]] = [
     (
         "`doctor`",
         (
-            "`store`, `ok`, `required`, `findings` (a list of `promise`, `kept`, `detail`), and `capabilities`, or null "
-            "where the store was not reached"
+            "`store`, `ok`, `required`, `findings` (a list of `promise`, `kept`, `detail`), and `capabilities`, "
+            "or null where the store was not reached"
         ),
     ),
 ]
