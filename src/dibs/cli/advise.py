@@ -35,7 +35,7 @@ examples:
   dibs advise --metrics > /var/lib/node_exporter/dibs.prom
                                                 dibs_workers_needed{queue="mail"} and others, for Prometheus
 """
-    parser.add_argument("queues", metavar="QUEUE", nargs="*")
+    parser.add_argument("queues", metavar="QUEUE", nargs="*", help="which (default: all that have jobs)")
     json_option(parser)
     parser.add_argument("--metrics", action="store_true", help="print metrics in the text format of Prometheus")
 

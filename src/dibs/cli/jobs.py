@@ -38,7 +38,7 @@ examples:
                                                 a job for each row
 """
     parser.intermixed = True  # type: ignore[attr-defined]
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
     parser.add_argument("payload", metavar="PAYLOAD", nargs="?", help="JSON, or - for standard input")
     parser.add_argument("--bytes", action="store_true", help="the payload is bytes, not JSON")
     parser.add_argument("--lines", action="store_true", help="each line of standard input is a payload; no empty ones")
@@ -78,7 +78,7 @@ examples:
 
 A payload of bytes is in "payload_base64" instead of "payload".
 """
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
     parser.add_argument(
         "--n", type=whole, default=1, metavar="N", help=f"up to so many, {TAKE_MAX} at most (default: 1)"
     )
@@ -106,8 +106,8 @@ examples:
                                                 failed, and not to be tried again
   dibs done mail 7 --token 1 --skip             ready again for others; the try is not counted
 """
-    parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("id", metavar="ID", type=whole)
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
+    parser.add_argument("id", metavar="ID", type=whole, help="as `dibs take` printed it")
     parser.add_argument("--token", type=whole, metavar="N", required=True, help="as `dibs take` printed it")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--result", metavar="JSON", help="kept with the job for as long as --keep says")

@@ -33,7 +33,7 @@ examples:
   dibs wait nightly --timeout 0 && echo free    look once
   dibs pause 'deploy/*' && dibs wait 'deploy/*' stop new ones, and let the others finish
 """
-    parser.add_argument("name", metavar="NAME|PREFIX*")
+    parser.add_argument("name", metavar="NAME|PREFIX*", help="what nobody shall hold any more")
     parser.add_argument("--timeout", type=duration, metavar="T", help="how long to wait (default: for ever)")
 
 
@@ -52,7 +52,7 @@ examples:
 ENDED is "released" by its holder, "expired" since nobody had renewed it, "broken" by an operator, or "transferred" by
 its holder to whoever comes next.
 """
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="the name of the lock")
     parser.add_argument(
         "-n", "--limit", type=whole, default=LIMIT_DEFAULT, metavar="N", help=f"so many (default: {LIMIT_DEFAULT})"
     )

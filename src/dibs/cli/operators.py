@@ -47,7 +47,7 @@ examples:
   dibs show nightly > /dev/null && echo busy    in a script; any code but 0 and 1 means that it is not known
   dibs show -- --strange-name                   a name that looks like an option
 """
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="the name of the lock")
     json_option(parser)
 
 
@@ -72,7 +72,7 @@ examples:
   dibs break nightly --now --token "$(dibs show nightly --json | jq .fencing_token)"
                                                 whoever has it
 """
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="the name of the lock")
     parser.add_argument("--token", type=whole, metavar="N", help="the fencing token of the lease to break")
     parser.add_argument("--now", action="store_true", help="free the name at once, although its holder may go on")
 

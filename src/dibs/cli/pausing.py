@@ -50,7 +50,7 @@ examples:
                                                 all pauses
 """
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", metavar="NAME|PREFIX*", nargs="?")
+    which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what was paused")
     which.add_argument("--queue", metavar="NAME", help="the queue to resume")
 
 

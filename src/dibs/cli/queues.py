@@ -53,8 +53,8 @@ examples:
                                                 when they are due
 """
     parser.intermixed = True  # type: ignore[attr-defined]
-    parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[])
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[], help="these jobs in full")
     parser.add_argument("--state", choices=STATES, help="only jobs in this state")
     _limit_option(parser)
     json_option(parser)
@@ -73,7 +73,7 @@ examples:
   dibs dead mail --json | jq '.[] | select(.crashes > 0) | .id'
                                                 those that took a worker with them
 """
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
     _limit_option(parser)
     json_option(parser)
 
@@ -91,7 +91,7 @@ examples:
   dibs dead mail                                look first
 """
     parser.intermixed = True  # type: ignore[attr-defined]
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
     parser.add_argument(
         "ids", metavar="ID", type=whole, nargs="*", default=[], help="which (default: all that are dead)"
     )
@@ -110,8 +110,8 @@ examples:
                                                 whatever is due later
   dibs pause --queue mail                       nothing is lost, but nothing is taken: perhaps that will do
 """
-    parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=whole, nargs="+")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="+", help="which jobs")
 
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +126,8 @@ examples:
   5 4 * * 0  dibs forget mail --older-than 90d   in a crontab
 """
     parser.intermixed = True  # type: ignore[attr-defined]
-    parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[])
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
+    parser.add_argument("ids", metavar="ID", type=whole, nargs="*", default=[], help="which (default: by --older-than)")
     parser.add_argument("--older-than", type=duration, metavar="T", help="only what ended so long ago")
 
 

@@ -75,7 +75,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     parser.takes_command = True  # type: ignore[attr-defined]
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")
     parser.add_argument("--workers", type=whole, default=1, metavar="N", help="so many commands at a time (default: 1)")
     parser.add_argument(
         "--ttl",
