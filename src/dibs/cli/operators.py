@@ -43,7 +43,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
   dibs show nightly                             who holds it
-  dibs show nightly --json | jq .fencing_token  the token that `dibs break` asks for
+  dibs show nightly | awk '/^token/ {print $2}' the token that `dibs break` asks for
   dibs show nightly > /dev/null && echo busy    in a script; any code but 0 and 1 means that it is not known
   dibs show -- --strange-name                   a name that looks like an option
 """
@@ -69,7 +69,7 @@ examples:
   dibs break nightly                            look first: shows the holder and the command to type
   dibs break nightly --token 42                 break that lease; the name is free at its expiry
   dibs break nightly --token 42 --now           the same, and the name is free now
-  dibs break nightly --now --token "$(dibs show nightly --json | jq .fencing_token)"
+  dibs break nightly --now --token "$(dibs show nightly | awk '/^token/ {print $2}')"
                                                 whoever has it
 """
     parser.add_argument("name", metavar="NAME", help="the name of the lock")
