@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -54,6 +53,15 @@ def audited(database: Path) -> int:
         product.close()
 
 
+def freeze(worker: subprocess.Popen[str], database: Path) -> None:
+    """Stop it, but not while it writes: SQLite lets one writer in, so all others would be stopped with it."""
+    product = sqlite3.connect(database, timeout=30, isolation_level=None)
+    product.execute("BEGIN IMMEDIATE")  # from here on nobody else writes
+    worker.send_signal(signal.SIGSTOP)
+    product.execute("ROLLBACK")
+    product.close()
+
+
 def until(database: Path, count: int) -> None:
     """Wait until so many are audited."""
     end = time.monotonic() + 60
@@ -71,13 +79,13 @@ def main(events: int) -> int:
     workers = {name: start("work.py", name, database, "--ttl", TTL_S, "--idle", 3 * TTL_S) for name in "ABCD"}
     until(database, events // 5)
     workers["A"].kill()
-    os.kill(workers["B"].pid, signal.SIGSTOP)
+    freeze(workers["B"], database)
     print(f"A was killed and B frozen, with {audited(database)} events audited")
     with dibs.connect(f"sqlite:///{database}") as client:
         queue = client.queue("audit")
         until(database, events)
         advice = queue.advice()
-        os.kill(workers["B"].pid, signal.SIGCONT)
+        workers["B"].send_signal(signal.SIGCONT)
         found = [detector.communicate()[0].strip() for detector in (first, second)]
         print(f"detectors: {' and '.join(found)}")
         said = [worker.communicate()[0].strip() for worker in workers.values()]
