@@ -12,9 +12,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from importlib.util import find_spec
 from typing import Any
 
 import psycopg
@@ -27,63 +26,9 @@ from tests.callers import KINDS, Caller, raw
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.test_once import Machine
+from tests.yard import LONG_S, ROWS, URLS, Yard, until
 
-URLS = ["sqlite_url", "postgres_url", "mysql_url"]
-if find_spec("MySQLdb"):
-    URLS.append("mysqlclient_url")
 SHORT_S = 1.0
-LONG_S = 60.0
-ROWS = 20
-DUE = "SELECT id, kind FROM event WHERE due ORDER BY id"
-
-
-def dialect_of(url: str) -> str:
-    return url.partition(":")[0]
-
-
-class Yard:
-    """A database with a table whose rows keep their own claims, and clients who claim them."""
-
-    def __init__(self, url: str, columns: bool = True) -> None:
-        self.url = url
-        self.plain = url.partition("?")[0]
-        self.dialect = dialect_of(url)
-        self._open: list[Any] = []
-        self.run("CREATE TABLE event (id INTEGER PRIMARY KEY, kind VARCHAR(40), due BOOLEAN NOT NULL)")
-        self.run(f"INSERT INTO event VALUES {','.join(f'({n}, {n!r}, TRUE)' for n in range(1, ROWS + 1))}")
-        if columns:
-            self.migrate("event")
-        self.due = DUE + (" LIMIT 1000" if self.dialect == "mysql" else "")
-
-    def migrate(self, table: str) -> None:
-        for statement in migration_sql(self.dialect, table).split(";\n"):
-            if statement.strip():
-                self.run(statement)
-
-    def run(self, sql: str) -> list[Any]:
-        with closing(raw(self.plain)) as connection:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            rows = list(cursor.fetchall()) if cursor.description else []
-            connection.commit()
-        return rows
-
-    def row(self, number: int) -> Any:
-        """Of this row: token, claim, until."""
-        return self.run(f"SELECT dibs_token, dibs_claim, dibs_until FROM event WHERE id = {number}")[0]
-
-    def client(self, **options: Any) -> dibs.Client:
-        client = dibs.connect(self.url, **options)
-        self._open.append(client)
-        return client
-
-    def claims(self, client: dibs.Client | None = None, **options: Any) -> dibs.Claims:
-        client = self.client() if client is None else client
-        return client.claims("event", **{"ttl": LONG_S, "mode": "columns", **options})
-
-    def close(self) -> None:
-        for thing in self._open:
-            thing.close()
 
 
 @pytest.fixture(params=URLS, ids=[url.partition("_")[0] for url in URLS])
@@ -91,14 +36,6 @@ def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
     yard = Yard(request.getfixturevalue(request.param))
     yield yard
     yard.close()
-
-
-def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
-    """Wait for a condition."""
-    by = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < by, "it never came true"
-        time.sleep(0.01)
 
 
 # -- who has a row ----------------------------------------------------------------------------------------------------
