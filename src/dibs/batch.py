@@ -92,7 +92,7 @@ class Ends:
             yield self.session, ask, None
             self.pending.pop()
             # After trouble, Gone may be the trace of a first attempt whose answer was lost.
-            if isinstance(ask.outcome, Gone) and ask.trouble is None:
+            if isinstance(ask.outcome, Gone) and not ask.maybe_applied:
                 self.lost[key] = value
 
 

@@ -18,6 +18,7 @@ can contain. So one call may carry both kinds, and only the store looks.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL
@@ -31,6 +32,26 @@ _TYPES = {
     MYSQL: ("BIGINT NULL", "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL", "DATETIME(6) NULL"),
 }
 _TYPES_OF_SQLITE = ("INTEGER", "TEXT", "REAL")
+# Which types do as well: those that keep what is written to them as it is. (A time that is rounded, or told in a time
+# zone of the session's, ends a claim before its holder stops to trust it.)
+_WIDE = r"\((25[5-9]|2[6-9]\d|[3-9]\d\d|\d{4,})\)"
+_FIT = {
+    POSTGRESQL: (
+        r"bigint( not null)?",
+        rf"text|character varying({_WIDE})?",
+        r"timestamp(\(6\))? with time zone",
+    ),
+    MYSQL: (
+        r"bigint(\(\d+\))?( unsigned)?( not null)?",
+        rf"varchar{_WIDE}|(medium|long)?text",
+        r"datetime\(6\)",
+    ),
+}
+_FIT_OF_SQLITE = (
+    r"\w*int\w*( not null)?",
+    rf"text|(n?var)?char({_WIDE})?",
+    r"real|float|double( precision)?",
+)
 
 
 class Place(NamedTuple):
@@ -61,6 +82,15 @@ def row_of(name: str) -> tuple[Place, str]:
     """Which row of which table the name is of."""
     _, table, column, key = name.split(ROW_MARK)
     return Place(table, column), key
+
+
+def misfit(dialect: str, found: dict[str, str]) -> tuple[str, str] | None:
+    """Of the columns that a table has, by name: the first whose type does not do, and the one that does."""
+    types, fits = _TYPES.get(dialect, _TYPES_OF_SQLITE), _FIT.get(dialect, _FIT_OF_SQLITE)
+    for name, wanted, fit in zip(COLUMNS, types, fits, strict=True):
+        if not re.fullmatch(fit, found[name].lower()):
+            return name, wanted
+    return None
 
 
 def migration_sql(dialect: str, table: str) -> str:

@@ -57,7 +57,7 @@ def finishing(
     if ask.outcome.gone:
         load.count(late=1)
         what = f"the claim with token {token} on job {job} of {core.name!r} is not in force"
-        if isinstance(ask.trouble, StoreUnavailable) and ask.trouble.maybe_applied:
+        if ask.maybe_applied:
             raise StoreUnavailable(f"{what}; it may have been ended just now, by an attempt whose answer was lost")
         raise LeaseLost(f"{what}: it has expired, or was ended; nothing was changed")
     load.count(**{"returned" if end in (RETRY, BACK) else "ended": 1})

@@ -82,7 +82,7 @@ class EndAsk(JobAsk):
         if self.settled:
             return
         gone: tuple[int, ...] = getattr(outcome, "gone", ())
-        repeated = isinstance(self.trouble, StoreUnavailable) and self.trouble.maybe_applied
+        repeated = self.maybe_applied
         # An attempt ends all of the jobs that are ours: had the first been carried out, none would be there now.
         if repeated and len(gone) == len(self.request.ids):
             if self._session.clock.now() < self._trusted_until:

@@ -74,6 +74,8 @@ class Ask:
     weight = 0
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False
+    #: What it is told when a transaction has locked its row; None: it is asked for again.
+    if_locked: Any = None
     _gate: Gate | None = None
     _listener: Callable[[Any], None] | None = None
     _letter: Any = None
@@ -83,6 +85,11 @@ class Ask:
         self.request = request
         #: When the lane stops repeating a failed attempt.
         self.give_up_at = give_up_at
+
+    @property
+    def maybe_applied(self) -> bool:
+        """Whether an earlier attempt may have done what is asked for, without an answer."""
+        return isinstance(self.trouble, StoreUnavailable) and self.trouble.maybe_applied
 
     def settle(self, outcome: Any, error: BaseException | None = None) -> None:
         """Make the answer final and wake whoever waits for it."""
@@ -157,8 +164,8 @@ def _together(queue: list[Ask]) -> int:
     return BATCH_MAX
 
 
-def _never_free(error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"{error}, all the time", maybe_applied=False)
+def _never_free(ask: Ask, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"{error}, all the time", maybe_applied=ask.maybe_applied)
 
 
 class Lane:
@@ -419,13 +426,16 @@ class Lane:
             while self._given_out < len(batch):
                 ask, outcome = batch[self._given_out], outcomes[self._given_out]
                 ask.in_lane = False
+                if type(outcome) is RowBusy and ask.if_locked is not None and not ask.maybe_applied:
+                    outcome = ask.if_locked  # (else that transaction may be its own earlier attempt)
                 if type(outcome) is RowBusy and now < ask.give_up_at and not self._closing:
-                    ask.trouble = outcome
+                    if not ask.maybe_applied:
+                        ask.trouble = outcome
                     self._later.append(ask)
                     self._later_at = min(self._later_at, now + ROW_PAUSE_S)
                     locked = True
                 elif isinstance(outcome, BaseException):
-                    ask.failed(outcome if type(outcome) is not RowBusy else _never_free(outcome))
+                    ask.failed(outcome if type(outcome) is not RowBusy else _never_free(ask, outcome))
                 else:
                     ask.received(outcome)
                 self._given_out += 1
@@ -477,7 +487,7 @@ class Lane:
         again: list[Ask] = []
         with self._mutex:
             for ask in batch:
-                if not (isinstance(ask.trouble, StoreUnavailable) and ask.trouble.maybe_applied):
+                if not ask.maybe_applied:
                     ask.trouble = error  # what may have been done stands, whatever the next attempts say
                 # A store that was never reached is more likely a wrong address than an outage: say so at once.
                 if now >= ask.give_up_at or not (self.reached or busy):

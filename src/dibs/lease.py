@@ -195,7 +195,7 @@ class LeaseFacts:
     def _confirmed(self, ask: Ask) -> bool:
         """Whether the store confirmed the release. Raises LeaseLost if the lease was gone already."""
         gone = isinstance(ask.outcome, Gone)
-        if gone and ask.trouble is None:
+        if gone and not ask.maybe_applied:
             self._session.found_gone(self._hold)
             raise LeaseLost(self._why())
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.errors import LimitMismatch, StoreUnavailable
 from dibs.hold import Hold
 from dibs.lane import Ask
-from dibs.store import ANY_SLOT, ANY_TICKET, PERMITS_MAX, Acquire, Gone, Granted, Held, Mismatch, Release
+from dibs.store import ANY_SLOT, ANY_TICKET, PERMITS_MAX, PIN_LOOK_S, Acquire, Gone, Granted, Held, Mismatch, Release
 
 if TYPE_CHECKING:
     from dibs.session import Session
@@ -31,6 +31,7 @@ class AcquireAsk(Ask):
     #: A hint came while its request was under way: what it is told may be older.
     hinted = False
     pausable = True
+    if_locked = Held(None, 0, 0.0, PIN_LOOK_S)
 
     # ``Ask.__init__`` is not called: one is made for every acquire.
     def __init__(self, request: Any, terms: Terms, owner: object, session: Session, blocking: bool) -> None:

@@ -2,20 +2,20 @@
 
 A dialect knows how to ask its database (``Rows``). Here is what becomes of the answers. Nobody waits for a row: what a
 transaction of somebody else's has locked is passed over, so that two who claim the same rows in any order cannot
-deadlock, and a user's transaction holds up nobody. To a claim such a row is busy; a renewal or a release of it was not
-tried (``RowBusy``) and is asked for again.
+deadlock, and a user's transaction holds up nobody. What was asked of such a row was not tried (``RowBusy``): a renewal
+or a release is asked for again. A claim is told that the row is busy; but after a lost answer it, too, is asked for
+again, since what has locked the row may be its own first attempt.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dibs.columns import row_of
+from dibs.columns import COLUMNS, migration_sql, misfit, row_of
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import (
     GONE,
     PIN_KEEP_S,
-    PIN_LOOK_S,
     RELEASED,
     ROW_MARK,
     Acquire,
@@ -43,10 +43,16 @@ if TYPE_CHECKING:
 HOLDER_CHARS_MAX = 200
 # Rows that are locked together, by one statement or transaction.
 ROWS_MAX = 1000
+_STORES = {"postgresql": "PostgreSQL", "mysql": "MySQL or MariaDB", "sqlite": "SQLite"}
+LOCKED = "a transaction has locked its row"
 
 
 class KeyMisfit(Exception):
     """A key cannot be a value of its column, so there is no such row. Nothing was changed."""
+
+
+class TableRefuses(Exception):
+    """The database refuses to write one of the rows. Nothing was changed."""
 
 
 class Seen(NamedTuple):
@@ -62,7 +68,7 @@ class Rows(Protocol):
     """One table, as its dialect acts on it. What is asked for and what is answered is told by places, from 0.
 
     A row is found by its key, exactly. It is free when ``dibs_until`` is NULL or over, and a claim's when that stands
-    first in ``dibs_claim``. Each verb may raise KeyMisfit.
+    first in ``dibs_claim``. Each verb may raise KeyMisfit and TableRefuses.
     """
 
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
@@ -85,16 +91,19 @@ class Rows(Protocol):
 class Columns:
     """Acts on the rows of any table; ``find`` looks at one, or raises what is wrong with it.
 
-    ``together`` does what it is given as one transaction; without it, each statement or part is one by itself.
+    ``together`` does what it is given as one transaction; without it, each part is one by itself. A part, of up to
+    ``rows_max`` rows, is what is undone as a whole when one of them is refused.
     """
 
     def __init__(
         self,
         find: Callable[[Place, Deadline], Any],
         together: Callable[[Callable[[], list[Outcome]]], list[Outcome]] = lambda work: work(),
+        rows_max: int = ROWS_MAX,
     ) -> None:
         self._find = find
         self._together = together
+        self._rows_max = rows_max
         self._tables: dict[Place, Any] = {}
         #: A part of the call under way has been done.
         self._wrote = False
@@ -136,9 +145,10 @@ class Columns:
             for place, seen in table.look(_asked(rest), deadline).items() if rest else ():
                 if seen.mine and seen.left_s > 0:  # a repetition, while somebody has the row locked
                     outcomes[rest[place][1]] = Granted(seen.token, 0.0)
+                elif seen.left_s > 0:
+                    outcomes[rest[place][1]] = Held(seen.holder, seen.token, 0.0, seen.left_s)
                 else:
-                    free_in = seen.left_s if seen.left_s > 0 else PIN_LOOK_S
-                    outcomes[rest[place][1]] = Held(seen.holder, seen.token, 0.0, free_in)
+                    outcomes[rest[place][1]] = RowBusy(LOCKED)
 
         self._each(rows, outcomes, deadline, claim)
         return []
@@ -183,10 +193,10 @@ class Columns:
         for where, of_place in by_place.items():
             try:
                 try:
-                    self._act(where, of_place, deadline, act)
+                    self._act(where, of_place, outcomes, deadline, act)
                 except TablesMissing:  # it was changed since it was looked at
                     self._tables.pop(where, None)
-                    self._act(where, of_place, deadline, act)
+                    self._act(where, of_place, outcomes, deadline, act)
             except (SetupRequired, InvalidOption, TablesMissing) as error:
                 self._tables.pop(where, None)
                 told = SetupRequired(str(error)) if isinstance(error, TablesMissing) else error
@@ -194,17 +204,33 @@ class Columns:
                     if outcomes[index] is GONE:
                         outcomes[index] = told
 
-    def _act(self, where: Place, rows: list[Row], deadline: Deadline, act: Callable[[Any, list[Row]], None]) -> None:
+    def _act(
+        self,
+        where: Place,
+        rows: list[Row],
+        outcomes: list[Any],
+        deadline: Deadline,
+        act: Callable[[Any, list[Row]], None],
+    ) -> None:
         known = where in self._tables
-        misfits = self._fitting(self.table(where, deadline), rows, act)
-        if misfits and known:  # perhaps not any more: the column's type may have been changed
+        odd = self._each_that_can(self.table(where, deadline), rows, act)
+        if odd and known:  # perhaps not any more: the table may have been changed
             del self._tables[where]
-            self._fitting(self.table(where, deadline), misfits, act)
+            odd = self._each_that_can(self.table(where, deadline), [row for row, _ in odd], act)
+        for (name, index, _), error in odd:
+            if type(error) is TableRefuses:
+                outcomes[index] = InvalidOption(
+                    f"row {row_of(name)[1]!r} of {where.table!r} cannot be written to claim it, or to end its claim; "
+                    f"does a trigger of the table refuse that? {error}"
+                )
 
-    def _fitting(self, table: Any, rows: list[Row], act: Callable[[Any, list[Row]], None]) -> list[Row]:
-        """Act on the rows whose keys can be keys; those that cannot must not keep the others from it."""
-        misfits: list[Row] = []
-        parts = [rows[first : first + ROWS_MAX] for first in range(0, len(rows), ROWS_MAX)]
+    def _each_that_can(
+        self, table: Any, rows: list[Row], act: Callable[[Any, list[Row]], None]
+    ) -> list[tuple[Row, Exception]]:
+        """Act on the rows that can be acted on; one that cannot must not keep the others from it. Those, and why."""
+        odd: list[tuple[Row, Exception]] = []
+        size = self._rows_max
+        parts = [rows[first : first + size] for first in reversed(range(0, len(rows), size))]
         while parts:
             part = parts.pop()
             try:
@@ -214,13 +240,13 @@ class Columns:
                 if self._wrote:
                     raise StoreUnavailable(f"{error}, after a part of the requests was done") from error
                 raise
-            except KeyMisfit:
+            except (KeyMisfit, TableRefuses) as error:
                 half = len(part) // 2
                 if half:
                     parts += [part[half:], part[:half]]
                 else:
-                    misfits += part
-        return misfits
+                    odd.append((part[0], error))
+        return odd
 
 
 def in_call(requests: Sequence[Request]) -> bool:
@@ -255,7 +281,7 @@ def _told_locked(table: Rows, rows: list[Row], done: Collection[int], outcomes: 
     rest = [row for place, row in enumerate(rows) if place not in done]
     for place, seen in table.look(_asked(rest), deadline).items():
         if seen.mine and seen.left_s > 0:
-            outcomes[rest[place][1]] = RowBusy("a transaction has locked its row")
+            outcomes[rest[place][1]] = RowBusy(LOCKED)
 
 
 def no_right(where: Place, error: Exception) -> SetupRequired:
@@ -266,17 +292,25 @@ def no_right(where: Place, error: Exception) -> SetupRequired:
     )
 
 
-def refused(where: Place, error: Exception) -> InvalidOption:
-    """What is raised where the database refuses to write the columns."""
-    return InvalidOption(f"claims cannot be written to {where.table!r}; does a trigger of it refuse them? {error}")
+def check_columns(where: Place, dialect: str, told: str) -> None:
+    """Raise SetupRequired where the table lacks one of the columns, or this login may not see it, or it is no good.
 
-
-def missing(where: Place, store: str, migration: str) -> SetupRequired:
-    """What is raised where the table has no columns for claims, or none that this login may see."""
-    return SetupRequired(
-        f"table {where.table!r} has no columns dibs_token, dibs_claim and dibs_until that this login can see. "
-        f"Let somebody who may alter it run what `dibs schema --claims {where.table}` prints for {store}:\n{migration}"
-    )
+    What the database tells has a line for each that is there: its name, its type, and ``not null`` where that is so.
+    """
+    found = {name.lower(): kind for name, _, kind in (line.partition(" ") for line in told.split("\n"))}
+    if not all(column in found for column in COLUMNS):
+        raise SetupRequired(
+            f"table {where.table!r} has no columns dibs_token, dibs_claim and dibs_until that this login can see. Let "
+            f"somebody who may alter it run what `dibs schema --claims {where.table}` prints for {_STORES[dialect]}:\n"
+            + migration_sql(dialect, where.table)
+        )
+    wrong = misfit(dialect, found)
+    if wrong is not None:
+        name, wanted = wrong
+        raise SetupRequired(
+            f"{name} of {where.table!r} is {found[name]!r}, which does not keep what claims write there as it is: make "
+            f"it {wanted}, as `dibs schema --claims {where.table}` prints it"
+        )
 
 
 def not_unique(where: Place) -> InvalidOption:

@@ -11,11 +11,11 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.columns import COLUMNS, migration_sql, row_of
+from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import Granted, Pin
 from dibs.stores import mysql_sql as sql
-from dibs.stores.columns import KeyMisfit, Seen, claim_text, kept_s, missing, no_right, not_unique, refused
+from dibs.stores.columns import KeyMisfit, Seen, TableRefuses, check_columns, claim_text, kept_s, no_right, not_unique
 from dibs.stores.identifiers import quoted_part
 from dibs.stores.mysql_values import document, hexed, us
 
@@ -40,11 +40,12 @@ WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.colu
 AND s.non_unique = 0 AND s.sub_part IS NULL AND NOT EXISTS (SELECT 1 FROM information_schema.statistics AS o
 WHERE o.table_schema = s.table_schema AND o.table_name = s.table_name AND o.index_name = s.index_name
 AND o.seq_in_index > 1)),
-(SELECT COUNT(*) FROM information_schema.columns AS o
+(SELECT GROUP_CONCAT(o.column_name, ' ', o.column_type, IF(o.is_nullable = 'NO', ' not null', '')
+SEPARATOR '\\n') FROM information_schema.columns AS o
 WHERE o.table_schema = c.table_schema AND o.table_name = c.table_name AND o.column_name IN ({ours}))
 FROM information_schema.columns AS c
 WHERE c.table_schema = {schema} AND c.table_name = {table} AND c.column_name = {key}"""
-_TABLE = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
+_TABLE = "SELECT engine FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
 _INTEGERS = frozenset(("tinyint", "smallint", "mediumint", "int", "bigint"))
 _TEXTS = frozenset(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"))
 _OTHERS = {"date": "DATE", "uuid": "UUID"}
@@ -191,7 +192,7 @@ class MySQLRows:
             raise no_right(self._place, error) from error
         except StoreUnavailable as error:
             if self._connection.refused(error):
-                raise refused(self._place, error) from error
+                raise TableRefuses(error) from error
             raise
 
     # -- in the caller's transaction, and in his query ------------------------------------------------------------
@@ -225,15 +226,21 @@ def rows_of(connection: Connection, place: Place, deadline: Deadline) -> MySQLRo
     *schema, table = place.table.split(".")
     database = schema[0] if schema else connection.where.database
     names = {"schema": _text(database), "table": _text(table), "key": _text(place.key)}
-    if not int(connection.attempt(_TABLE.format(**names), deadline).rows[0][0] or 0):
+    tables = connection.attempt(_TABLE.format(**names), deadline).rows
+    if not tables:
         raise InvalidOption(f"MySQL has no table {place.table!r} that this login can see, to keep claims in")
+    engine = (tables[0][0] or b"InnoDB").decode()  # (of a view: none)
+    if engine != "InnoDB":
+        raise InvalidOption(
+            f"table {place.table!r} is kept by {engine}, which locks no rows, so two could claim one: ALTER TABLE … "
+            "ENGINE=InnoDB"
+        )
     ours = ", ".join(map(_text, COLUMNS))
     found = connection.attempt(_KEY.format(ours=ours, **names), deadline).rows
     if not found or found[0][4] is None:
         raise not_unique(place)
-    kind, full, charset, collation, index, count = ((value or b"").decode() for value in found[0])
-    if int(count) < len(COLUMNS):
-        raise missing(place, "MySQL or MariaDB", migration_sql("mysql", place.table))
+    kind, full, charset, collation, index, columns = ((value or b"").decode() for value in found[0])
+    check_columns(place, "mysql", columns)
     where = f"{quoted_part(database, 'schema', '`')}.{quoted_part(table, 'table', '`')}"
     return MySQLRows(connection, place, where, index, _key(place, kind.lower(), full.lower(), charset, collation))
 

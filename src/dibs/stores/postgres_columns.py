@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.columns import COLUMNS, migration_sql, row_of
+from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired
 from dibs.store import Granted, Pin
-from dibs.stores.columns import KeyMisfit, Seen, claim_text, kept_s, missing, no_right, not_unique, refused
+from dibs.stores.columns import KeyMisfit, Seen, TableRefuses, check_columns, claim_text, kept_s, no_right, not_unique
 from dibs.stores.identifiers import quoted, quoted_part
 from dibs.stores.postgres_link import Refused
 from dibs.stores.postgres_wire import elements, float8, instant, integer, numbers, text, texts
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     Execute = Callable[[bytes, Sequence[bytes | None], Deadline], PGresult]
 
 # Where the table is, whatever the search path; the key's type; whether it is unique; and which of our columns it has.
-_FACTS = b"""\
-SELECT format('%I.%I', n.nspname, c.relname), format_type(a.atttypid, -1),
+_FACTS = rb"""SELECT format('%I.%I', n.nspname, c.relname), format_type(a.atttypid, -1),
     EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
             AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND i.indpred IS NULL),
-    (SELECT count(*) FROM pg_attribute AS o
+    (SELECT string_agg(concat_ws(' ', o.attname, format_type(o.atttypid, o.atttypmod),
+                                 CASE WHEN o.attnotnull THEN 'not null' END), E'\n') FROM pg_attribute AS o
      WHERE o.attrelid = c.oid AND o.attname = ANY ($3::text[]) AND o.attnum > 0 AND NOT o.attisdropped)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped
@@ -119,7 +119,7 @@ SELECT {_FOLDED[verb]} FROM written
 
     def _look(self) -> str:
         return f"""\
-SELECT a.i, t.dibs_token, t.dibs_claim, extract(epoch FROM t.dibs_until - {_NOW})::float8,
+SELECT a.i, t.dibs_token, t.dibs_claim, (extract(epoch FROM t.dibs_until) - extract(epoch FROM {_NOW}))::float8,
     split_part(t.dibs_claim, ' ', 1) = a.claim
 FROM {self._asked("LOOK")}
 """
@@ -171,7 +171,7 @@ FROM {self._asked("LOOK")}
             self._execute(f"SELECT count(key::{self._kind}) FROM unnest($1::text[]) AS key".encode(), (keys,), deadline)
         except Refused:
             raise KeyMisfit from refusal
-        raise refused(self._place, refusal) from refusal
+        raise TableRefuses(refusal) from refusal
 
     # -- in the caller's transaction, and in his query ------------------------------------------------------------
 
@@ -207,8 +207,7 @@ def rows_of(execute: Execute, where: Place, deadline: Deadline) -> PostgresRows:
     name, kind, unique, columns = (found.get_value(0, column) for column in range(4))
     if kind is None or unique != b"\x01":
         raise not_unique(where)
-    if integer(columns) < len(COLUMNS):
-        raise missing(where, "PostgreSQL", migration_sql("postgresql", where.table))
+    check_columns(where, "postgresql", text(columns) or "")
     return PostgresRows(execute, where, text(name) or "", text(kind) or "")
 
 

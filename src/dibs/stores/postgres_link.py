@@ -64,6 +64,8 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
+# Classes of errors that are not about what a statement says or would write; a trigger raises any of the others.
+_NOT_REFUSED = frozenset(("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX"))
 # So that those who make tables at the same moment do it one after the other.
 _SETUP_LOCK = "SELECT pg_advisory_xact_lock(7095203471)"
 _FACTS = b"""\
@@ -274,7 +276,7 @@ class Connection:
             )
         if code == "42501":
             raise SetupRequired(text)
-        if code[:2] in ("22", "23", "44", "P0"):
+        if code and (code[:2] not in _NOT_REFUSED or code == "55000"):
             raise Refused(text, maybe_applied=False)
         pg = self._pg
         if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P") or code == "26000":

@@ -9,14 +9,15 @@ since a power cut would let a token be granted twice.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_id, boot_now, wall_now
-from dibs.columns import COLUMNS, migration_sql, row_of
+from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption
 from dibs.store import Granted, Pin
-from dibs.stores.columns import Columns, Seen, claim_text, claims_some, kept_s, missing, not_unique, refused
+from dibs.stores.columns import Columns, Seen, TableRefuses, check_columns, claim_text, claims_some, kept_s, not_unique
 from dibs.stores.identifiers import quoted_part
 from dibs.stores.sqlite_errors import primary_code
 from dibs.stores.sqlite_pins import alias_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Of a boot's id, so much is enough to tell it from the others of a machine.
 _BOOT_CHARS = 13
 _MISTAKE, _CONSTRAINT = 1, 19
+_WHOLE = re.compile(r"-?[0-9]+")
 
 # 1 key, 2 boot and claim with a space behind, 3 now, 4 boot with a space behind; then the values of the verb.
 _OURS = "substr(dibs_claim, 1, length(?2)) = ?2"
@@ -65,9 +67,9 @@ _ACTS = {
 class SQLiteRows:
     """One table, inside the transaction that is open."""
 
-    def __init__(self, db: Callable[[], sqlite3.Connection], place: Place, table: str) -> None:
+    def __init__(self, db: Callable[[], sqlite3.Connection], place: Place, table: str, whole: bool) -> None:
         self._db = db
-        self._place = place
+        self._whole = whole
         self._table, self._key = quoted_part(table, "table"), quoted_part(place.key, "key")
         self._boot = boot()
         self._sql = {verb: self._text(act, self._table) for verb, act in _ACTS.items()}
@@ -109,6 +111,8 @@ class SQLiteRows:
         return seen
 
     def _run(self, verb: str, key: str, request: Any, now: float, *more: object) -> list[Any]:
+        if self._whole and _WHOLE.fullmatch(key) and not -(2**63) <= int(key) < 2**63:
+            return []  # SQLite would take it for the nearest that there is
         values = (key, f"{self._boot}{request.claim_id} ", now, self._boot, *more)
         try:
             return self._db().execute(self._sql[verb], values).fetchall()
@@ -117,7 +121,7 @@ class SQLiteRows:
             if code == _MISTAKE and str(error).startswith(("no such table", "no such column")):
                 raise TablesMissing(f"SQLite: {error}") from error
             if code in (_MISTAKE, _CONSTRAINT):
-                raise refused(self._place, error) from error
+                raise TableRefuses(error) from error
             raise
 
     # -- in the caller's transaction, and in his query ------------------------------------------------------------
@@ -149,7 +153,7 @@ class SQLiteColumns:
     def __init__(self, file: SQLiteFile) -> None:
         self._file = file
         self._db: Any = None
-        self._columns = Columns(self._find, self._together)
+        self._columns = Columns(self._find, self._together, rows_max=1)  # a statement for each row, in any case
 
     def act(
         self,
@@ -185,18 +189,20 @@ class SQLiteColumns:
             raise InvalidOption(f"table={where.table!r}: claims are kept in tables of the file in which the leases are")
         name = quoted_part(table, "table")
         # By name: its type, and its place in the primary key, from 1.
-        columns = {row[1]: (row[2].upper(), row[5]) for row in self._db.execute(f"PRAGMA table_info({name})")}
+        facts = self._db.execute(f"PRAGMA table_info({name})").fetchall()
+        columns = {row[1]: (row[2].upper(), row[5]) for row in facts}
         if not columns:
             raise InvalidOption(f"SQLite has no table {where.table!r} in {self._file.path!r}, to keep claims in")
         if where.key not in columns or not self._unique(name, where.key, columns):
             raise not_unique(where)
-        if not columns[where.key][0] or "BLOB" in columns[where.key][0]:
+        kind = columns[where.key][0]
+        if kind in ("", "ANY") or "BLOB" in kind:
             raise InvalidOption(
                 f"key={where.key!r} of {where.table!r} is a column without a type, or a BLOB: give it one"
             )
-        if any(column not in columns for column in COLUMNS):
-            raise missing(where, "SQLite", migration_sql("sqlite", where.table))
-        return SQLiteRows(lambda: self._db, where, table)
+        ours = (f"{name} {kind}{' not null' * required}" for _, name, kind, required, *_ in facts if name in COLUMNS)
+        check_columns(where, "sqlite", "\n".join(ours))
+        return SQLiteRows(lambda: self._db, where, table, whole="INT" in kind)
 
     def _unique(self, table: str, key: str, columns: dict[str, tuple[str, int]]) -> bool:
         if [name for name, (_, place) in columns.items() if place] == [key]:
