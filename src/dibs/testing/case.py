@@ -35,6 +35,8 @@ class Case(NamedTuple):
     run: Callable[[Any], Any]
     #: Whether a store with these capabilities has promised it.
     promised: Callable[[Capabilities], bool]
+    #: Its claims are made by ``Face.claims``: it holds wherever they are kept.
+    anywhere: bool = False
 
     @property
     def sentence(self) -> str:
@@ -65,12 +67,12 @@ class Table:
         self.cases: dict[str, Case] = {}
 
     def case(
-        self, promise: str, promised: Callable[[Capabilities], bool] = always
+        self, promise: str, promised: Callable[[Capabilities], bool] = always, *, anywhere: bool = False
     ) -> Callable[[Callable[[T], Any]], Callable[[T], Any]]:
         def add(function: Callable[[T], Any]) -> Callable[[T], Any]:
             name = function.__name__
             assert name not in self.cases, f"two cases are called {name}"
-            self.cases[name] = Case(name, promise, function, promised)
+            self.cases[name] = Case(name, promise, function, promised, anywhere)
             return function
 
         return add

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dibs.testing.faces import Face
 
 case = CLIENT_CASES.case
+anywhere = partial(CLIENT_CASES.case, anywhere=True)
 
 
 # What nobody waits out.
@@ -43,34 +45,66 @@ async def everything(face: Face, items: Any) -> list[Any]:
     return values
 
 
-@case("P1, P25")
+async def all_won(face: Face, claims: Any, items: Any, limit_s: float = PATIENCE_S) -> Any:
+    """A batch of all of these, as soon as they are free."""
+
+    async def take() -> Any:
+        batch = await face.do(claims.take, items)
+        if batch.won == list(items):
+            return batch
+        await face.do(batch.release)
+        return None
+
+    return await until(take, f"all of {items!r} free", limit_s)
+
+
+async def all_free(face: Face, claims: Any, items: Any, what: str) -> None:
+    """Fail unless nobody holds any of these now."""
+    async with face.holding(await face.do(claims.take, items)) as batch:
+        equal((batch.won, batch.busy), (list(items), []), what)
+
+
+@anywhere("P1, P25")
 async def what_is_free_is_won(face: Face) -> None:
     """A take wins what is free, in the order given and each item once; what others hold is busy, and no error."""
     ours, theirs = face.client(), face.client()
-    lock = await had(face, theirs.lock("orders/c"))
-    claims = ours.claims("orders", ttl=LONG_S)
+    claims, others = face.claims(ours, "orders", ttl=LONG_S), face.claims(theirs, "orders", ttl=LONG_S)
+    busy = await face.do(others.take, ["c"])
     async with face.holding(await face.do(claims.take, ["e", "c", "a", "e", "d"])) as batch:
         equal((batch.won, batch.busy, batch.left), (["e", "a", "d"], ["c"], ["e", "a", "d"]), "won, busy, left")
         equal((len(batch), batch.stale, batch.lost), (3, [], []), "how many; stale; lost")
-        equal(await face.do(theirs.lock("orders/a").acquire, timeout=0), None, "a lock of the same name meanwhile")
-        async with face.holding(await face.do(theirs.claims("orders", ttl=LONG_S).take, "abcde")) as other:
+        async with face.holding(await face.do(others.take, "abcde")) as other:
             equal((other.won, other.busy), (["b"], ["a", "c", "d", "e"]), "what others win, and find busy")
-        record = await shown(face, theirs, "orders/e")
         item = batch.items[0]
         equal((item.name, item.key, item.value, item.held), ("orders/e", "e", "e", True), "an item")
-        equal(item.fencing_token, record.fencing_token, "its token as others see it")
+    async with face.holding(await face.do(claims.take, "abcde")) as batch:
+        equal((batch.won, batch.busy), (["a", "b", "d", "e"], ["c"]), "afterwards")
+    await face.do(busy.release)
+    await all_free(face, claims, "abcde", "in the end")
+
+
+@case("P1, P2")
+async def a_claim_is_a_lease(face: Face) -> None:
+    """A claim on an item and a lock of the name source/item exclude each other, and it is shown like any lease."""
+    ours, theirs = face.client(), face.client()
+    lock = await had(face, theirs.lock("orders/c"))
+    async with face.holding(await face.do(ours.claims("orders", ttl=LONG_S).take, ["e", "c"])) as batch:
+        equal((batch.won, batch.busy), (["e"], ["c"]), "won, busy")
+        equal(await face.do(theirs.lock("orders/e").acquire, timeout=0), None, "a lock of the same name meanwhile")
+        record = await shown(face, theirs, "orders/e")
+        equal(batch.items[0].fencing_token, record.fencing_token, "its token as others see it")
     equal([record.name for record in await face.do(theirs.leases, "orders/")], ["orders/c"], "held afterwards")
     await face.do(lock.release)
 
 
-@case("P1")
+@anywhere("P1")
 async def of_several_takers_each_item_has_one(face: Face) -> None:
     """Of several that take overlapping lists at the same moment, each item is won by exactly one."""
     worked: Counter[int] = Counter()
     clients = [face.client() for _ in range(4)]
 
     async def work(client: Any, first: int) -> None:
-        claims = client.claims("rows", ttl=LONG_S)
+        claims = face.claims(client, "rows", ttl=LONG_S)
         async with face.holding(await face.do(claims.take, range(first, first + 40))) as batch:
             worked.update(batch.won)
             await together.wait()
@@ -94,23 +128,23 @@ class _Meeting:
         await asyncio.wait_for(self._all.wait(), PATIENCE_S)
 
 
-@case("claims")
+@anywhere("claims")
 async def going_on_finishes_an_item(face: Face) -> None:
     """Going on to the next item frees the one before, while the others are kept."""
     ours, theirs = face.client(), face.client()
-    batch = await face.do(ours.claims("files", ttl=LONG_S).take, ["a", "b", "c"])
+    others = face.claims(theirs, "files", ttl=LONG_S)
+    batch = await face.do(face.claims(ours, "files", ttl=LONG_S).take, ["a", "b", "c"])
     for at, name in enumerate("abc"):
         item = await following(face, batch)
         equal((item.value, item.held, batch.left), (name, True, list("abc")[at:]), f"item {name}")
         if name == "b":
-            lease = await had(face, theirs.lock("files/a"), timeout=PATIENCE_S)
-            await face.do(lease.release)
+            await face.do((await all_won(face, others, ["a"])).release)
             item.done()
             item.done()
             equal((item.held, batch.left), (False, ["c"]), "after done(), twice")
-            lease = await had(face, theirs.lock("files/b"), timeout=PATIENCE_S)
-            equal(await face.do(theirs.lock("files/c").acquire, timeout=0), None, "the one that is left")
-            await face.do(lease.release)
+            freed = await all_won(face, others, ["b"])
+            equal((await face.do(others.take, ["c"])).busy, ["c"], "the one that is left")
+            await face.do(freed.release)
         if name == "c":
             item.skip()
     equal(await following(face, batch), None, "at the end")
@@ -118,42 +152,42 @@ async def going_on_finishes_an_item(face: Face) -> None:
     equal((batch.left, batch.lost, batch.won), ([], [], ["a", "b", "c"]), "left, lost, won")
 
 
-@case("claims, P9")
+@anywhere("claims, P9")
 async def what_is_left_is_given_back(face: Face) -> None:
     """What is not finished when the block ends, also by an error, is free at once for others."""
     ours, theirs = face.client(), face.client()
     batch: Any = None
     with raises(ZeroDivisionError):
-        async with face.holding(await face.do(ours.claims("left", ttl=LONG_S).take, range(5))) as batch:
+        async with face.holding(await face.do(face.claims(ours, "left", ttl=LONG_S).take, range(5))) as batch:
             await following(face, batch)
             await following(face, batch)
             raise ZeroDivisionError
     equal((batch.left, batch.won), ([1, 2, 3, 4], [0, 1, 2, 3, 4]), "what was given back, of what was won")
-    async with face.holding(await face.do(theirs.claims("left", ttl=LONG_S).take, range(5))) as other:
+    async with face.holding(await face.do(face.claims(theirs, "left", ttl=LONG_S).take, range(5))) as other:
         equal(other.won, [0, 1, 2, 3, 4], "what others win then")
         equal(await everything(face, other), [0, 1, 2, 3, 4], "worked off")
     equal((other.left, other.lost), ([], []), "left and lost")
 
 
-@case("claims")
+@anywhere("claims")
 async def what_was_won_is_looked_at_again(face: Face) -> None:
     """``verify`` is called once with what was won; what it does not return is given back, and counted stale."""
     ours, theirs = face.client(), face.client()
-    claims, calls = ours.claims("due", ttl=LONG_S), []
+    claims, others = face.claims(ours, "due", ttl=LONG_S), face.claims(theirs, "due", ttl=LONG_S)
+    calls = []
 
     def verify(won: list[dict[str, int]]) -> list[dict[str, int]]:
         calls.append([row["id"] for row in won])
         return [dict(row) for row in reversed(won) if row["id"] % 2]
 
-    busy = await had(face, theirs.lock("due/3"))
+    busy = await face.do(others.take, [3])
     rows = [{"id": number} for number in range(6)]
     taken = await face.do(claims.take, rows, key=lambda row: row["id"], verify=verify)
     async with face.holding(taken) as batch:
         equal(calls, [[0, 1, 2, 4, 5]], "what verify was given")
         equal(([row["id"] for row in batch.won], batch.left), ([1, 5], batch.won), "won, in the order given; left")
         equal([row["id"] for row in batch.stale], [0, 2, 4], "stale")
-        lease = await had(face, theirs.lock("due/4"), timeout=PATIENCE_S)
-        await face.do(lease.release)
+        await face.do((await all_won(face, others, [4])).release)
     await face.do(busy.release)
 
     def fail(won: object) -> list[dict[str, int]]:
@@ -161,74 +195,76 @@ async def what_was_won_is_looked_at_again(face: Face) -> None:
 
     with raises(ZeroDivisionError):
         await face.do(claims.take, rows, key=lambda row: row["id"], verify=fail)
-    equal(await face.do(theirs.leases, "due/"), [], "held after verify has failed")
+    await all_free(face, others, range(6), "after verify has failed")
 
 
-@case("claims")
+@anywhere("claims")
 async def no_more_is_won_than_asked_for(face: Face) -> None:
     """With ``limit``, so many are won as are free and no more; the rest is left for others."""
     ours, theirs = face.client(), face.client()
-    first = await face.do(ours.claims("few", ttl=LONG_S).take, range(20), limit=3)
+    first = await face.do(face.claims(ours, "few", ttl=LONG_S).take, range(20), limit=3)
     equal((first.won, first.busy), ([0, 1, 2], []), "the first three")
-    second = await face.do(theirs.claims("few", ttl=LONG_S).take, range(20), limit=5)
+    second = await face.do(face.claims(theirs, "few", ttl=LONG_S).take, range(20), limit=5)
     equal((second.won, second.busy), ([3, 4, 5, 6, 7], [0, 1, 2]), "the next five")
-    third = await face.do(ours.claims("few", ttl=LONG_S).take, range(9), limit=5)
+    third = await face.do(face.claims(ours, "few", ttl=LONG_S).take, range(9), limit=5)
     equal(third.won, [8], "when there are not so many")
     for batch in (first, second, third):
         await face.do(batch.release)
-    equal(await face.do(theirs.leases, "few/"), [], "afterwards")
+    await all_free(face, face.claims(ours, "few", ttl=LONG_S), range(20), "afterwards")
 
 
-@case("claims, P4")
+@anywhere("claims, P4")
 async def the_loop_stops_before_the_deadline(face: Face) -> None:
     """The loop over a batch stops a margin before its deadline, and what is left is given back; nothing is lost."""
     ours, theirs = face.client(), face.client()
     ttl = face.short_ttl + 1
-    batch = await face.do(ours.claims("deadline", ttl=ttl, margin=ttl / 2).take, range(3))
+    batch = await face.do(face.claims(ours, "deadline", ttl=ttl, margin=ttl / 2).take, range(3))
     first = await following(face, batch)
     equal((first.value, batch.remaining() > 0, batch.deadline is not None), (0, True, True), "the first item")
     await until(lambda: first.remaining() <= ttl / 2, "half of the ttl has gone by")
     equal((await following(face, batch), batch.left), (None, [1, 2]), "the next item; what is left")
     await face.do(batch.release)
     equal((batch.left, batch.lost), ([1, 2], []), "given back; lost")
-    lease = await had(face, theirs.lock("deadline/1"), timeout=0)
-    await face.do(lease.release)
+    await all_free(face, face.claims(theirs, "deadline", ttl=LONG_S), range(3), "for others")
 
 
-@case("claims, P4")
+@anywhere("claims, P4")
 async def what_is_late_is_lost(face: Face) -> None:
     """An item whose time is over cannot be finished: it says LeaseLost, and the batch counts it and its like lost."""
     ours, theirs = face.client(), face.client()
-    batch = await face.do(ours.claims("late", ttl=face.short_ttl).take, ["a", "b", "c"])
+    batch = await face.do(face.claims(ours, "late", ttl=face.short_ttl).take, ["a", "b", "c"])
     item = await following(face, batch)
-    lease = await had(face, theirs.lock("late/a"), timeout=face.short_ttl + PATIENCE_S)
+    other = await all_won(face, face.claims(theirs, "late", ttl=LONG_S), ["a"], face.short_ttl + PATIENCE_S)
     equal((item.held, batch.remaining()), (False, 0.0), "the item meanwhile")
     with raises(LeaseLost):
         item.done()
     equal((await following(face, batch), batch.lost), (None, ["a", "b", "c"]), "the next item; what is lost")
     await face.do(batch.release)
-    equal((batch.left, lease.held), ([], True), "left; the lease of who took it over")
-    await face.do(lease.release)
+    equal((batch.left, other.items[0].held), ([], True), "left; the claim of who took it over")
+    await face.do(other.release)
+    equal(other.lost, [], "what that has lost")
 
 
-@case("claims, P4")
+@anywhere("claims, P4")
 async def what_nobody_began_in_time_is_lost(face: Face) -> None:
     """What was not finished when the time was over is counted lost at the end of the batch: it was not given back."""
     ours, theirs = face.client(), face.client()
-    batch = await face.do(ours.claims("unbegun", ttl=face.short_ttl).take, ["a", "b", "c", "d"])
+    batch = await face.do(face.claims(ours, "unbegun", ttl=face.short_ttl).take, ["a", "b", "c", "d"])
     batch.items[3].done()
     equal((await following(face, batch)).value, "a", "the item at hand")
-    lease = await had(face, theirs.lock("unbegun/b"), timeout=face.short_ttl + PATIENCE_S)
+    other = await all_won(face, face.claims(theirs, "unbegun", ttl=LONG_S), ["b"], face.short_ttl + PATIENCE_S)
     await face.do(batch.release)
-    equal((batch.left, batch.lost, lease.held), ([], ["a", "b", "c"], True), "left; lost; the lease of another")
-    await face.do(lease.release)
+    equal((batch.left, batch.lost), ([], ["a", "b", "c"]), "left; lost")
+    equal(other.items[0].held, True, "the claim of another")
+    await face.do(other.release)
+    equal(other.lost, [], "what that has lost")
 
 
-@case("claims, P9")
+@anywhere("claims, P9")
 async def what_is_won_beyond_the_limit_is_given_back(face: Face) -> None:
     """When more could be had than were wanted, because the first were busy, the rest is free for others at once."""
     ours, theirs = face.client(), face.client()
-    claims, others = ours.claims("beyond", ttl=LONG_S), theirs.claims("beyond", ttl=LONG_S)
+    claims, others = face.claims(ours, "beyond", ttl=LONG_S), face.claims(theirs, "beyond", ttl=LONG_S)
     busy = await face.do(others.take, ["a", "b", "c"])
     batch = await face.do(claims.take, list("abcdefgh"), limit=1)
     equal((batch.won, batch.busy), (["d"], ["a", "b", "c"]), "won, and busy")
@@ -250,49 +286,51 @@ async def what_was_broken_is_found_lost(face: Face) -> None:
     equal(batch.lost, ["a"], "lost")
 
 
-@case("claims")
+@anywhere("claims")
 async def a_renewed_batch_lasts(face: Face) -> None:
     """With ``renew`` a batch is held for as long as it lasts; without, it ends at its deadline by itself."""
     ours, theirs = face.client(), face.client()
     ttl = face.short_ttl
-    renewed = await face.do(ours.claims("renewed", ttl=ttl, renew=True, margin=0).take, range(3))
-    fixed = await face.do(ours.claims("fixed", ttl=ttl).take, range(3))
-    lease = await had(face, theirs.lock("fixed/0"), timeout=ttl + PATIENCE_S)
+    renewed = await face.do(face.claims(ours, "renewed", ttl=ttl, renew=True, margin=0).take, range(3))
+    fixed = await face.do(face.claims(ours, "fixed", ttl=ttl).take, range(3))
+    other = await all_won(face, face.claims(theirs, "fixed", ttl=LONG_S), [0], ttl + PATIENCE_S)
     await until(lambda: not any(item.held for item in fixed.items), "the fixed batch is over")
     equal(all(item.held for item in renewed.items), True, "the renewed batch")
-    equal(await face.do(theirs.lock("renewed/0").acquire, timeout=0), None, "one of its items, for others")
-    for thing in (lease, renewed, fixed):
+    late = await face.do(face.claims(theirs, "renewed", ttl=LONG_S).take, range(3))
+    equal(late.busy, [0, 1, 2], "its items, for others")
+    for thing in (other, renewed, fixed):
         await face.do(thing.release)
 
 
-@case("claims")
+@anywhere("claims")
 async def a_stream_goes_on_until_it_is_stopped(face: Face) -> None:
     """A stream works what is found, looks again when nothing was, and ends when it is told to, giving back the rest."""
     ours, theirs = face.client(), face.client()
+    others = face.claims(theirs, "stream", ttl=LONG_S)
     found: list[list[int]] = [[1, 2], [], [], [3, 4, 5]]
     stop = threading.Event()
 
     def fetch() -> list[int]:
         return found.pop(0) if found else []
 
-    stream = ours.claims("stream", ttl=LONG_S).stream(fetch, n=10, idle=0.01, stop=stop)
+    stream = face.claims(ours, "stream", ttl=LONG_S).stream(fetch, n=10, idle=0.01, stop=stop)
     values = [(await following(face, stream)).value for _ in range(4)]
     equal(values, [1, 2, 3, 4], "in the order found")
-    equal(await face.do(theirs.lock("stream/5").acquire, timeout=0), None, "what is still to come, for others")
+    equal((await face.do(others.take, [5])).busy, [5], "what is still to come, for others")
     stop.set()
     equal(await following(face, stream), None, "after it was stopped")
-    equal(await face.do(theirs.leases, "stream/"), [], "held afterwards")
-    stream = ours.claims("stream", ttl=LONG_S).stream(lambda: [6, 7], idle=0.01)
+    await all_free(face, others, [1, 2, 3, 4, 5], "afterwards")
+    stream = face.claims(ours, "stream", ttl=LONG_S).stream(lambda: [6, 7], idle=0.01)
     equal((await following(face, stream)).value, 6, "of another stream")
     await closed(face, stream)
-    equal(await face.do(theirs.leases, "stream/"), [], "held after it was closed")
+    await all_free(face, others, [6, 7], "after it was closed")
 
 
-@case("P2")
+@anywhere("P2")
 async def a_later_batch_has_a_greater_token(face: Face) -> None:
     """The token of a batch is the greatest of its items', and smaller than that of a later one that has all of them."""
     client = face.client()
-    claims = client.claims("block", ttl=LONG_S)
+    claims = face.claims(client, "block", ttl=LONG_S)
     tokens = []
     for items in ("b", "ab", "abc"):
         async with face.holding(await face.do(claims.take, items)) as batch:
@@ -303,11 +341,11 @@ async def a_later_batch_has_a_greater_token(face: Face) -> None:
         equal(batch.token, None, "of nothing")
 
 
-@case("claims")
+@anywhere("claims")
 async def what_failed_is_free_again(face: Face) -> None:
     """``fail()`` frees an item and notes it in ``failed``; with ``retry_in``, others get it after that time."""
     ours, theirs = face.client(), face.client()
-    batch = await face.do(ours.claims("failing", ttl=LONG_S).take, ["a", "b", "c"])
+    batch = await face.do(face.claims(ours, "failing", ttl=LONG_S).take, ["a", "b", "c"])
     first, second, third = batch.items
     first.fail(ZeroDivisionError("why"))
     first.fail()
@@ -316,14 +354,15 @@ async def what_failed_is_free_again(face: Face) -> None:
         with raises(InvalidOption):
             third.fail(**bad)
     equal((batch.failed, batch.left, batch.lost), (["a", "b"], ["c"], []), "failed, left, lost")
-    lease = await had(face, theirs.lock("failing/a"), timeout=PATIENCE_S)
-    await face.do(lease.release)
+    others = face.claims(theirs, "failing", ttl=LONG_S)
+    await face.do((await all_won(face, others, ["a"])).release)
     await face.do(batch.release)
-    async with face.holding(await face.do(theirs.claims("failing", ttl=LONG_S).take, "abc")) as other:
+    async with face.holding(await face.do(others.take, "abc")) as other:
         equal((other.won, other.busy), (["a", "c"], ["b"]), "won by others, and busy")
     equal(batch.failed, ["a", "b"], "failed, afterwards")
-    token = (await shown(face, theirs, "failing/b")).fencing_token
-    await face.do(theirs.break_lease, "failing/b", fencing_token=token, now=True)
+    later = await face.do(others.take, ["a"])
+    later.items[0].fail(retry_in=0.2)
+    await face.do((await all_won(face, others, ["a"])).release)
 
 
 @case("P20, P25")

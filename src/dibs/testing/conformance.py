@@ -8,7 +8,7 @@ it out would hide that it works after all.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.connecting import locate
 from dibs.store import StoreAddress
@@ -45,7 +45,7 @@ from dibs.testing import (
     worker_cases,
 )
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench
-from dibs.testing.faces import FACES, Place
+from dibs.testing.faces import FACES, Place, in_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -93,8 +93,12 @@ class Run(NamedTuple):
     face: str
     case: Case
 
-    def on(self, address: StoreAddress) -> bool:
-        """Run it; False when the store does not promise it. AssertionError names case, promise and what was seen."""
+    def on(self, address: StoreAddress, claims: Callable[..., Any] = in_leases) -> bool:
+        """Run it; False when the store does not promise it. AssertionError names case, promise and what was seen.
+
+        claims: makes a client's claims on the items of a source, with the options of ``client.claims``, in the cases
+        that hold ``anywhere``.
+        """
         try:
             if not self.case.promised(address.capabilities):
                 return False
@@ -105,7 +109,7 @@ class Run(NamedTuple):
                 finally:
                     bench.close()
             else:
-                asyncio.run(self._through_a_face(address))
+                asyncio.run(self._through_a_face(Place(address, claims)))
         except Exception as error:
             seen = str(error) if isinstance(error, AssertionError) else repr(error)
             raise AssertionError(
@@ -114,8 +118,8 @@ class Run(NamedTuple):
             ) from error
         return True
 
-    async def _through_a_face(self, address: StoreAddress) -> None:
-        face = FACES[self.face](Place(address))
+    async def _through_a_face(self, place: Place) -> None:
+        face = FACES[self.face](place)
         try:
             await self.case.run(face)
         finally:

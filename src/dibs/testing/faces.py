@@ -30,10 +30,16 @@ if TYPE_CHECKING:
 VERB_LIMIT_S = 40.0
 
 
+def in_leases(client: Any, source: str, **options: Any) -> Any:
+    """Claims as they are kept unless told otherwise."""
+    return client.claims(source, **options)
+
+
 class Place(NamedTuple):
-    """A store under test, and how to make clients of it."""
+    """A store under test, and how to make clients of it, and claims of those."""
 
     address: StoreAddress
+    claims: Callable[..., Any] = in_leases
 
     def desk(self, options: dict[str, Any]) -> Desk:
         return Desk(self.address, **{"info": None, **DEFAULTS, **options})
@@ -44,7 +50,7 @@ class Place(NamedTuple):
         def refuse() -> Store:
             raise AssertionError("the store was opened")
 
-        return Place(self.address._replace(open=refuse))
+        return self._replace(address=self.address._replace(open=refuse))
 
 
 class Face(ABC):
@@ -70,6 +76,10 @@ class Face(ABC):
         client = self._client(self.place.desk({"namespace": self.namespace, **options}))
         self._clients.append(client)
         return client
+
+    def claims(self, client: Any, source: str, **options: Any) -> Any:
+        """``client.claims``, wherever they are kept. Items are numbers from 0 to 99, and letters from a to z."""
+        return self.place.claims(client, source, **options)
 
     def idle_client(self, **options: Any) -> Any:
         """A client whose store cannot be opened."""
