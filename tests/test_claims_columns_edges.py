@@ -235,6 +235,49 @@ def test_keys_of_postgres_types(postgres_url: str) -> None:
     yard.close()
 
 
+def test_keys_of_mysql_types(mysql_url: str) -> None:
+    """Integers of any size, texts, enumerations, dates and UUIDs may be keys; what is none of them is told."""
+    yard = Yard(mysql_url)
+    kinds = {
+        "TINYINT UNSIGNED": ("255", "256"),
+        "CHAR(5)": ("ab", "AB"),
+        "VARCHAR(9) CHARACTER SET utf8mb3": ("ü", "\U0001f4a1"),
+        "ENUM('sad', 'glad')": ("glad", "mad"),
+        "DATE": ("2026-11-22", "never"),
+        "UUID": ("123e4567-e89b-12d3-a456-426655440000", "no uuid"),
+    }
+    with yard.client() as client:
+        for number, (kind, (good, bad)) in enumerate(kinds.items()):
+            yard.run(f"CREATE TABLE k{number} (id {kind} PRIMARY KEY)")
+            yard.run(f"INSERT INTO k{number} VALUES ('{good}')")
+            yard.migrate(f"k{number}")
+            claims = client.claims(f"k{number}", mode="columns", ttl=LONG_S)
+            with claims.take([bad, good]) as batch:
+                assert (batch.won, batch.stale) == ([good], [bad])
+                with closing(raw(yard.plain)) as connection:
+                    batch.items[0].done(connection=connection)
+                    connection.commit()
+        yard.run("CREATE TABLE bytes (id BINARY(2) PRIMARY KEY)")
+        yard.migrate("bytes")
+        with pytest.raises(dibs.InvalidOption, match=r"is a binary\(2\)"):
+            client.claims("bytes", mode="columns").take(["7"])
+    yard.close()
+
+
+def test_names_like_placeholders(yard: Yard) -> None:
+    """What stands in braces in a name is a part of the name."""
+    mark = "`" if yard.dialect == "mysql" else '"'
+    table, key = "{key} {where}", "{where}{a}%s"
+    yard.run(f"CREATE TABLE {mark}{table}{mark} ({mark}{key}{mark} INTEGER PRIMARY KEY)")
+    yard.run(f"INSERT INTO {mark}{table}{mark} VALUES (1)")
+    yard.migrate(table)
+    with yard.client().claims("odd", mode="columns", table=table, key=key, ttl=1, renew=True).take([1, 2]) as batch:
+        assert (batch.won, batch.stale) == ([1], [2])
+        ends = batch.items[0].expires_at
+        until(lambda: batch.items[0].expires_at > ends)
+    assert batch.lost == []
+
+
 def test_a_changed_key_is_a_lost_row(yard: Yard) -> None:
     """Who had a row whose key was changed has lost it; who has its key now is not touched."""
     with yard.claims().take([1, 2]) as batch:
@@ -374,6 +417,23 @@ def test_a_loss_behind_a_lock_is_told(served: Yard) -> None:
         connection.commit()
     assert batch.lost == [1]
     assert served.row(1)[:2] == (2, "x else/1")
+
+
+def test_a_client_closes_beside_a_locked_row(served: Yard) -> None:
+    """A client that is closed gives back what it can, and does not wait for a transaction that has a row locked."""
+    with closing(raw(served.plain)) as connection:
+        client = served.client(patience=60)
+        batch = served.claims(client).take([1, 2, 3])
+        connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")
+        batch.items[0].done()
+        (_, _, ask) = batch._ends.pending[-1]
+        until(lambda: ask.trouble is not None)
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < 20  # (and not its patience)
+        connection.rollback()
+    assert served.row(1)[1] is not None
+    assert served.row(2) == served.row(3) == (1, None, None)
 
 
 def test_nobody_deadlocks_with_updates_of_many_rows(served: Yard) -> None:

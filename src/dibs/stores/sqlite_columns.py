@@ -75,7 +75,7 @@ class SQLiteRows:
         self._sql = {verb: self._text(act, self._table) for verb, act in _ACTS.items()}
 
     def _text(self, act: str, where: str) -> str:
-        return act.replace("{where}", where).replace("{key}", self._key)
+        return act.format(where=where, key=self._key)
 
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
         now, won = boot_now(), {}
