@@ -439,7 +439,7 @@ def test_a_client_closes_beside_a_locked_row(served: Yard) -> None:
 def test_nobody_deadlocks_with_updates_of_many_rows(served: Yard) -> None:
     """Takers of the same rows in opposite orders, and the user's own updates of all of them: no error for anybody."""
     served.run("ALTER TABLE event ADD COLUMN touched INTEGER NOT NULL DEFAULT 0")
-    by = time.monotonic() + 2.5
+    by = time.monotonic() + 1.5
     troubles: list[BaseException] = []
     won: list[int] = []
 
