@@ -39,8 +39,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[Yard]:
 # -- tables and rows that are not as they should be -------------------------------------------------------------------
 
 
-def refuse(yard: Yard, number: int) -> None:
-    """Let a trigger refuse every change of this row, as those do that protect what is archived."""
+def refuse(yard: Yard, number: int | str) -> None:
+    """Let a trigger refuse every change of this row (or of any), as those do that protect what is archived."""
     if yard.dialect == "postgresql":
         yard.run(
             "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS"
@@ -91,6 +91,15 @@ def test_a_row_that_is_refused_spoils_no_other(yard: Yard) -> None:
         until(lambda: yard.row(1)[1:] == yard.row(4)[1:] == (None, None))
         with yard.claims(client).take([1, 2, 4]) as others:
             assert others.won == [1, 2, 4]
+
+
+def test_a_table_that_refuses_every_row_is_no_outage(served: Yard) -> None:
+    """Also where a request's time is too short to look at each of them by itself, it is told as what it is."""
+    refuse(served, "NEW.id")
+    served.run("DELETE FROM event")
+    served.run(f"INSERT INTO event VALUES {','.join(f'({n}, {n!r}, TRUE, NULL, NULL, NULL)' for n in range(1000))}")
+    with pytest.raises(dibs.InvalidOption, match="archived"):
+        served.claims(served.client(request_timeout=0.5)).take(range(1000))
 
 
 WRONG = {

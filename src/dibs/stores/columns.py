@@ -9,6 +9,7 @@ again, since what has locked the row may be its own first attempt.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dibs.columns import COLUMNS, migration_sql, misfit, row_of
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # Of a holder, so much is kept; a claim is shorter than 50.
 HOLDER_CHARS_MAX = 200
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 # Rows that are locked together, by one statement or transaction.
 ROWS_MAX = 1000
 _STORES = {"postgresql": "PostgreSQL", "mysql": "MySQL or MariaDB", "sqlite": "SQLite"}
@@ -70,6 +72,10 @@ class Rows(Protocol):
     A row is found by its key, exactly. It is free when ``dibs_until`` is NULL or over, and a claim's when that stands
     first in ``dibs_claim``. Each verb may raise KeyMisfit and TableRefuses.
     """
+
+    def fits(self, key: str) -> bool:
+        """Whether it can be a value of the key's column, as far as is known without asking the database."""
+        ...
 
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
         """Of acquires: claim those that are free, or the asker's already, and that nobody has locked."""
@@ -213,10 +219,10 @@ class Columns:
         act: Callable[[Any, list[Row]], None],
     ) -> None:
         known = where in self._tables
-        odd = self._each_that_can(self.table(where, deadline), rows, act)
+        odd = self._each_that_can(self.table(where, deadline), rows, deadline, act)
         if odd and known:  # perhaps not any more: the table may have been changed
             del self._tables[where]
-            odd = self._each_that_can(self.table(where, deadline), [row for row, _ in odd], act)
+            odd = self._each_that_can(self.table(where, deadline), [row for row, _ in odd], deadline, act)
         for (name, index, _), error in odd:
             if type(error) is TableRefuses:
                 outcomes[index] = InvalidOption(
@@ -225,10 +231,19 @@ class Columns:
                 )
 
     def _each_that_can(
-        self, table: Any, rows: list[Row], act: Callable[[Any, list[Row]], None]
+        self, table: Any, rows: list[Row], deadline: Deadline, act: Callable[[Any, list[Row]], None]
     ) -> list[tuple[Row, Exception]]:
-        """Act on the rows that can be acted on; one that cannot must not keep the others from it. Those, and why."""
+        """Act on the rows that can be acted on; one that cannot must not keep the others from it. Those, and why.
+
+        What is refused is looked for in halves, for half of the time at most: a table that refuses every row would
+        take all of it, and its refusal would be told as an outage.
+        """
+        halving_until_s = deadline.remaining() / 2
+        fitting = [row for row in rows if table.fits(row_of(row[0])[1])]
         odd: list[tuple[Row, Exception]] = []
+        if len(fitting) < len(rows):
+            odd += [(row, KeyMisfit()) for row in rows if not table.fits(row_of(row[0])[1])]
+            rows = fitting
         size = self._rows_max
         parts = [rows[first : first + size] for first in reversed(range(0, len(rows), size))]
         while parts:
@@ -242,11 +257,16 @@ class Columns:
                 raise
             except (KeyMisfit, TableRefuses) as error:
                 half = len(part) // 2
-                if half:
+                if half and (type(error) is KeyMisfit or deadline.remaining() > halving_until_s):
                     parts += [part[half:], part[:half]]
                 else:
-                    odd.append((part[0], error))
+                    odd += [(row, error) for row in part]
         return odd
+
+
+def in_range(key: str, least: int, most: int) -> bool:
+    """Whether it is a whole number, and in that range."""
+    return _WHOLE.fullmatch(key) is not None and least <= int(key) <= most
 
 
 def in_call(requests: Sequence[Request]) -> bool:

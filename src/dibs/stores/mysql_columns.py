@@ -7,7 +7,6 @@ by the key's own index. Keys are compared exactly, whatever the collation of the
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import Granted, Pin
 from dibs.stores import mysql_sql as sql
-from dibs.stores.columns import KeyMisfit, Seen, TableRefuses, check_columns, claim_text, kept_s, no_right, not_unique
+from dibs.stores.columns import Seen, TableRefuses, check_columns, claim_text, in_range, kept_s, no_right, not_unique
 from dibs.stores.identifiers import quoted_part
 from dibs.stores.mysql_values import document, hexed, us
 
@@ -95,15 +94,16 @@ class MySQLRows:
         return [f'[{self._given(key)},"{hexed(request.claim_id)}"' for key, request in asked]
 
     def _given(self, key: str) -> str:
-        """The key in a document, or KeyMisfit."""
-        if "BIGINT" not in self._key.column:
-            return f'"{hexed(key)}"'
-        least, most = (0, 2**64) if "UNSIGNED" in self._key.column else (-(2**63), 2**63)
-        if not re.fullmatch(r"-?[0-9]{1,20}", key) or not least <= int(key) < most:
-            raise KeyMisfit
-        return str(int(key))
+        """The key in a document."""
+        return f'"{hexed(key)}"' if "BIGINT" not in self._key.column else str(int(key))
 
     # -- verbs ----------------------------------------------------------------------------------------------------
+
+    def fits(self, key: str) -> bool:
+        if "BIGINT" not in self._key.column:
+            return True
+        least, most = (0, 2**64) if "UNSIGNED" in self._key.column else (-(2**63), 2**63)
+        return in_range(key, least, most - 1)
 
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
         rows = self._rows(asked)

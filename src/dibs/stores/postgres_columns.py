@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired
 from dibs.store import Granted, Pin
-from dibs.stores.columns import KeyMisfit, Seen, TableRefuses, check_columns, claim_text, kept_s, no_right, not_unique
+from dibs.stores.columns import (
+    KeyMisfit,
+    Seen,
+    TableRefuses,
+    check_columns,
+    claim_text,
+    in_range,
+    kept_s,
+    no_right,
+    not_unique,
+)
 from dibs.stores.identifiers import quoted, quoted_part
 from dibs.stores.postgres_link import Refused
 from dibs.stores.postgres_wire import elements, float8, instant, integer, numbers, text, texts
@@ -41,6 +51,7 @@ FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.oid = to_regclass($1)
 """
+_BITS = {"smallint": 15, "integer": 31, "bigint": 63}
 _NOW = "clock_timestamp()"
 _FREE = f"(t.dibs_until IS NULL OR t.dibs_until <= {_NOW} OR split_part(t.dibs_claim, ' ', 1) = {{a}}.claim)"
 _OURS = f"split_part(t.dibs_claim, ' ', 1) = {{a}}.claim AND t.dibs_until > {_NOW}"
@@ -125,6 +136,10 @@ FROM {self._asked("LOOK")}
 """
 
     # -- verbs ----------------------------------------------------------------------------------------------------
+
+    def fits(self, key: str) -> bool:
+        bits = _BITS.get(self._kind)
+        return bits is None or in_range(key, -(2**bits), 2**bits - 1)
 
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
         shown = texts([claim_text(request.claim_id, request.holder) for _, request in asked])

@@ -9,7 +9,6 @@ since a power cut would let a token be granted twice.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,17 @@ from dibs.clock import boot_id, boot_now, wall_now
 from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption
 from dibs.store import Granted, Pin
-from dibs.stores.columns import Columns, Seen, TableRefuses, check_columns, claim_text, claims_some, kept_s, not_unique
+from dibs.stores.columns import (
+    Columns,
+    Seen,
+    TableRefuses,
+    check_columns,
+    claim_text,
+    claims_some,
+    in_range,
+    kept_s,
+    not_unique,
+)
 from dibs.stores.identifiers import quoted_part
 from dibs.stores.sqlite_errors import primary_code
 from dibs.stores.sqlite_pins import alias_of
@@ -35,7 +44,6 @@ if TYPE_CHECKING:
 # Of a boot's id, so much is enough to tell it from the others of a machine.
 _BOOT_CHARS = 13
 _MISTAKE, _CONSTRAINT = 1, 19
-_WHOLE = re.compile(r"-?[0-9]+")
 
 # 1 key, 2 boot and claim with a space behind, 3 now, 4 boot with a space behind; then the values of the verb.
 _OURS = "substr(dibs_claim, 1, length(?2)) = ?2"
@@ -77,6 +85,10 @@ class SQLiteRows:
     def _text(self, act: str, where: str) -> str:
         return act.format(where=where, key=self._key)
 
+    def fits(self, key: str) -> bool:
+        # SQLite would take a number that is out of range for the nearest that is not.
+        return not self._whole or in_range(key, -(2**63), 2**63 - 1)
+
     def claim(self, asked: list[Asked], deadline: Deadline) -> dict[int, Granted]:
         now, won = boot_now(), {}
         for place, (key, request) in enumerate(asked):
@@ -111,8 +123,6 @@ class SQLiteRows:
         return seen
 
     def _run(self, verb: str, key: str, request: Any, now: float, *more: object) -> list[Any]:
-        if self._whole and _WHOLE.fullmatch(key) and not -(2**63) <= int(key) < 2**63:
-            return []  # SQLite would take it for the nearest that there is
         values = (key, f"{self._boot}{request.claim_id} ", now, self._boot, *more)
         try:
             return self._db().execute(self._sql[verb], values).fetchall()
