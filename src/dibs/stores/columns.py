@@ -10,6 +10,7 @@ again, since what has locked the row may be its own first attempt.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dibs.columns import COLUMNS, migration_sql, misfit, row_of
@@ -97,19 +98,19 @@ class Rows(Protocol):
 class Columns:
     """Acts on the rows of any table; ``find`` looks at one, or raises what is wrong with it.
 
-    ``together`` does what it is given as one transaction; without it, each part is one by itself. A part, of up to
-    ``rows_max`` rows, is what is undone as a whole when one of them is refused.
+    ``together`` does what it is given as one transaction; without it, each part is one by itself. ``undoing`` does a
+    part of one, and undoes that when it raises KeyMisfit or TableRefuses.
     """
 
     def __init__(
         self,
         find: Callable[[Place, Deadline], Any],
         together: Callable[[Callable[[], list[Outcome]]], list[Outcome]] = lambda work: work(),
-        rows_max: int = ROWS_MAX,
+        undoing: Callable[[Callable[[], None]], None] = lambda part: part(),
     ) -> None:
         self._find = find
         self._together = together
-        self._rows_max = rows_max
+        self._undoing = undoing
         self._tables: dict[Place, Any] = {}
         #: A part of the call under way has been done.
         self._wrote = False
@@ -244,12 +245,11 @@ class Columns:
         if len(fitting) < len(rows):
             odd += [(row, KeyMisfit()) for row in rows if not table.fits(row_of(row[0])[1])]
             rows = fitting
-        size = self._rows_max
-        parts = [rows[first : first + size] for first in reversed(range(0, len(rows), size))]
+        parts = [rows[first : first + ROWS_MAX] for first in range(0, len(rows), ROWS_MAX)]
         while parts:
             part = parts.pop()
             try:
-                act(table, part)
+                self._undoing(partial(act, table, part))
                 self._wrote = True
             except StoreBusy as error:
                 if self._wrote:

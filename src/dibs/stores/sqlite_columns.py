@@ -163,7 +163,7 @@ class SQLiteColumns:
     def __init__(self, file: SQLiteFile) -> None:
         self._file = file
         self._db: Any = None
-        self._columns = Columns(self._find, self._together, rows_max=1)  # a statement for each row, in any case
+        self._columns = Columns(self._find, self._together, self._undoing)
 
     def act(
         self,
@@ -191,6 +191,16 @@ class SQLiteColumns:
 
     def _together(self, work: Callable[[], list[Outcome]]) -> list[Outcome]:
         return self._file.transaction(self._db, lambda db: work(), synced=self._synced)
+
+    def _undoing(self, part: Callable[[], None]) -> None:
+        self._db.execute("SAVEPOINT dibs")
+        try:
+            part()
+        except TableRefuses:
+            self._db.execute("ROLLBACK TO dibs")
+            self._db.execute("RELEASE dibs")
+            raise
+        self._db.execute("RELEASE dibs")
 
     def _find(self, where: Place, deadline: Deadline) -> SQLiteRows:
         """The table, or what is wrong with it."""
