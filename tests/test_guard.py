@@ -265,9 +265,9 @@ def test_other_stores_say_what_to_do_instead(sqlite_url: str) -> None:
 def test_renewals_go_on_and_others_are_not_delayed(scene: Scene) -> None:
     """While a lease is pinned, it is renewed for as long as the transaction takes, and so are other leases."""
     caller = scene.caller()
-    with scene.holder.lock("x", ttl=0.6) as lease, scene.holder.lock("y", ttl=0.6) as another:
+    with scene.holder.lock("x", ttl=1.2) as lease, scene.holder.lock("y", ttl=1.2) as another:
         lease.guard(caller.given)
-        end = time.monotonic() + 2
+        end = time.monotonic() + 2.5
         while time.monotonic() < end:
             with within(0.5, "another lease was delayed"):
                 scene.holder.lock("z").acquire().release()  # type: ignore[union-attr]
