@@ -20,9 +20,9 @@ a limit of n only the n live jobs with the smallest ids may be claimed: so at mo
 and with a limit of 1 in the order in which they were put, also while one of them waits for its next try.
 
 Every act is atomic by itself, and repeating it is safe: a put is told by its queue and ``put_id``, a take by its
-``claim_id``; what was ended once is reported as gone. (A put that was done already when it is repeated is put once
-more: jobs run at least once.) As in the contract of leases a store never waits, retries or reads a clock of this
-process.
+``claim_id``; what was ended once is reported as gone. A put is told for as long as one of its jobs has not ended,
+whoever has claimed, given back or failed them meanwhile. (Once all have ended, it may be put once more: jobs run at
+least once.) As in the contract of leases a store never waits, retries or reads a clock of this process.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS {job} (
     expires_at    DATETIME(6) COMMENT 'of its last claim',
     error         MEDIUMTEXT COMMENT 'the last one',
     created_at    DATETIME(6) NOT NULL,
-    put_id        VARBINARY(400) COMMENT 'tells a put that is repeated; NULL once the job has failed',
+    put_id        VARBINARY(400) COMMENT 'tells a put that is repeated; NULL of a job that was revived',
     put_place     INT COMMENT 'which job of that put',
     PRIMARY KEY (queue, priority_rank, due_at, id),
     KEY job_id (id),
@@ -176,9 +176,7 @@ REMOVE = f"DELETE j{_WHERE}"
 # With an index, and a condition that gives a list of its keys: an UPDATE of one table does as it is told.
 _UPDATE = "UPDATE {job} AS j FORCE INDEX (%s) SET "
 GIVE_BACK = _UPDATE + "j.claim_id = NULL, j.tries = j.tries - 1 WHERE %s"
-TRY_AGAIN = (
-    f"{_UPDATE}j.claim_id = NULL, j.put_id = NULL, j.error = %s, j.due_at = {NOW} + INTERVAL %d MICROSECOND WHERE %s"
-)
+TRY_AGAIN = f"{_UPDATE}j.claim_id = NULL, j.error = %s, j.due_at = {NOW} + INTERVAL %d MICROSECOND WHERE %s"
 EXTEND = f"{_UPDATE}j.expires_at = GREATEST(j.expires_at, {NOW} + INTERVAL %d MICROSECOND) WHERE %s"
 # With the state, the error, the crashes, the result, and until when it is kept.
 _SAME = (

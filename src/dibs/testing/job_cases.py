@@ -13,7 +13,6 @@ from dibs.jobs import (
     CRASHES_MAX,
     DEAD,
     DONE,
-    KEEP,
     PAYLOAD_BYTES_MAX,
     PUT_MAX,
     READY,
@@ -122,38 +121,6 @@ def ten_thousand_in_one_put(bench: Bench) -> None:
     equal(queue.finish(taken), Finished(), "their end")
     equal(queue.counts(), (9000, 0, 0, 0), "ready, later, claimed, dead")
     equal(payloads(queue.taken(1))[0], "1000", "the next")
-
-
-@case("P17, P5")
-def a_repeated_put_is_one_put(bench: Bench) -> None:
-    """A put repeated with its id, over any connection, puts nothing more and tells the same ids."""
-    queue = Queue(bench)
-    new = [NewJob("1"), NewJob("2", priority=5), NewJob("3", delay=60), NewJob("4", key="k")]
-    (mine,) = claims(1)
-    put = queue.put(*new, put_id=mine)
-    equal(queue.elsewhere().put(*new, put_id=mine), put, "the ids of the repeated put")
-    equal(queue.counts(), (3, 1, 0, 0), "ready, later, claimed, dead")
-    queue.taken(100)
-    equal(queue.put(*new, put_id=mine), put, "the ids of the put repeated after a take")
-    equal(queue.counts(), (0, 1, 3, 0), "ready, later, claimed, dead")
-
-
-@case("P17, P5")
-def a_repeated_put_tells_what_it_found(bench: Bench) -> None:
-    """Repeated with its id, a put tells the jobs that it has kept, or replaced, as well, and changes nothing more."""
-    queue = Queue(bench)
-    old, other = queue.put(NewJob("old", key="a"), NewJob("old", key="b"))
-    keep, replace = claims(2)
-    new = [NewJob("1"), NewJob("2", key="a"), NewJob("3", key="c"), NewJob("4")]
-    put = queue.put(*new, on_conflict=KEEP, put_id=keep)
-    equal((put[1], len(set(put))), (old, 4), "the job that was kept, and how many there are")
-    equal(queue.elsewhere().put(*new, on_conflict=KEEP, put_id=keep), put, "the ids of the repeated put")
-    new = [NewJob("5"), NewJob("6", key="b", priority=1)]
-    put = queue.put(*new, on_conflict=REPLACE, put_id=replace)
-    equal(put[1], other, "the job that was replaced")
-    equal(payloads(queue.taken(1)), ["6"], "what is taken first")
-    equal(queue.elsewhere().put(*new, on_conflict=REPLACE, put_id=replace), put, "the ids, while it is being worked")
-    equal(queue.counts(), (5, 0, 1, 0), "ready, later, claimed, dead")
 
 
 @case("P17")

@@ -28,7 +28,7 @@ from dibs.jobs import (
     NewJob,
 )
 from dibs.testing.case import claims, equal, rising, until
-from dibs.testing.job_bench import Queue, case, ids, nothing, payloads
+from dibs.testing.job_bench import Queue, case, ids, nothing
 
 if TYPE_CHECKING:
     from dibs.testing.case import Bench
@@ -142,46 +142,6 @@ def a_repeated_take_tells_what_is_left(bench: Bench) -> None:
 
 
 # -- P17: puts --------------------------------------------------------------------------------------------------------
-
-
-@case("P17")
-def a_put_is_told_by_its_queue_as_well(bench: Bench) -> None:
-    """Puts with one id to two queues are two puts."""
-    queue, (mine,) = Queue(bench), claims(1)
-    other = Queue(bench, bench.name(), queue.connection)
-    for keyed in (None, "k"):
-        new = NewJob("1", key=keyed)
-        first, second = queue.put(new, put_id=mine + str(keyed)), other.put(new, put_id=mine + str(keyed))
-        equal((queue.put(new, put_id=mine + str(keyed)), other.put(new, put_id=mine + str(keyed))), (first, second),
-              "the ids of both, repeated")  # fmt: skip
-    equal((queue.counts(), other.counts()), ((2, 0, 0, 0), (2, 0, 0, 0)), "ready, later, claimed, dead of each")
-
-
-@case("P17, unique keys")
-def a_repeated_put_with_keys_is_one(bench: Bench) -> None:
-    """A put that has replaced or kept jobs is told the same ids when repeated, also if one was claimed meanwhile."""
-    queue, (mine,) = Queue(bench), claims(1)
-    (job,) = queue.put(NewJob("1", key="k"))
-    new = [NewJob("2"), NewJob("3", key="l"), NewJob("4", 9, key="k"), NewJob("5")]
-    put = queue.put(*new, on_conflict=REPLACE, put_id=mine)
-    equal(put[2], job, "the id of the one that was replaced")
-    taken = queue.taken(1)
-    equal(payloads(taken), ["4"], "what is taken first")
-    equal(queue.elsewhere().put(*new, on_conflict=REPLACE, put_id=mine), put, "the ids of the repeated put")
-    equal(queue.counts(), (3, 0, 1, 0), "ready, later, claimed, dead")
-    equal(queue.finish(taken), Finished(), "the end of the one that was claimed")
-    kept = [NewJob("8", key="l"), NewJob("9", key="n"), NewJob("10")]
-    put = queue.put(*kept, on_conflict=KEEP, put_id=mine + "-1")
-    equal(queue.put(*kept, on_conflict=KEEP, put_id=mine + "-1"), put, "the ids of a repeated put that keeps one")
-    (job,) = queue.put(NewJob("6", key="m"))
-    only = [NewJob("7", key="m")]
-    equal(queue.put(*only, on_conflict=REPLACE, put_id=mine + "-2"), [job], "the id of the only one of a put")
-    taken = queue.taken(100)
-    equal(queue.put(*only, on_conflict=REPLACE, put_id=mine + "-2"), [job], "the id, told again while it is worked")
-    queue.finish(taken, RETRY, delay=60.0, note="e")
-    queue.put(*only, on_conflict=REPLACE, put_id=mine + "-3")
-    found = queue.job(job)
-    equal((found.state, found.tries), (READY, 0), "another put that replaces it")
 
 
 @case("P18, unique keys")
