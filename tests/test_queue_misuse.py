@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +75,71 @@ def test_a_batch_is_done_when_each_was_ended(client: dibs.Client) -> None:
         batch.won[1].fail("no")
         batch.done()
     assert counts(queue) == (1, 1, 0, 0)
+
+
+# -- streams that are left ------------------------------------------------------------------------------------------
+
+
+def leave_by_break() -> bool:
+    return True
+
+
+def leave_by_error() -> bool:
+    raise ValueError("no")
+
+
+def leave_by_ctrl_c() -> bool:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("Ctrl-C came to nothing")
+
+
+def in_thread(queue: dibs.Queue, leave: Callable[[], bool]) -> None:
+    for _ in queue.stream(3):
+        if leave():
+            break
+
+
+async def in_task(queue: dibs.AsyncQueue, leave: Callable[[], bool]) -> None:
+    async with contextlib.aclosing(queue.stream(3)) as jobs:
+        async for _ in jobs:
+            if leave():
+                break
+
+
+@pytest.mark.parametrize("face", ["thread", "task"])
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_ctrl_c])
+def test_who_leaves_a_stream_pays_for_the_job_at_hand_alone(
+    leave: Callable[[], bool], face: str, client: dibs.Client, sqlite_url: str
+) -> None:
+    """Whatever ends the loop: the job at hand may have cost a try, and others are ready at once, as if never taken."""
+    queue = client.queue("a")
+    queue.put_many(range(3))
+
+    async def tasks() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as other:
+            await in_task(other.queue("a"), leave)
+
+    with contextlib.suppress(ValueError, KeyboardInterrupt):
+        if face == "thread":
+            in_thread(queue, leave)
+        else:
+            asyncio.run(tasks())
+    assert [(job.payload, job.tries, job.crashes) for job in queue.jobs() if job.payload] == [(1, 0, 0), (2, 0, 0)]
+    found = [job for state in ("ready", "later") for job in queue.jobs(state)]
+    assert {job.payload: job.tries for job in found}[0] <= 1
+    assert counts(queue)[2:] == (0, 0)
+
+
+def test_a_stream_that_ctrl_c_ends_while_it_waits_takes_nothing(client: dibs.Client) -> None:
+    """What comes a moment later is there for others, and nothing was tried."""
+    queue = client.queue("a")
+    ctrl_c = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(queue.stream()))
+    queue.put(1)
+    with queue.take() as batch:
+        assert [job.tries for job in batch.won] == [1]
 
 
 # -- other processes --------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_a_worker_that_is_told_to_stop_drains(
     code: str, number: int, queue: dibs.Queue, sqlite_url: str, start: Workers
 ) -> None:
     """SIGTERM and Ctrl-C: what is in hand is finished, nothing more is taken, and the program goes on to its end."""
-    queue.put_many("abcdef")
+    queue.put_many([*"abcdef"])
     worker = start(code, sqlite_url, work_s=0.7)
     worker.until_said("begun a", "begun b")
     worker.send(number)
@@ -186,7 +186,7 @@ def test_a_worker_that_is_told_to_stop_drains(
 @pytest.mark.parametrize("code", [THREADS, TASKS], ids=["threads", "tasks"])
 def test_what_does_not_end_in_time_is_given_back(code: str, queue: dibs.Queue, sqlite_url: str, start: Workers) -> None:
     """After the drain time jobs in hand are given back, with no try counted, and whoever works them is told."""
-    queue.put_many("ab")
+    queue.put_many([*"ab"])
     worker = start(code, sqlite_url, work_s=60, drain_s=0.3)
     worker.until_said("begun a", "begun b")
     worker.send(signal.SIGTERM)
@@ -198,7 +198,7 @@ def test_what_does_not_end_in_time_is_given_back(code: str, queue: dibs.Queue, s
 @pytest.mark.parametrize("code", [THREADS, TASKS], ids=["threads", "tasks"])
 def test_a_second_ctrl_c_does_not_wait(code: str, queue: dibs.Queue, sqlite_url: str, start: Workers) -> None:
     """It raises KeyboardInterrupt at once; jobs in hand are given back on the way out."""
-    queue.put_many("ab")
+    queue.put_many([*"ab"])
     worker = start(code, sqlite_url, work_s=60, drain_s=60)
     worker.until_said("begun a", "begun b")
     worker.send(signal.SIGINT)
@@ -211,7 +211,7 @@ def test_a_second_ctrl_c_does_not_wait(code: str, queue: dibs.Queue, sqlite_url:
 
 def test_ctrl_c_with_a_job_in_hand_gives_it_back(queue: dibs.Queue, sqlite_url: str, start: Workers) -> None:
     """An interrupted block is no failure of its job: that is ready at once for others, and costs no try."""
-    queue.put_many("abc")
+    queue.put_many([*"abc"])
     worker = start(BLOCK, sqlite_url, work_s=60)
     worker.until_said("begun a")
     worker.send(signal.SIGINT)
@@ -225,7 +225,7 @@ def test_ctrl_c_with_a_job_in_hand_gives_it_back(queue: dibs.Queue, sqlite_url: 
 
 def test_the_jobs_of_a_killed_worker_are_handed_out_again(queue: dibs.Queue, sqlite_url: str, start: Workers) -> None:
     """By the end of its ttl, with the crash counted; no earlier."""
-    queue.put_many("ab")
+    queue.put_many([*"ab"])
     worker = start(THREADS, sqlite_url, ttl=1.5, work_s=60)
     worker.until_said("begun a", "begun b")
     worker.send(signal.SIGKILL)
@@ -243,7 +243,7 @@ def test_the_jobs_of_a_killed_worker_are_handed_out_again(queue: dibs.Queue, sql
 
 def test_who_was_stopped_for_too_long_is_refused(queue: dibs.Queue, sqlite_url: str, start: Workers) -> None:
     """A worker that sleeps through its claim is refused when it wakes up, before and after others have had the job."""
-    ids = queue.put_many("ab")
+    ids = queue.put_many([*"ab"])
     worker = start(BY_HAND, sqlite_url, ttl=1, work_s=1)
     worker.until_said("begun a")
     worker.send(signal.SIGSTOP)

@@ -5,7 +5,7 @@ What claims are for is told where a user meets them: in ``dibs.claims``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.batch import BatchFacts, Ends, Item
@@ -21,7 +21,7 @@ from dibs.tries import Tries, check_max_tries, listing, reviving
 V = TypeVar("V")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Union
 
     from dibs.columns import Place
@@ -90,7 +90,7 @@ class ClaimsCore(Generic[B]):
         """The items by their keys; of several with the same key the first."""
         if key is not None and not callable(key):
             raise InvalidOption(f"key is a function of an item that returns its key, not {key!r}")
-        if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        if isinstance(items, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(items, Iterable):
             raise InvalidOption(f"items are several, as in take([{items!r}]), not one {type(items).__name__}")
         keyed: dict[str, V] = {}
         for item in items:

@@ -50,12 +50,9 @@ class PutOptions(NamedTuple):
 
 def packed(payload: Any) -> str | bytes:
     """A payload as it is kept: bytes as they are, everything else as JSON text."""
-    if isinstance(payload, (bytes, bytearray, memoryview)):
-        kept: str | bytes = bytes(payload)
-        size = len(kept)
-    else:
-        kept = as_json("a payload", payload)
-        size = len(kept) if kept.isascii() else len(kept.encode())
+    is_bytes = isinstance(payload, (bytes, bytearray, memoryview))
+    kept: str | bytes = bytes(payload) if is_bytes else as_json("a payload", payload)
+    size = len(kept)  # of text as well: it is ASCII
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidOption(
             f"a payload has at most {PAYLOAD_BYTES_MAX:,} bytes, not {size:,}: put what is large elsewhere, and its "
@@ -65,7 +62,7 @@ def packed(payload: Any) -> str | bytes:
 
 
 def as_json(what: str, value: Any) -> str:
-    """JSON text; InvalidOption for what is none."""
+    """JSON text, in ASCII; InvalidOption for what is none."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -184,6 +181,6 @@ def result_text(result: Any) -> str | None:
     if result is None:
         return None
     text = as_json("a result", result)
-    if len(text.encode()) > RESULT_BYTES_MAX:
+    if len(text) > RESULT_BYTES_MAX:
         raise InvalidOption(f"a result has at most {RESULT_BYTES_MAX:,} bytes")
     return text

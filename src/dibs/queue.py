@@ -224,16 +224,18 @@ class Queue:
 
         Going on to the next job finishes the one before as done; finish it yourself with ``fail`` or ``skip``. stop: an
         event, or a function, that ends it after the job at hand. idle: end it when nothing came for so many seconds.
-        Left in the middle, by ``break`` or an error, it gives back what is left when the iterator is closed; a ``with``
-        block of ``contextlib.closing`` makes that certain.
+
+        Left in the middle it does not know why. Be it ``break``, an error or Ctrl-C: the job at hand has failed (finish
+        it before a ``break``, or ``skip`` it); what was not begun is given back at once, and costs no try. That is when
+        the iterator is closed; where it has a name, a ``with`` block of ``contextlib.closing`` makes that certain.
         """
         return self._stream(check_n(n), Patience(idle, stop))
 
     def _stream(self, n: int, patience: Patience) -> Iterator[Job]:
         while (look_s := patience.look_s()) is not None:
             batch = run(self._core.taking(get_ident(), n, look_s))
-            patience.saw(len(batch), look_s)
             try:
+                patience.saw(len(batch), look_s)
                 while not patience.stopped() and (job := batch._move_on()) is not None:
                     yield job
                 batch._move_past()

@@ -180,8 +180,8 @@ class AsyncQueue:
     async def _stream(self, n: int, patience: Patience) -> AsyncGenerator[AsyncJob, None]:
         while (look_s := patience.look_s()) is not None:
             batch = await take(self._core.taking(owner(), n, look_s))
-            patience.saw(len(batch), look_s)
             try:
+                patience.saw(len(batch), look_s)
                 while not patience.stopped() and (job := batch._move_on()) is not None:
                     yield job
                 batch._move_past()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def going_on_finishes_a_job(face: Face) -> None:
     """Going on to the next job finishes the one before, unless that was done by hand."""
     queue = face.client().queue("loop", ttl=LONG_S, keep_results=LONG_S)
-    ids = await face.do(queue.put_many, "abcd")
+    ids = await face.do(queue.put_many, [*"abcd"])
     async with face.holding(await face.do(queue.take, 10)) as batch:
         while (job := await following(face, batch)) is not None:
             if job.payload == "b":
@@ -32,7 +32,7 @@ async def going_on_finishes_a_job(face: Face) -> None:
 async def an_error_fails_the_job_at_hand_alone(face: Face) -> None:
     """An exception in the block fails the job at hand; the rest is given back, and costs no try."""
     queue = face.client().queue("block", ttl=LONG_S)
-    ids = await face.do(queue.put_many, "abcd")
+    ids = await face.do(queue.put_many, [*"abcd"])
     with raises(ZeroDivisionError):
         async with face.holding(await face.do(queue.take, 10)) as batch:
             await following(face, batch)
@@ -50,7 +50,7 @@ async def a_block_that_is_left_gives_back(face: Face) -> None:
     """Left early, the block gives back what is not finished, the job at hand too; an empty batch is no special case."""
     ours, theirs = face.client(), face.client()
     queue = ours.queue("left", ttl=LONG_S)
-    await face.do(queue.put_many, "abcd")
+    await face.do(queue.put_many, [*"abcd"])
     async with face.holding(await face.do(queue.take, 4)) as batch:
         await following(face, batch)
         await following(face, batch)
@@ -84,7 +84,7 @@ async def closing_a_client_gives_everything_back(face: Face) -> None:
     """A client that is closed gives back the jobs it has, with no try counted, and refuses who waits for more."""
     ours, theirs = face.client(), face.client()
     queue = ours.queue("closing", ttl=LONG_S)
-    await face.do(queue.put_many, "abc")
+    await face.do(queue.put_many, [*"abc"])
     batch = await taken(face, queue, 3)
     await face.do(ours.close)
     equal([job.held for job in batch.won], [False] * 3, "held")

@@ -207,7 +207,7 @@ async def a_late_done_is_refused(face: Face) -> None:
     """Whoever comes late with the end of a job hears LeaseLost, whichever end it is; the new claim is untouched."""
     ours, theirs = face.client(), face.client()
     late = ours.queue("late", ttl=face.short_ttl, renew=False, keep_results=LONG_S)
-    await face.do(late.put_many, "abcde")
+    await face.do(late.put_many, [*"abcde"])
     batch = await taken(face, late, 5)
     first = await following(face, batch)
     # A job that has expired is handed out again, and that says how long the first worker may have believed in it.
@@ -234,7 +234,7 @@ async def a_late_done_is_refused(face: Face) -> None:
 async def a_job_is_finished_once(face: Face) -> None:
     """The first end of a job counts, another is not sent; what was given back is not done by saying so afterwards."""
     queue = face.client().queue("once", ttl=LONG_S, keep_results=LONG_S)
-    await face.do(queue.put_many, "abc")
+    await face.do(queue.put_many, [*"abc"])
     batch = await taken(face, queue, 3)
     a, b, c = batch.won
     await face.do(a.done, {"n": 1})
@@ -333,7 +333,7 @@ async def a_cancelled_job_is_lost(face: Face) -> None:
     """A job that is cancelled while it is worked is lost to its worker at the next extension; its done is refused."""
     ours, theirs = face.client(), face.client()
     queue = ours.queue("cancelled", ttl=face.short_ttl * 5, keep_results=LONG_S)
-    ids = await face.do(queue.put_many, "abc")
+    ids = await face.do(queue.put_many, [*"abc"])
     batch = await taken(face, queue, 3)
     equal(await face.do(theirs.queue("cancelled", keep_results=LONG_S).cancel, ids[0], ids[0]), ids[:1], "cancelled")
     equal(await face.do(theirs.queue("cancelled").cancel, ids[0]), [], "cancelled again")
@@ -357,7 +357,7 @@ async def a_cancelled_job_is_lost(face: Face) -> None:
 async def claims_are_extended(face: Face) -> None:
     """A claim is extended while somebody has a job of it; ``extend`` does so at once, and for another time."""
     ours, theirs = face.client(), face.client()
-    await face.do(ours.queue("long").put_many, "ab")
+    await face.do(ours.queue("long").put_many, [*"ab"])
     renewed = await one(face, ours.queue("long", ttl=face.short_ttl))
     fixed = await one(face, ours.queue("long", ttl=face.short_ttl, renew=False))
     await face.do(fixed.extend, LONG_S)

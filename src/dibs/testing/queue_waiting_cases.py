@@ -134,7 +134,7 @@ async def a_paused_queue_gives_nothing(face: Face) -> None:
     """A paused queue gives no jobs, but takes them; who works goes on, and who waits goes on waiting."""
     ours, theirs = face.client(), face.client()
     queue, others = ours.queue("paused", ttl=LONG_S), theirs.queue("paused", ttl=LONG_S)
-    await face.do(queue.put_many, "ab")
+    await face.do(queue.put_many, [*"ab"])
     job = await one(face, others)
     pause = await face.do(queue.pause, "OPS-7", by="ada")
     equal((pause.name, pause.note, pause.by), ("queue/paused", "OPS-7", "ada"), "the pause")
@@ -183,7 +183,7 @@ async def who_waits_for_a_job_has_its_result(face: Face) -> None:
     """``wait`` returns what a job was done with, raises when it is dead or cancelled, and when the time is over."""
     ours, theirs = face.client(), face.client()
     queue, workers = ours.queue("awaited", ttl=LONG_S), theirs.queue("awaited", ttl=LONG_S, keep_results=LONG_S)
-    ids = await face.do(queue.put_many, "abc")
+    ids = await face.do(queue.put_many, [*"abc"])
     with raises(TimeoutError):
         await face.do(queue.wait, ids[0], timeout=0)
     waiters = [task(face.do(queue.wait, id_)) for id_ in ids]
