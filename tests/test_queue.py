@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import dibs
+import dibs.crew
 from dibs.jobs import Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.testing.case import within
@@ -680,6 +681,29 @@ def test_a_handler_that_goes_on_without_its_job_is_told_of(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"a try has come to nothing: the claim on job {id_} of 'a'" in told[1]
+
+
+def test_a_store_that_is_away_is_told_of_once(
+    between: Between, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at every look: when it is missed, once a minute from then on, and when it is back."""
+    monkeypatch.setattr(dibs.crew, "AWAY_S", 0.01)
+    with between.client(patience=0) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        between.before = lost = Loses(Take, 5)
+        assert queue.run(lambda job: None, workers=1, idle=0.1) == 1
+        assert lost.left == 0
+        told = [record.getMessage() for record in caplog.records]
+        assert [("is away" in line, "is back" in line) for line in told] == [(True, False), (False, True)], told
+        caplog.clear()
+        monkeypatch.setattr(dibs.crew, "AWAY_TOLD_EVERY_S", 0.0)
+        queue.put(2)
+        lost.left = 6
+        assert queue.run(lambda job: None, workers=1, idle=0.1) == 1
+        _, *between_them, _ = [record.getMessage() for record in caplog.records]
+        assert between_them
+        assert all("is still away, for 0 s now" in line for line in between_them)
 
 
 # -- what others put --------------------------------------------------------------------------------------------------

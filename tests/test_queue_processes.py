@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import dibs
+from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
 from tests.test_api import eventually
 
 # What a worker says goes to a journal, a line each, so that whoever kills it loses none of it.
@@ -95,6 +97,21 @@ for what, end in (("job", job.done), ("batch", batch.done)):
 """
 )
 
+PUTS = (
+    PROLOGUE
+    + """
+number = 0
+while True:
+    try:
+        queue.put(number)
+        say("put", number)
+    except dibs.StoreUnavailable:
+        time.sleep(0.1)  # before another try
+    number += 1
+    time.sleep(0.01)  # so that there is something to put all the time
+"""
+)
+
 
 class Worker:
     """A process that works the queue ``jobs``."""
@@ -103,6 +120,7 @@ class Worker:
         self, code: str, url: str, journal: Path, ttl: float = 5, work_s: float = 0, drain_s: float = 10
     ) -> None:
         self.journal = journal
+        self.errors = ""
         arguments = [url, str(journal), str(ttl), str(work_s), str(drain_s)]
         self.process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
 
@@ -116,8 +134,8 @@ class Worker:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        _, errors = self.process.communicate(timeout=20)
-        print(errors)  # for whoever looks at a failure
+        _, self.errors = self.process.communicate(timeout=20)
+        print(self.errors)  # for whoever looks at a failure
         return self.process.returncode
 
     def close(self) -> None:
@@ -137,8 +155,12 @@ class Workers:
         self._journal = journal
         self._all: list[Worker] = []
 
-    def __call__(self, code: str, url: str, ttl: float = 5, work_s: float = 0, drain_s: float = 10) -> Worker:
-        self._all.append(Worker(code, url, self._journal, ttl, work_s, drain_s))
+    def __call__(
+        self, code: str, url: str, ttl: float = 5, work_s: float = 0, drain_s: float = 10, *, own: bool = False
+    ) -> Worker:
+        """Another one; ``own``: with a journal of its own."""
+        journal = self._journal.with_suffix(f".{len(self._all)}") if own else self._journal
+        self._all.append(Worker(code, url, journal, ttl, work_s, drain_s))
         return self._all[-1]
 
     def close(self) -> None:
@@ -294,3 +316,36 @@ def test_a_server_that_is_restarted_is_waited_for(code: str, own_postgres: Postg
             assert worker.ended() == 0
         times = Counter(int(line.split()[1]) for line in worker.said() if line.startswith("worked"))
         assert [times[number] for number in range(60)] == [1] * 60
+
+
+@pytest.mark.parametrize("kind", ["mysql", "redis"])
+def test_a_server_that_is_killed_while_jobs_come_and_go(
+    kind: str, request: pytest.FixtureRequest, start: Workers
+) -> None:
+    """What was put by then, and confirmed, is done, though a worker left meanwhile; nobody makes many words of it."""
+    server: MariaDBServer | RedisServer = request.getfixturevalue(f"own_{kind}")
+    url = server.create_place() if isinstance(server, RedisServer) else server.create_database()
+    with dibs.connect(url, ttl=20) as client:
+        queue = client.queue("jobs")
+        putting = start(PUTS, url, own=True)
+        workers = [start(code, url, ttl=20, work_s=0.02, own=True) for code in (THREADS, TASKS)]
+        leaving = start(THREADS, url, ttl=3, work_s=0.02, drain_s=0.1, own=True)
+        eventually(lambda: all(worker.said() for worker in (*workers, leaving)), "somebody has nothing to do", 20)
+        server.kill()
+        leaving.send(signal.SIGTERM)
+        assert leaving.ended() == 0
+        assert leaving.said()[-1] == "closed"
+        server.start()
+        before = len(putting.said())
+        eventually(lambda: len(putting.said()) > before, "nothing goes on", 20)
+        putting.send(signal.SIGTERM)
+        eventually(lambda: counts(queue) == (0, 0, 0, 0), "everything is done", 30)
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert [worker.ended() for worker in workers] == [0, 0]
+    everybody = [line.split() for worker in (leaving, *workers) for line in worker.said()]
+    put = {line.split()[1] for line in putting.said()}
+    assert put <= {words[1] for words in everybody if words[0] == "worked"}
+    for worker in (leaving, *workers):
+        assert "Traceback" not in worker.errors
+        assert len(worker.errors.splitlines()) <= 3, worker.errors
