@@ -25,6 +25,7 @@ def test_a_maintenance_window(dibs: Dibs, client: library.Client) -> None:
     paused = dibs("pause", "deploy/*", "--note", "OPS-7", "--for", "10m")
     assert (paused.returncode, paused.stderr) == (0, "")
     assert paused.stdout.startswith("Paused 'deploy/*' until ")
+    assert "`dibs resume 'deploy/*'` ends it before" in paused.stdout
     assert f"(pid {os.getpid()})" in paused.stdout
     waiter = dibs.start("run", "deploy/web", "--", "echo", "ran")
     assert waiter.stderr is not None

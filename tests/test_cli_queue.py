@@ -112,6 +112,7 @@ def test_a_payload_is_not_waited_for_on_a_terminal(dibs: Dibs) -> None:
         os.close(theirs)
     assert done.returncode == 64
     assert "payload is missing" in done.stderr
+    assert "the payload is empty" in dibs("put", "q").stderr
 
 
 def test_a_payload_is_at_most_a_mebibyte(dibs: Dibs) -> None:
@@ -127,7 +128,7 @@ def test_keys_are_unique_while_a_job_lives(dibs: Dibs) -> None:
     first = dibs("put", "q", "1", "--key", "k").stdout
     again = dibs("put", "q", "2", "--key", "k")
     assert (again.returncode, again.stdout) == (75, "")
-    assert "has the key 'k'" in again.stderr
+    assert "has the key 'k', and waits for a worker: --on-conflict replace gives it this payload" in again.stderr
     assert dibs("put", "q", "2", "--key", "k", "--on-conflict", "keep").stdout == first
     assert dibs("put", "q", "3", "--key", "k", "--on-conflict", "replace").stdout == first
     assert [job["payload"] for job in taken(dibs, "q", "--n", "10")] == [3]
@@ -176,7 +177,7 @@ def test_a_wrong_line_is_named_and_those_before_it_were_put(dibs: Dibs, client: 
     """So that one can mend it and go on behind the others."""
     done = dibs("put", "q", "--lines", input="1\n2\n{bad\n4\n", stdin=None)
     assert done.returncode == 64
-    assert done.stderr.startswith("dibs: line 3 is no JSON")
+    assert done.stderr.startswith("dibs: line 3 is no JSON: ")
     assert "the 2 lines before it were put" in done.stderr
     assert [job.payload for job in client.queue("q").jobs()] == [1, 2]
     done = dibs("put", "q", "--lines", "--bytes", input="x" * (2**20 + 1), stdin=None)
@@ -396,6 +397,7 @@ def test_dead_jobs_are_seen_revived_and_forgotten(dibs: Dibs, client: library.Cl
     assert dibs("requeue", "q", str(ids[0])).stdout == "Requeued 1 job.\n"
     again = dibs("requeue", "q", str(ids[0]))
     assert (again.returncode, again.stdout) == (1, "Requeued 0 jobs.\n")
+    assert "not dead in 'q', or another job has the key meanwhile: 1 job of those named" in again.stderr
     assert dibs("forget", "q", str(ids[1])).stdout == "Deleted 1 job.\n"
     assert dibs("forget", "q", "--older-than", "1h").stdout == "Deleted 0 jobs.\n"
     assert dibs("requeue", "q").stdout == "Requeued 2 jobs.\n"

@@ -119,7 +119,7 @@ def advise(queue: str, told: Sequence[dict[str, Any]], window_s: float) -> Advic
     binds = _binding(told, workers, seconds, use)
     why = (
         f"{rate:.3g} jobs arrive a second, and each takes {_span(held_s)} of work: {busy:.1f} workers are busy all the "
-        f"time, and {needed} are busy for {busy / needed:.0%} of it"
+        f"time, and {'1 is' if needed == 1 else f'{needed} are'} busy for {busy / needed:.0%} of it"
     )
     return Advice(queue, needed, workers, rate, held_s, use, depth, late, binds, why + _more(needed, workers, binds))
 

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
+from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.lines import lines_of, put_lines
 from dibs.cli.looks import json_option, print_json
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
 
 if TYPE_CHECKING:
@@ -160,8 +160,20 @@ def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) ->
     if args.bytes or len(data) > PAYLOAD_BYTES_MAX:
         payload: Any = data  # what is too long is refused like any other
     else:
-        payload = json_of("the payload", data.decode("utf-8", "surrogateescape"), "; bytes want --bytes")
-    return queue.put(payload, key=args.key, **options)
+        if not data.strip():
+            raise CommandError(
+                USAGE, "the payload is empty: give JSON, as an argument or on standard input, or --bytes"
+            )
+        text = data.decode("utf-8", "surrogateescape")
+        payload = json_of("the payload", text, "; bytes want --bytes")
+    try:
+        return queue.put(payload, key=args.key, **options)
+    except JobExists as error:
+        what = "is being worked" if error.claimed else "waits for a worker: --on-conflict replace gives it this payload"
+        raise CommandError(
+            BUSY,
+            f"job {error.id} of {queue.name!r} has the key {error.key!r}, and {what}; --on-conflict keep leaves it",
+        ) from None
 
 
 def _print_count(args: argparse.Namespace, count: int) -> None:

@@ -74,7 +74,7 @@ def _payloads(lines: list[bytes], seen: int, as_bytes: bool) -> tuple[list[Any],
             if line.strip():
                 payloads.append(line if as_bytes else json.loads(line))
         except (ValueError, RecursionError) as error:
-            what = "cannot be put" if as_bytes else "is no JSON of the right size"
+            what = "cannot be put" if as_bytes or len(line) > PAYLOAD_BYTES_MAX else "is no JSON"
             return payloads, CommandError(
                 USAGE, f"line {number:,} {what}: {error}; the {number - 1:,} lines before it were put"
             )

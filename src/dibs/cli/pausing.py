@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
@@ -79,7 +80,8 @@ def pause(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**pause_json(made), "holders": [lease_json(record, [made]) for record in holders]})
         return 0
-    print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume` ends it before.")
+    which = f"--queue {quote(args.queue)}" if args.queue is not None else quote(made.name)
+    print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume {which}` ends it before.")
     if "*" in made.name[:-1]:
         print("(Only a * at the end stands for whatever follows; any other is just that character.)")
     if holders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, whole
+from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.jobs import payload_json
 from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, table
 from dibs.errors import Unsupported
@@ -228,6 +228,9 @@ def requeue(args: argparse.Namespace) -> int:
     with connect(args) as client:
         count = client.queue(args.queue).requeue(*args.ids)
     print(f"Requeued {jobs_of(count)}.")
+    others = len(set(args.ids)) - count
+    if args.ids and others:
+        say(f"not dead in {args.queue!r}, or another job has the key meanwhile: {jobs_of(others)} of those named")
     return NOT_HELD if args.ids and not count else 0
 
 
