@@ -169,11 +169,9 @@ def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) ->
     try:
         return queue.put(payload, key=args.key, **options)
     except JobExists as error:
+        job = f"job {error.id} of {queue.name!r} has the key {error.key!r}, and"
         what = "is being worked" if error.claimed else "waits for a worker: --on-conflict replace gives it this payload"
-        raise CommandError(
-            BUSY,
-            f"job {error.id} of {queue.name!r} has the key {error.key!r}, and {what}; --on-conflict keep leaves it",
-        ) from None
+        raise CommandError(BUSY, f"{job} {what}; --on-conflict keep leaves it as it is") from None
 
 
 def _print_count(args: argparse.Namespace, count: int) -> None:
