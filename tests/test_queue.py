@@ -19,6 +19,7 @@ import dibs
 import dibs.crew
 from dibs.jobs import Extend, Finish, Put, Take
 from dibs.store import StoreBusy
+from dibs.taking import TakeAsk
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.test_api import eventually, in_a_fork
@@ -289,6 +290,28 @@ def test_run_counts_what_was_done_whatever_became_of_the_answers(between: Betwee
         assert queue.run(lambda job: worked.append(job.payload), workers=3, idle=0.2) == 50
         assert sorted(worked) == list(range(50))
         assert [job.tries for job in queue.jobs("done")] == [1] * len(ids)
+
+
+def test_a_take_that_is_answered_as_its_time_ends_has_its_jobs(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While what it was granted is being noted down, nobody says that there was nothing."""
+    claimed = TakeAsk._claimed
+
+    def slowly(ask: TakeAsk, taken: Any) -> None:
+        time.sleep(0.3)  # past the end of the wait
+        claimed(ask, taken)
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            queue = client.queue("a")
+            await queue.put(1)
+            monkeypatch.setattr(TakeAsk, "_claimed", slowly)
+            batch = await queue.take(timeout=0.1)
+            assert [job.payload for job in batch.won] == [1]
+            await batch.done()
+
+    asyncio.run(main())
 
 
 # -- lost hints -------------------------------------------------------------------------------------------------------

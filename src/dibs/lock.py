@@ -73,7 +73,7 @@ class LockCore(Gripped[L]):
                 settled = yield from session.rings.wait_holding(ask, limit_s)
             else:
                 settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
-            if not settled and limit_s and not ask.heard:
+            if not settled and limit_s:
                 settled = yield from heard_in_time(session, ask, limit_s)
             hold = self._answered(session, ask, settled)
             if hold is None:
@@ -142,14 +142,16 @@ class LockCore(Gripped[L]):
 
 def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bool]:
     """The time of an ask is over; whether it is settled once it has been answered, or the store had time to answer."""
-    with session.mutex:
+    with session.mutex:  # an answer that is just being received is received before
         if not ask.heard:
             session.waiting.hurry(ask)
-    if ask.heard:
-        return ask.settled
+        if ask.heard:
+            return ask.settled
     # A first answer may take one request's time longer than the wait.
     answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
-    return (yield session, ask, max(0.0, answer_s))
+    yield session, ask, max(0.0, answer_s)
+    with session.mutex:
+        return ask.settled
 
 
 def answered(session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:

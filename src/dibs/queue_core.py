@@ -194,7 +194,7 @@ class QueueCore(Generic[J, B]):
         try:
             session.submit(ask)
             settled = yield session, ask, session.request_timeout_s + session.patience_s if limit_s == 0 else limit_s
-            if not settled and limit_s and not ask.heard:
+            if not settled and limit_s:
                 settled = yield from heard_in_time(session, ask, limit_s)
             hold = answered(session, ask, settled)
             if hold is None:
