@@ -226,6 +226,16 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_postgres: PostgresSe
         lease.release()
 
 
+def test_what_a_killed_server_leaves_is_told_in_one_line(own_postgres: PostgresServer) -> None:
+    """libpq makes three of it, which fill the log of whoever waits for the server."""
+    with dibs.connect(own_postgres.url(), patience=0) as client:
+        client.ping()
+        own_postgres.kill()
+        with pytest.raises(dibs.StoreUnavailable, match="PostgreSQL: ") as told:
+            client.ping()
+        assert "\n" not in str(told.value)
+
+
 def test_a_stopped_server_ends_trust_by_the_clock(own_postgres: PostgresServer) -> None:
     """While the server hangs, a lease is lost by its local deadline, loudly; callers get StoreUnavailable."""
     told = threading.Event()

@@ -160,7 +160,7 @@ class Connection:
             raise
         except psycopg.Error as error:
             self.close()
-            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+            raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
         except StoreUnavailable:
             self.close()
             raise
@@ -221,7 +221,7 @@ class Connection:
                 self._results(pg, deadline)
         except psycopg.Error as error:
             self.close()
-            raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
+            raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
         except BaseException:
             self.close()
             raise
