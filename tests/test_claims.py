@@ -433,7 +433,7 @@ def test_what_an_item_failed_with_is_kept_as_text(client: dibs.Client) -> None:
             client.claims("rows", max_tries=1, info=info)
 
 
-@pytest.mark.parametrize("items", ["abc", b"abc", 17])
+@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 17])
 def test_take_wants_several_items(client: dibs.Client, items: Any) -> None:
     """A text is one key, and not one for each of its letters; so are those that ``fetch`` returns."""
     with pytest.raises(dibs.InvalidOption, match=r"items are several, as in take\(\["):
