@@ -60,7 +60,7 @@ async def all_won(face: Face, claims: Any, items: Any, limit_s: float = PATIENCE
 
 async def all_free(face: Face, claims: Any, items: Any, what: str) -> None:
     """Fail unless nobody holds any of these now."""
-    async with face.holding(await face.do(claims.take, items)) as batch:
+    async with face.holding(await face.do(claims.take, list(items))) as batch:
         equal((batch.won, batch.busy), (list(items), []), what)
 
 
@@ -73,11 +73,11 @@ async def what_is_free_is_won(face: Face) -> None:
     async with face.holding(await face.do(claims.take, ["e", "c", "a", "e", "d"])) as batch:
         equal((batch.won, batch.busy, batch.left), (["e", "a", "d"], ["c"], ["e", "a", "d"]), "won, busy, left")
         equal((len(batch), batch.stale, batch.lost), (3, [], []), "how many; stale; lost")
-        async with face.holding(await face.do(others.take, "abcde")) as other:
+        async with face.holding(await face.do(others.take, list("abcde"))) as other:
             equal((other.won, other.busy), (["b"], ["a", "c", "d", "e"]), "what others win, and find busy")
         item = batch.items[0]
         equal((item.name, item.key, item.value, item.held), ("orders/e", "e", "e", True), "an item")
-    async with face.holding(await face.do(claims.take, "abcde")) as batch:
+    async with face.holding(await face.do(claims.take, list("abcde"))) as batch:
         equal((batch.won, batch.busy), (["a", "b", "d", "e"], ["c"]), "afterwards")
     await face.do(busy.release)
     await all_free(face, claims, "abcde", "in the end")
@@ -357,7 +357,7 @@ async def what_failed_is_free_again(face: Face) -> None:
     others = face.claims(theirs, "failing", ttl=LONG_S)
     await face.do((await all_won(face, others, ["a"])).release)
     await face.do(batch.release)
-    async with face.holding(await face.do(others.take, "abc")) as other:
+    async with face.holding(await face.do(others.take, list("abc"))) as other:
         equal((other.won, other.busy), (["a", "c"], ["b"]), "won by others, and busy")
     equal(batch.failed, ["a", "b"], "failed, afterwards")
     later = await face.do(others.take, ["a"])
