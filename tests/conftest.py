@@ -9,6 +9,7 @@ import pytest
 
 import dibs as library
 from tests.command_line import Dibs
+from tests.servers import process
 from tests.servers.etcd import EtcdServer
 from tests.servers.memcached import MemcachedServer
 from tests.servers.mysql import MariaDBServer
@@ -19,6 +20,8 @@ from tests.servers.zookeeper import ZooKeeperServer
 # Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
 hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("dibs")
+
+process.data_in_memory()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -59,17 +59,23 @@ class Worker:
         tell("ready")
         sys.stdin.readline()
         while due := self.due():
-            if self.role == "killed" or self.random.random() < 0.5:
-                numbers = self.random.sample(due, min(MANY, len(due)))
-                taken = self.claims.take(numbers, verify=lambda won: [n for n in self.due() if n in won])
-            else:
-                limit = " LIMIT 1000" if self.url.startswith("mysql") else ""
-                taken = self.claims.take(query=f"SELECT id FROM event WHERE due ORDER BY id{limit}", n=MANY)
+            try:
+                taken = self.take(due)
+            except dibs.StoreUnavailable:  # No answer within the ttl: what was claimed for it lapses by itself.
+                continue
             with taken as batch:
                 for item in batch:
                     self.work(item)
             if not batch.won:
                 time.sleep(0.02)
+
+    def take(self, due: list[int]) -> dibs.Batch[int]:
+        """Some of what is due, by their ids or by the query."""
+        if self.role == "killed" or self.random.random() < 0.5:
+            numbers = self.random.sample(due, min(MANY, len(due)))
+            return self.claims.take(numbers, verify=lambda won: [n for n in self.due() if n in won])
+        limit = " LIMIT 1000" if self.url.startswith("mysql") else ""
+        return self.claims.take(query=f"SELECT id FROM event WHERE due ORDER BY id{limit}", n=MANY)
 
     def due(self) -> list[int]:
         cursor = self.shop.cursor()
