@@ -101,8 +101,10 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores",
         "dibs.stores.sqlite_jobs_sql",
         "dibs.stores.sqlite_jobs_talks",
+        "dibs.stores.sqlite_jobs_turns",
         "dibs.stores.sqlite_pins",
     },
+    "dibs.stores.sqlite_jobs_turns": {"dibs.clock", "dibs.jobs", "dibs.stores.sqlite_jobs_talks"},
     "dibs.stores.sqlite_jobs_sql": {"dibs.door", "dibs.stores.identifiers"},
     "dibs.stores.sqlite_jobs_talks": {
         "dibs.door",

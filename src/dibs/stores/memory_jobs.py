@@ -148,7 +148,9 @@ class MemoryJobs:
             return self._taken(mine)
         chosen: list[Job] = []
         for job in live:
-            if job.state(now) != READY or len(chosen) == request.n or not self._has_its_turn(job, request.group_limit):
+            if job.state(now) != READY or len(chosen) == request.n:
+                continue
+            if not self._has_its_turn(job, request.group_limit, chosen, now):
                 continue
             crashed = job.claim_id is not None
             crashes = job.crashes + crashed
@@ -176,11 +178,13 @@ class MemoryJobs:
         )
         return Taken(jobs[0].fencing_token, jobs[0].claimed_at + offset, told)
 
-    def _has_its_turn(self, job: Job, group_limit: int) -> bool:
+    def _has_its_turn(self, job: Job, group_limit: int, chosen: Sequence[Job], now: float) -> bool:
         if not group_limit or job.group is None:
             return True
-        before = [other for other in self._live(job.name) if other.group == job.group and other.id < job.id]
-        return len(before) < group_limit
+        others = [other for other in self._live(job.name) if other.group == job.group and other is not job]
+        before = sum(other.id < job.id for other in others)
+        worked = sum(other in chosen or other.state(now) == CLAIMED for other in others)
+        return before < group_limit and worked < group_limit
 
     def _next_in(self, name: str, now: float) -> float:
         # What is ready and was not taken waits for others of its group.

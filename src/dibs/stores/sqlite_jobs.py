@@ -49,6 +49,7 @@ from dibs.jobs import (
 from dibs.store import Held
 from dibs.stores import sqlite_jobs_sql, sqlite_pins
 from dibs.stores.sqlite_jobs_talks import Moment, finish, gone, in_json, put
+from dibs.stores.sqlite_jobs_turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -70,6 +71,7 @@ class SQLiteJobs:
         self._file = file
         self._names = sqlite_jobs_sql.names(file.table)
         self._sql = sqlite_jobs_sql.statements(self._names, "?")
+        self._turns = Turns(self._sql)
         #: The connection that has seen the tables.
         self._seen_by: sqlite3.Connection | None = None
 
@@ -141,21 +143,27 @@ class SQLiteJobs:
         self, db: sqlite3.Connection, request: Take, priorities: Sequence[tuple[int, float]], at: Moment
     ) -> list[tuple[Any, ...]]:
         """What a take gets, in its order."""
-        limit, chosen = request.group_limit, []
-        verb, limits = ("take_of_groups", (limit, limit)) if limit else ("take", ())
-        for priority, first_due in priorities:
-            if first_due > at.wall:
-                continue
-            with closing(db.execute(self._sql[verb], (request.name, priority, at.wall, *limits))) as rows:
-                for row in rows:
-                    crashes = row[4]
-                    if crashes < CRASHES_MAX:
-                        chosen.append(row)
-                    elif not chosen:
-                        return [row]
-                    if len(chosen) == request.n:
-                        return chosen
+        in_order = self._turns.rows if request.group_limit else self._ready
+        chosen: list[tuple[Any, ...]] = []
+        with closing(in_order(db, request, priorities, at.wall)) as rows:
+            for row in rows:
+                crashes = row[4]
+                if crashes < CRASHES_MAX:
+                    chosen.append(row)
+                elif not chosen:
+                    return [row]
+                if len(chosen) == request.n:
+                    break
         return chosen
+
+    def _ready(
+        self, db: sqlite3.Connection, request: Take, priorities: Sequence[tuple[int, float]], wall: float
+    ) -> Generator[tuple[Any, ...], None, None]:
+        """Rows that may be claimed, in the claim order."""
+        for priority, first_due in priorities:
+            if first_due <= wall:
+                with closing(db.execute(self._sql["take"], (request.name, priority, wall))) as rows:
+                    yield from rows
 
     def _next_in(self, db: sqlite3.Connection, name: str, priorities: Sequence[tuple[int, float]], at: Moment) -> float:
         """After how many seconds a job is due, or a claim expires.

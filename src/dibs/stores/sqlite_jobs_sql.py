@@ -91,11 +91,7 @@ _EXHAUSTED = "max_tries > 0 AND tries >= max_tries"
 _OVER = f"name = {VALUE} AND claim_id IS NOT NULL AND (boot, expires_boot) <= ({VALUE}, {VALUE})"
 _WAITING = f"name = {VALUE} AND claim_id IS NULL"
 _IN_ORDER = "ORDER BY priority DESC, due_wall, id"
-_HAS_ITS_TURN = (
-    " AND (group_name IS NULL OR (SELECT count(*) FROM (SELECT 1 FROM {job} AS before WHERE before.name = job.name"
-    f" AND before.group_name = job.group_name AND before.id < job.id LIMIT {VALUE})) < {VALUE})"
-)
-_TAKE = f"SELECT {_TAKEN} FROM {{job}} AS job WHERE {_WAITING} AND priority = {VALUE} AND due_wall <= {VALUE}"
+_READY = f"{_WAITING} AND priority = {VALUE} AND due_wall <= {VALUE}"
 
 
 def _ended(where: str, error: str) -> str:
@@ -147,8 +143,34 @@ _STATEMENTS = {
         " WHERE job.name = of_queue.name AND claim_id IS NULL AND job.priority = of_queue.priority)"
         f" FROM of_queue WHERE priority < {2**31} ORDER BY priority DESC"
     ),
-    "take": f"{_TAKE} ORDER BY due_wall, id",
-    "take_of_groups": f"{_TAKE}{_HAS_ITS_TURN} ORDER BY due_wall, id",
+    "take": f"SELECT {_TAKEN} FROM {{job}} WHERE {_READY} ORDER BY due_wall, id",
+    # Where only the first of a group may be taken: the groups that are worked now, once for each of their jobs ...
+    "worked": (
+        f"SELECT group_name FROM {{job}} WHERE name = {VALUE} AND claim_id IS NOT NULL AND +group_name IS NOT NULL"
+    ),
+    # ... of the first jobs in the order, whether they are among the first of their group ...
+    "turns": (
+        "SELECT id, group_name, group_name IS NULL OR (SELECT count(*) FROM (SELECT 1 FROM {job} AS before"
+        " WHERE before.name = job.name AND before.group_name = job.group_name AND before.id < job.id"
+        f" LIMIT {VALUE})) < {VALUE} FROM (SELECT id, name, group_name FROM {{job}} WHERE {_READY}"
+        f" ORDER BY due_wall, id LIMIT {VALUE}) AS job"
+    ),
+    # ... the first of each group, found by a step in the index from one group to the next ...
+    "firsts": (
+        "WITH RECURSIVE groups(of_group) AS (SELECT (SELECT min(group_name) FROM {job}"
+        f" WHERE name = {VALUE} AND group_name IS NOT NULL)"
+        f" UNION ALL SELECT (SELECT min(group_name) FROM {{job}} WHERE name = {VALUE} AND group_name > of_group)"
+        " FROM groups WHERE of_group IS NOT NULL)"
+        " SELECT -priority, due_wall, id, group_name FROM groups CROSS JOIN {job} AS job ON job.id IN"
+        f" (SELECT id FROM {{job}} AS first WHERE first.name = {VALUE} AND first.group_name = of_group"
+        f" ORDER BY id LIMIT {VALUE}) WHERE claim_id IS NULL AND due_wall <= {VALUE}"
+    ),
+    # ... and the first that have none.
+    "ungrouped": (
+        f"SELECT -priority, due_wall, id, group_name FROM {{job}} WHERE {_READY} AND group_name IS NULL"
+        f" ORDER BY due_wall, id LIMIT {VALUE}"
+    ),
+    "these": f"SELECT {_TAKEN} FROM {{job}} WHERE {_OF_IDS} {_IN_ORDER}",
     "claim": (
         f"UPDATE {{job}} SET claim_id = {VALUE}, holder = {VALUE}, fencing_token = {VALUE}, boot = {VALUE},"
         f" claimed_wall = {VALUE}, expires_wall = {VALUE}, expires_boot = {VALUE}, tries = tries + 1 WHERE {_OF_IDS}"

@@ -23,6 +23,9 @@ from dibs.jobs import (
 from dibs.testing.case import PATIENCE_S, Bench, equal, together, until
 from dibs.testing.job_bench import Queue, case, ids, nothing, payloads
 
+# More jobs than a take looks through before it looks for those of other groups.
+BACKLOG = 700
+
 
 @case("the order of jobs")
 def the_order_of_jobs(bench: Bench) -> None:
@@ -134,6 +137,65 @@ def groups_with_a_limit(bench: Bench) -> None:
     had = [job for outcome in takes if isinstance(outcome, Taken) for job in ids(outcome)]
     had += ids(outcome) if isinstance(outcome := queue.take(5, group_limit=3), Taken) else ()
     equal(sorted(had), put[:3], "what five connections have of a group with a limit of 3")
+
+
+@case("the order of jobs")
+def groups_that_get_an_older_job(bench: Bench) -> None:
+    """A job that joins its group before one that is worked, revived or replaced, waits until that one has ended."""
+    queue = Queue(bench)
+    dead, live = queue.put(NewJob("dead", group="g", max_tries=1), NewJob("live", group="g"))
+    elsewhere = queue.put(NewJob("elsewhere", key="k", delay=3600))
+    queue.finish(queue.taken(10, group_limit=1), DEAD, note="e")
+    worked = queue.taken(10, group_limit=1)
+    equal(ids(worked), (live,), "the next of the group")
+    equal(queue.revive(dead), 1, "revived")
+    nothing(queue.take(10, group_limit=1), "the revived job, while a later one is worked")
+    (h,) = queue.put(NewJob("h", group="h"))
+    of_h = queue.taken(10, group_limit=1)
+    equal(ids(of_h), (h,), "of another group")
+    equal(queue.put(NewJob("elsewhere", key="k", group="h"), on_conflict=REPLACE), elsewhere, "what was replaced")
+    nothing(queue.take(10, group_limit=1), "the replaced job, while a later one of its new group is worked")
+    queue.finish(worked)
+    equal(ids(queue.taken(10, group_limit=1)), (dead,), "when the later one is done")
+    queue.finish(of_h)
+    equal(list(ids(queue.taken(10, group_limit=1))), elsewhere, "when that of its new group is done")
+
+
+@case("the order of jobs")
+def groups_behind_a_long_one(bench: Bench) -> None:
+    """However many jobs of a busy group stand before them, jobs of other groups are taken, in their order."""
+    queue = Queue(bench)
+    (first, *_) = queue.put(*[NewJob(str(number), group="long") for number in range(BACKLOG)])
+    worked = queue.taken(10, group_limit=1)
+    equal(ids(worked), (first,), "of a long group")
+    b1, b2, b3, c1, urgent = queue.put(*[NewJob(name, group=name[0]) for name in ("b1", "b2", "b3", "c1")], NewJob("u"))
+    equal(ids(queue.taken(1, group_limit=1)), (b1,), "what comes first behind it")
+    _until_had(queue, {c1, urgent}, 1, "of another group, and of none")
+    nothing(queue.take(10, group_limit=1), "when all groups are busy")
+    _until_had(queue, {first + 1, b2}, 2, "with a greater limit")
+    nothing(queue.take(10, group_limit=2), f"before {b3}, while two of each group are worked")
+    equal(queue.finish(worked), Finished(), "the end of the first")
+    _until_had(queue, {first + 2}, 2, "its successor")
+
+
+def _until_had(queue: Queue, wanted: set[int], group_limit: int, what: str) -> None:
+    """Take until there is as much as is wanted, and see that it is that."""
+    had: list[int] = []
+    while len(had) < len(wanted):
+        had += ids(queue.until_taken(what, n=10, group_limit=group_limit))
+    equal(sorted(had), sorted(wanted), what)
+
+
+@case("the order of jobs")
+def groups_whose_first_waits(bench: Bench) -> None:
+    """A job that waits for its next try keeps all of its group waiting, and nobody else."""
+    queue = Queue(bench)
+    queue.put(*[NewJob(str(number), group="long") for number in range(BACKLOG)])
+    (other,) = queue.put(NewJob("other", group="other"))
+    queue.finish(queue.taken(1, group_limit=1), RETRY, delay=3600, note="e")
+    equal(ids(queue.taken(10, group_limit=1)), (other,), "of another group")
+    free_in = nothing(queue.take(10, group_limit=1), "of a group whose first waits").free_in
+    assert free_in < 3601, f"told to come back in {free_in} s"
 
 
 @case("unique keys")

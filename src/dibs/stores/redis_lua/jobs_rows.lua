@@ -11,6 +11,7 @@
 --   :puts        a hash: of each put how many of its jobs there are still, and their ids
 --   :keys        a hash: the live job that has a key
 --   :group:G     a sorted set by id: the live jobs of a group
+--   :worked:G    the same: those that were claimed, of which the ones that are in :claimed still are worked
 --   :dead, :done, :cancelled  sorted sets by when they ended
 --   :kept        a sorted set by when those that are done or cancelled are forgotten
 -- A job is in one of :due, :parked, :claimed, :dead, :done and :cancelled. Ids within sets of equal times are ordered as

@@ -20,6 +20,25 @@ if kind == 'take' then
     return rank and rank >= limit
   end
 
+  -- Whether as many of its group are worked as may be, though it is among the first: it came to be that after they were
+  -- taken. `chosen` of the group are just being taken.
+  local function is_busy(job, limit, chosen)
+    if limit == 0 or job.group == '-' then
+      return false
+    end
+    local count, worked = chosen, head .. ':worked:' .. job.group
+    for _, other in ipairs(redis.call('ZRANGE', worked, 0, -1)) do
+      if count >= limit then
+        break
+      elseif redis.call('ZSCORE', claimed, other) then
+        count = count + 1
+      else
+        take_out_of(worked, other)
+      end
+    end
+    return count >= limit
+  end
+
   -- A job behind the first of its group is put aside until it is one of them: no take need look at it before. How many are
   -- the first is said by each take. What was put aside for one limit is for every smaller one as well; for a greater one
   -- all are put back, and whoever asks for that is told to ask again.
@@ -64,6 +83,7 @@ if kind == 'take' then
   -- The ids of what comes first, and the jobs themselves; whether anything was put in order on the way.
   local function first_of(count, limit)
     local ids, found, looked, moved = {}, {}, 0, false
+    local chosen = {}  -- by group: how many
     for _, priority in ipairs(redis.call('ZRANGE', priorities, 0, -1)) do
       local due, passed = head .. ':due:' .. priority, 0
       while #ids < count do
@@ -84,6 +104,8 @@ if kind == 'take' then
             take_out_of(due, id)
             put_into(head .. ':parked:' .. priority, job.due, id)
             looked, moved = looked + 1, 'parked'
+          elseif is_busy(job, limit, chosen[job.group] or 0) then
+            looked = looked + 1
           else
             local crashed = job.claim ~= '-'
             local crashes = job.crashes + (crashed and 1 or 0)
@@ -96,6 +118,7 @@ if kind == 'take' then
               looked, moved = looked + 1, moved or true
             elseif crashes < CRASHES_MAX or #ids == 0 then
               ids[#ids + 1], found[#found + 1] = id, job
+              chosen[job.group] = (chosen[job.group] or 0) + 1
             else
               looked = looked + 1
             end
@@ -137,11 +160,12 @@ if kind == 'take' then
     return found
   end
 
-  -- When the next job is due, or a claim on one expires.
+  -- When the next job is due, or a claim on one expires. (What is due already waits for others of its group.)
   local function next_in()
     local soonest = tonumber(redis.call('ZRANGE', claimed, 0, 0, 'WITHSCORES')[2] or math.huge)
     for _, priority in ipairs(redis.call('ZRANGE', priorities, 0, -1)) do
-      local first = redis.call('ZRANGE', head .. ':due:' .. priority, 0, 0, 'WITHSCORES')[2]
+      local due = head .. ':due:' .. priority
+      local first = redis.call('ZRANGEBYSCORE', due, '(' .. text_of(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
       soonest = math.min(soonest, tonumber(first or math.huge))
     end
     return soonest == math.huge and '-' or text_of(math.max(0, soonest - now))
@@ -203,6 +227,9 @@ if kind == 'take' then
       add(set, id, row)
       take_out_of(head .. ':due:' .. job.priority, id)
       put_into(claimed, expires, id)
+      if job.group ~= '-' then
+        put_into(head .. ':worked:' .. job.group, id, id)
+      end
       answer[index + 2] = id .. ' ' .. row .. ' ' .. payload
     end
     if moved == 'parked' then

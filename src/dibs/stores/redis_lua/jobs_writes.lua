@@ -120,6 +120,7 @@ local function write_all()
     into = {}  -- only now is everything there that may have to be unparked
     for group, ids in pairs(left_groups) do
       call('ZREM', head .. ':group:' .. group, ids)
+      call('ZREM', head .. ':worked:' .. group, ids)
       unpark(group, #ids)
     end
     call_each('ZADD', into)
