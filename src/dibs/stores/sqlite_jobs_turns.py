@@ -13,6 +13,7 @@ then (``LOOK_BACK_S``, ``LOOK_BACK_PART``).
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dibs.jobs import Take
 
 # Jobs of the claim order that are looked at first.
-LOOK_MAX = 500
+LOOK_MAX = 200
 # Queues of which is remembered when all of the claim order was looked through.
 QUEUES_MAX = 1000
 
@@ -47,22 +48,26 @@ class Turns:
         worked = Counter(group for (group,) in db.execute(self._sql["worked"], (take.name,)))
         ids: list[int] = []
 
-        def choose(jobs: Sequence[tuple[int, str | None]]) -> None:
-            for job, group in jobs:
-                if len(ids) < take.n and (group is None or worked[group] < limit):
-                    worked[group] += group is not None
-                    ids.append(job)
+        def choose(job: int, group: str | None) -> None:
+            if group is None or worked[group] < limit:
+                worked[group] += group is not None
+                ids.append(job)
 
         for priority in due:
             values = (limit, limit, take.name, priority, wall, LOOK_MAX - looked)
-            seen = db.execute(self._sql["turns"], values).fetchall()
-            looked += len(seen)
-            choose([(job, group) for job, group, has_its_turn in seen if has_its_turn])
+            with closing(db.execute(self._sql["turns"], values)) as seen:
+                for job, group, has_its_turn in seen:
+                    looked += 1
+                    if has_its_turn:
+                        choose(job, group)
+                    if len(ids) == take.n:
+                        break
             if len(ids) == take.n or looked == LOOK_MAX:
                 break
         if not ids and looked == LOOK_MAX:
-            choose(self._behind(db, take, due, wall))
-        yield from db.execute(self._sql["these"], (in_json(ids),))
+            for job, group in self._behind(db, take, due, wall):
+                choose(job, group)
+        yield from db.execute(self._sql["these"], (in_json(ids[: take.n]),))
 
     def _behind(
         self, db: sqlite3.Connection, take: Take, due: Sequence[int], wall: float
