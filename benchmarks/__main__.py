@@ -25,6 +25,7 @@ from benchmarks.memcached_works import memcached_handover, memcached_lone
 from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
 from benchmarks.postgres import pg_async, pg_lone, pg_threads
 from benchmarks.queue_endurance import mysql_queue_crowd, pg_queue_open_transaction
+from benchmarks.queue_scale import mysql_queue_scale, pg_queue_scale, redis_queue_scale, sqlite_queue_scale
 from benchmarks.queue_workers import pg_queue_run, pg_queue_wake, redis_queue_wake
 from benchmarks.queues import pg_queue_batch, pg_queue_put, sqlite_queue
 from benchmarks.redis_works import redis_async, redis_handover, redis_lone
@@ -86,6 +87,10 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "redis-queue-wake": redis_queue_wake,
     "pg-queue-open-transaction": pg_queue_open_transaction,
     "sqlite-queue": sqlite_queue,
+    "pg-queue-scale": pg_queue_scale,
+    "mysql-queue-scale": mysql_queue_scale,
+    "sqlite-queue-scale": sqlite_queue_scale,
+    "redis-queue-scale": redis_queue_scale,
     "mysql-queue-crowd": mysql_queue_crowd,
     "pg-claims": pg_claims,
     "memcached-claims": memcached_claims,
