@@ -17,8 +17,6 @@ MANY = 50_000
 MANY_QUICK = 20_000
 PUT_AT_ONCE = 5_000
 TAKES = 10
-# Longer than a look through everything is remembered, so that each round has one.
-PAUSE_S = 0.6
 
 
 def pg_queue_scale(bench: Bench) -> None:
@@ -65,7 +63,8 @@ def _race_takes(bench: Bench, url: str) -> None:
                 later[label].put_many(jobs, delay=3600)
 
         def race(case: str, act: Callable[[dibs.Queue], object], queues: dict[str, dibs.Queue]) -> None:
-            rounds = {label: partial(_ms_each, partial(act, queue)) for label, queue in queues.items()}
+            seconds = bench.round_s if act is _find_nothing else 0.0
+            rounds = {label: partial(_ms_each, partial(act, queue), seconds) for label, queue in queues.items()}
             bench.race(case, MS, rounds, targets)
 
         race("strict order", _work_one, strict)
@@ -76,12 +75,13 @@ def _race_takes(bench: Bench, url: str) -> None:
         race("beside later jobs, none due", _find_nothing, later)
 
 
-def _ms_each(act: Callable[[], object]) -> list[float]:
-    time.sleep(PAUSE_S)
-    start = time.perf_counter()
-    for _ in range(TAKES):
+def _ms_each(act: Callable[[], object], seconds: float) -> list[float]:
+    """Act for so long, and so often at the least: a take looks through everything only now and then."""
+    done, start = 0, time.perf_counter()
+    while done < TAKES or time.perf_counter() < start + seconds:
         act()
-    return [(time.perf_counter() - start) * 1000 / TAKES]
+        done += 1
+    return [(time.perf_counter() - start) * 1000 / done]
 
 
 def _work_one(queue: dibs.Queue) -> None:
