@@ -169,6 +169,8 @@ class RedisStore:
         ttl, ttl_word = 0.0, "0.0"  # most requests have the ttl of the one before
         if verb in ("acquire", "acquire_permits"):
             words += (GRACE, str(LINE_KEEP_MS))
+            if verb == "acquire_permits":
+                words.append(str(ROW_KEEP_MS))
             for name, claim_id, seconds, holder, info, wake, ticket, permits, take, resize in requests:
                 if seconds != ttl:
                     ttl, ttl_word = seconds, repr(seconds)
@@ -277,7 +279,7 @@ class RedisStore:
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         names = self._scan("", deadline)
-        script, arguments = self._flights.script("purge"), (repr(older_than), GRACE)
+        script, arguments = self._flights.script("purge"), (repr(older_than), GRACE, str(ROW_KEEP_MS))
         calls = [
             script.calling([key for name in some for key in self._keys(name)], arguments, slot)
             for slot, some in self._by_slot(names)

@@ -22,9 +22,11 @@ WAIT_PART = 0.5
 PARTS = {
     "acquire": ("grants",),
     "acquire_permits": ("grants", "pools"),
-    "transfer": ("grants",),
+    "transfer": ("grants", "pools"),
     "release": ("pools",),
+    "renew": ("pools",),
     "break": ("pools",),
+    "show": ("pools",),
     "purge": ("pools",),
     "jobs": ("jobs_rows", "jobs_writes", "jobs_put", "jobs_take", "jobs_finish", "jobs_mend"),
 }

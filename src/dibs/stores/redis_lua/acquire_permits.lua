@@ -3,11 +3,13 @@
 -- What is decided here is what `decide` in dibs/stores/permits.py decides; a test compares them.
 --
 -- KEYS: lease, line and waiters of each request, then the counter of tokens.
--- ARGV: the grace of the line (s), how long a forgotten line is kept (ms), then of each request its claim id, ttl (s),
---       holder, info, channel, ticket, how many permits the name has, how many it takes, and '1' to make that number the
---       name's; '' stands for none.
+-- ARGV: the grace of the line (s), how long a forgotten line is kept (ms), how long an idle name (ms), then of each request
+--       its claim id, ttl (s), holder, info, channel, ticket, how many permits the name has, how many it takes, and '1' to
+--       make that number the name's; '' stands for none.
 -- Answers one text a request: 'G token acquired_at slot', 'H token acquired_at free_in ticket ahead holder', 'M permits'
 -- where the name has another number of permits (0: it is a lock), or 'E error'.
+
+local row_keep = ARGV[3]
 
 -- Whether more than `spare` permits are kept for live waiters before this place, and the dead who were met.
 local function is_kept(line, waiters, place, spare)
@@ -34,103 +36,133 @@ local function leave_line(line, waiters, claim)
   end
 end
 
-local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, ticket, permits, take, resize)
-  local head = redis.call('HMGET', lease, 'permits', 'last_slot', 'expires_at')
-  local known = tonumber(head[1] or head[3] and 0)  -- nil for a name that is new; a lock's row says when it expires
-  local last_slot = tonumber(head[2] or 0)
-  local leases, over = look(now, lease, last_slot)
-  local taken, is_taken, mine, first = 0, {}, nil, nil
-  for _, one in ipairs(leases) do
-    taken = taken + one.take
-    is_taken[one.slot] = true
-    if one.claim == claim then
-      mine = one
-    end
-    if not first or one.expires_at < first.expires_at then
-      first = one
-    end
+-- How many permits the name has (0 for a lock, nil for a name that is new), its last slot, how many are taken, which
+-- slots are over, and which one the claim has.
+local function look(lease, claim)
+  local head = redis.call('HMGET', lease, 'permits', 'last_slot', 'taken', 'claim:' .. claim)
+  if not head[1] then
+    return redis.call('HGET', lease, 'expires_at') and 0 or nil, 0, 0, {}, nil  -- which the row of a lock has
   end
+  local last_slot = tonumber(head[2] or 0)
+  local over = find_over(now, lease, last_slot)
+  if not over then
+    mend(now, lease, last_slot, row_keep)
+    return look(lease, claim)
+  end
+  return tonumber(head[1]), last_slot, tonumber(head[3] or 0), over, head[4]
+end
 
+local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, ticket, permits, take, resize)
+  local known, last_slot, taken, over, slot = look(lease, claim)
+  local row = slot and redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at', 'take', 'fencing_token',
+    'acquired_at')
+  local mine = row and row[1] == claim and tonumber(row[2]) > now
   if known and known ~= permits and not mine and (known == 0 or resize == '') then
     return string.format('M %d', known)
   end
+  local front = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
 
   if mine then
-    local key = lease .. mine.slot
-    if take < mine.take then
+    for _, one in ipairs(over) do
+      taken = end_slot(now, lease, one, taken, row_keep)
+    end
+    local fewer = tonumber(row[3]) - take
+    if fewer > 0 then
       -- It gives permits back, which must go through when Redis is out of memory, and so begins with a write that
       -- needs none. (It never gets more without asking anew.)
-      redis.call('PERSIST', key)
-      redis.call('HSET', key, 'take', take)
-      taken = taken - mine.take + take
+      redis.call('PERSIST', lease .. slot)
+      redis.call('HSET', lease .. slot, 'take', take)
+      taken = taken - fewer
+      redis.call('HSET', lease, 'taken', taken)
     end
-    if now + ttl > mine.expires_at then  -- a repetition, however late, never shortens what a renewal gave
-      redis.call('HSET', key, 'expires_at', string.format('%.6f', now + ttl))
+    if now + ttl > tonumber(row[2]) then  -- a repetition, however late, never shortens what a renewal gave
+      extend_slot(lease, slot, string.format('%.6f', now + ttl))
     end
-    leave_line(line, waiters, claim)
-    if known > taken then
-      tell_next(now, lease, line, waiters, grace)
+    if front[1] then
+      leave_line(line, waiters, claim)
+      if known > taken then
+        tell_next(now, lease, line, waiters, grace)
+      end
     end
-    local row = redis.call('HMGET', key, 'fencing_token', 'acquired_at')
-    return string.format('G %s %s %d', row[1], row[2], mine.slot)
+    return string.format('G %s %s %d', row[4], row[5], slot)
   end
 
   local spare = permits - taken - take
-  local own = redis.call('ZSCORE', line, claim)
+  for _, one in ipairs(over) do
+    spare = spare + one.take
+  end
+  local own = front[1] and redis.call('ZSCORE', line, claim)
   local place = math.min(tonumber(ticket) or math.huge, tonumber(own or math.huge))
-  local kept, dead = true, nil
-  if spare >= 0 then
+  local kept, dead = spare < 0, {}
+  if front[1] and not kept then
     kept, dead = is_kept(line, waiters, place, spare)
   end
   if not kept then
     local token = next_token()  -- under OOM it is this first write that Redis refuses; nothing has been changed then
-    local slot = 1
-    while is_taken[slot] do
-      slot = slot + 1
+    for _, one in ipairs(over) do
+      taken = end_slot(now, lease, one, taken, row_keep)
     end
-    for _, ended in ipairs(over) do
-      redis.call('DEL', lease .. ended)
+    if not known then
+      delete_slots(lease)
+    elseif taken == 0 then
+      last_slot = 0
+      redis.call('PERSIST', lease)
     end
-    last_slot = leases[1] and leases[#leases].slot or 0
-    redis.call('HSET', lease, 'permits', permits, 'last_slot', math.max(slot, last_slot))
-    redis.call('PERSIST', lease)
-    local key = lease .. slot
-    redis.call('DEL', key)
-    redis.call('HSET', key, 'claim_id', claim, 'holder', holder, 'fencing_token', token,
-      'acquired_at', since, 'expires_at', string.format('%.6f', now + ttl), 'take', take)
+    local lowest = last_slot > 0 and redis.call('ZRANGE', slots_of(lease), 0, 0, 'WITHSCORES')
+    if lowest and tonumber(lowest[2]) < 0 then
+      slot = lowest[1]
+    else
+      last_slot = last_slot + 1
+      slot = last_slot
+    end
+    local until_then = string.format('%.6f', now + ttl)
+    redis.call('HDEL', lease .. slot, 'info')  -- of a row that counts for nothing
+    redis.call('HSET', lease .. slot, 'claim_id', claim, 'holder', holder, 'fencing_token', token,
+      'acquired_at', since, 'expires_at', until_then, 'take', take)
     if info ~= '' then
-      redis.call('HSET', key, 'info', info)
+      redis.call('HSET', lease .. slot, 'info', info)
     end
-    leave_line(line, waiters, claim)
-    for _, silent in ipairs(dead) do
-      leave_line(line, waiters, silent)
-    end
-    if spare > 0 then
-      tell_next(now, lease, line, waiters, grace)
+    redis.call('HSET', lease, 'permits', permits, 'taken', taken + take, 'last_slot', last_slot,
+      'claim:' .. claim, slot, 'token:' .. token, slot)
+    redis.call('ZADD', slots_of(lease), until_then, slot)
+    if front[1] then
+      leave_line(line, waiters, claim)
+      for _, silent in ipairs(dead) do
+        leave_line(line, waiters, silent)
+      end
+      if spare > 0 then
+        tell_next(now, lease, line, waiters, grace)
+      end
     end
     return string.format('G %s %s %d', token, since, slot)
   end
 
+  for _, one in ipairs(over) do
+    taken = end_slot(now, lease, one, taken, row_keep)
+  end
   if known ~= permits then
     redis.call('HSET', lease, 'permits', permits)
   end
-  local front = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
+  if not known then
+    redis.call('PEXPIRE', lease, row_keep)
+  end
   local ahead = front[1] and tonumber(front[2]) < place
   if channel ~= '' then
     own = enter_line(line, waiters, claim, take, channel, own or ticket)
     keep_line(line, waiters)
   end
   local seen, free_in = {}, grace  -- what is there is kept for those ahead, who ask within the grace
-  if spare < 0 and first then
-    seen = redis.call('HMGET', lease .. first.slot, 'fencing_token', 'acquired_at', 'holder')
-    free_in = first.expires_at - now
+  if spare < 0 and taken > 0 then
+    local first = redis.call('ZRANGEBYSCORE', slots_of(lease), 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    seen = redis.call('HMGET', lease .. first[1], 'fencing_token', 'acquired_at', 'holder')
+    free_in = tonumber(first[2]) - now
   end
   return string.format('H %s %s %.6f %s %s %s', seen[1] or '0', seen[2] or '0', free_in, own or '-',
     ahead and '1' or '0', seen[3] or '')
 end
 
 local answers = {}
-local argument = 3
+local argument = 4
 for key = 1, #KEYS - 1, 3 do
   local claim, ttl, holder, info, channel, ticket, permits, take, resize = unpack(ARGV, argument, argument + 8)
   local fine, answer = pcall(acquire, KEYS[key], KEYS[key + 1], KEYS[key + 2],

@@ -15,20 +15,21 @@ local function take_away(row)
   return 1
 end
 
-local head = redis.call('HMGET', lease, 'permits', 'last_slot')
+local head = redis.call('HMGET', lease, 'permits', 'taken', 'token:' .. ARGV[1])
 if head[1] then
-  local last_slot = tonumber(head[2] or 0)
-  for _, one in ipairs((look(now, lease, last_slot))) do
-    if redis.call('HGET', lease .. one.slot, 'fencing_token') == ARGV[1] then
-      if ARGV[2] ~= '1' then
-        return take_away(lease .. one.slot)
-      end
-      end_slot(now, lease, one.slot, last_slot, row_keep)
-      tell_next(now, lease, line, waiters, tonumber(ARGV[4]))
-      return 1
-    end
+  local slot = head[3]
+  local row = slot and redis.call('HMGET', lease .. slot, 'fencing_token', 'expires_at', 'claim_id', 'take')
+  if not row or row[1] ~= ARGV[1] or tonumber(row[2]) <= now then
+    return 0
   end
-  return 0
+  if ARGV[2] ~= '1' then
+    disown_slot(lease, row[3])
+    return take_away(lease .. slot)
+  end
+  local one = {slot = slot, claim = row[3], token = row[1], take = tonumber(row[4])}
+  end_slot(now, lease, one, tonumber(head[2]), row_keep)
+  tell_next(now, lease, line, waiters, tonumber(ARGV[4]))
+  return 1
 end
 
 local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token')

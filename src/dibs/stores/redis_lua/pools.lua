@@ -1,39 +1,134 @@
 -- What scripts do with names that have permits. This text stands before theirs.
 --
--- Such a name's own key is a hash of `permits` (how many there are), `last_slot` (the greatest slot that has a row) and
--- `free_since` (when the last row went). The row of a slot is the lease of a claim, with `take`, at that key with the
--- slot behind it; rows beyond `last_slot` count for nothing. Where there is no row, the hash is forgotten after a while;
--- where there is one, never.
+-- Such a name's own key is a hash with
+--
+--   permits        how many there are
+--   taken          how many of them those take that have a row
+--   last_slot      the greatest slot that was in use since nobody held a permit; 0 when nobody does
+--   free_since     when a row went last
+--   claim:<claim>  the slot that the claim has
+--   token:<token>  the slot that is held under that fencing token
+--
+-- The row of a slot is the lease of a claim, with `take`, at that key with the slot behind it. At that key with `:slots`
+-- behind it is a sorted set of the slots 1 to last_slot: one that has a row by when its lease ends, one that is free by
+-- its number less FREE, which is before all time. So the lowest free slot is the first, those whose time is over come
+-- next, then whichever ends first; and no verb looks at more rows than it changes, however many there are.
+--
+-- What counts are permits, last_slot and the rows; the rest is there to find them, and is counted anew (`mend`) when
+-- slots are missing from the set, or one whose time is over has no such row. Where they disagree unnoticed, a slot in
+-- the set keeps its permits taken: those of a row that somebody deletes come back when its time is over. Without the
+-- name's own key the set and the rows count for nothing, and who is granted a permit next deletes what is left of them.
+--
+-- Where there is no row, there is no set, and the hash is forgotten after a while; where there is one, never.
 
--- The leases in force, and the slots of those that are over.
-local function look(now, lease, last_slot)
-  local leases, over = {}, {}
-  for slot = 1, last_slot do
-    local row = redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at', 'take')
-    local expires_at = tonumber(row[2])
-    if row[1] and expires_at > now then
-      leases[#leases + 1] = {slot = slot, claim = row[1], expires_at = expires_at, take = tonumber(row[3])}
-    elseif row[1] then
-      over[#over + 1] = slot
-    end
-  end
-  return leases, over
+local FREE = 1e10
+
+local function slots_of(lease)
+  return lease .. ':slots'
 end
 
--- Delete the row of a slot. With it, a name that nobody holds is idle.
-local function end_slot(now, lease, slot, last_slot, idle_keep)
-  redis.call('DEL', lease .. slot)
-  if slot < last_slot then
+-- Count anew what the rows say. All is read before the first write, which needs no memory.
+local function mend(now, lease, last_slot, idle_keep)
+  local head = redis.call('HMGET', lease, 'permits', 'free_since')
+  local rows, taken = {}, 0
+  for slot = 1, last_slot do
+    local row = redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at', 'fencing_token', 'take')
+    if row[1] and row[2] and row[4] then
+      rows[slot] = row
+      taken = taken + tonumber(row[4])
+    end
+  end
+  redis.call('DEL', lease, slots_of(lease))
+  if taken == 0 then
+    redis.call('HSET', lease, 'permits', head[1], 'taken', 0, 'last_slot', 0, 'free_since', string.format('%.6f', now))
+    redis.call('PEXPIRE', lease, idle_keep)
     return
   end
-  repeat
-    last_slot = last_slot - 1
-  until last_slot == 0 or redis.call('HGET', lease .. last_slot, 'take')
-  redis.call('HSET', lease, 'last_slot', last_slot)
+  redis.call('HSET', lease, 'permits', head[1], 'taken', taken, 'last_slot', last_slot, 'free_since', head[2] or 0)
+  for slot = 1, last_slot do
+    local row = rows[slot]
+    redis.call('ZADD', slots_of(lease), row and row[2] or slot - FREE, slot)
+    if row then
+      redis.call('HSET', lease, 'token:' .. row[3], slot)
+      if row[1] ~= '' then
+        redis.call('HSET', lease, 'claim:' .. row[1], slot)
+      end
+    end
+  end
+end
+
+-- The slots whose time is over, each with its row; nil where the set and the rows disagree.
+local function find_over(now, lease, last_slot)
   if last_slot == 0 then
-    redis.call('HSET', lease, 'free_since', string.format('%.6f', now))
+    return {}
+  elseif redis.call('ZCARD', slots_of(lease)) ~= last_slot then
+    return nil
+  end
+  local over = {}
+  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', slots_of(lease), 0, now)) do
+    local row = redis.call('HMGET', lease .. slot, 'claim_id', 'fencing_token', 'take', 'expires_at')
+    if not row[1] or tonumber(row[4]) > now then
+      return nil
+    end
+    over[#over + 1] = {slot = slot, claim = row[1], token = row[2], take = tonumber(row[3])}
+  end
+  return over
+end
+
+-- Delete the row of a slot, which needs no memory. Without any, the name is idle. Answers how many permits are taken.
+local function end_slot(now, lease, one, taken, idle_keep)
+  redis.call('DEL', lease .. one.slot)
+  redis.call('HDEL', lease, 'claim:' .. one.claim, 'token:' .. one.token)
+  taken = taken - one.take
+  if taken > 0 then
+    redis.call('HSET', lease, 'taken', taken, 'free_since', string.format('%.6f', now))
+    redis.call('ZADD', slots_of(lease), one.slot - FREE, one.slot)
+  else
+    redis.call('DEL', slots_of(lease))
+    redis.call('HSET', lease, 'taken', 0, 'free_since', string.format('%.6f', now), 'last_slot', 0)
     redis.call('PEXPIRE', lease, idle_keep)
   end
+  return taken
+end
+
+-- The claim no longer has its slot, which stays held until its time is over.
+local function disown_slot(lease, claim)
+  redis.call('HDEL', lease, 'claim:' .. claim)
+end
+
+-- Another claim has the slot, under another token, until then.
+local function pass_slot(lease, slot, from, to, until_then)
+  redis.call('HDEL', lease, 'claim:' .. from.claim, 'token:' .. from.token)
+  redis.call('HSET', lease, 'claim:' .. to.claim, slot, 'token:' .. to.token, slot)
+  redis.call('ZADD', slots_of(lease), until_then, slot)
+end
+
+-- Let the row of a slot last until then. Begins with a write that changes nothing and needs no memory, as when Redis is
+-- out of it, it refuses a script's first write unless that needs none, and then no other.
+local function extend_slot(lease, slot, until_then)
+  redis.call('PERSIST', lease .. slot)
+  redis.call('HSET', lease .. slot, 'expires_at', until_then)
+  redis.call('ZADD', slots_of(lease), until_then, slot)
+end
+
+-- The slots that may have a row.
+local function slots_with_rows(lease, last_slot)
+  if redis.pcall('ZCARD', slots_of(lease)) == last_slot then
+    return redis.call('ZRANGEBYSCORE', slots_of(lease), 0, '+inf')
+  end
+  local slots = {}
+  for slot = 1, last_slot do
+    slots[slot] = slot
+  end
+  return slots
+end
+
+-- Delete the rows that are in the set, and the set.
+local function delete_slots(lease)
+  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', slots_of(lease), 0, '+inf')) do
+    redis.call('DEL', lease .. slot)
+  end
+  redis.call('DEL', slots_of(lease))
 end
 
 -- Whether the claim in line has asked within the grace, how many permits it takes, and where it is told.

@@ -1,6 +1,7 @@
 -- Delete the rows that were free for long enough and for which nobody waits. Tokens come from a counter that stays.
 --
--- KEYS: lease, line and waiters of each name.  ARGV: free for how long (s), the grace of the line (s).
+-- KEYS: lease, line and waiters of each name.
+-- ARGV: free for how long (s), the grace of the line (s), how long an idle name with permits is kept (ms).
 -- Answers how many names were deleted.
 
 local time = redis.call('TIME')
@@ -16,30 +17,28 @@ local function is_waited_for(waiters, free_since)
   return false
 end
 
--- Since when nobody has held any permit, and the slots that have a row; nothing while somebody does.
-local function idle_since(lease, last_slot, free_since)
-  local leases, over = look(now, lease, last_slot)
-  if leases[1] then
-    return nil
+-- Since when nobody has held any permit, or, while somebody does, until when at least.
+local function idle_since(lease, last_slot)
+  if last_slot > 0 and redis.call('ZCARD', slots_of(lease)) ~= last_slot then
+    mend(now, lease, last_slot, ARGV[3])
   end
-  for _, slot in ipairs(over) do
-    free_since = math.max(free_since, tonumber(redis.call('HGET', lease .. slot, 'expires_at')))
-  end
-  return free_since, over
+  local last = redis.call('ZREVRANGE', slots_of(lease), 0, 0, 'WITHSCORES')
+  local free_since = redis.call('HGET', lease, 'free_since')
+  return math.max(tonumber(free_since or 0), tonumber(last[2] or 0))
 end
 
 for key = 1, #KEYS, 3 do
   local lease, line, waiters = KEYS[key], KEYS[key + 1], KEYS[key + 2]
   -- Of a key that is not ours it gives an error, which has none of these.
-  local row = redis.pcall('HMGET', lease, 'expires_at', 'permits', 'last_slot', 'free_since')
-  local free_since, over = tonumber(row[1] or ''), {}
+  local row = redis.pcall('HMGET', lease, 'expires_at', 'permits', 'last_slot')
+  local free_since = tonumber(row[1] or '')
   if row[2] then
-    free_since, over = idle_since(lease, tonumber(row[3] or 0), tonumber(row[4] or 0))
+    free_since = idle_since(lease, tonumber(row[3] or 0))
   end
   -- A lock's line is waited for from when it is free, that of a pool from when somebody has asked.
   if free_since and free_since <= now - ARGV[1] and not is_waited_for(waiters, row[2] and 0 or free_since) then
-    for _, slot in ipairs(over) do
-      redis.call('DEL', lease .. slot)
+    if row[2] then
+      delete_slots(lease)
     end
     deleted = deleted + redis.call('DEL', lease)
     redis.call('DEL', line, waiters)

@@ -20,22 +20,20 @@ local function keep_row(row, keep, info)
   end
 end
 
-local function slot_of(lease, claim, slot, last_slot)
-  for one = math.max(slot, 1), slot > 0 and math.min(slot, last_slot) or last_slot do
-    local row = redis.call('HMGET', lease .. one, 'claim_id', 'expires_at')
-    if row[1] == claim and tonumber(row[2]) > now then
-      return one
-    end
+local function release_permits(lease, line, waiters, claim, slot, left, keep, info, last_slot, taken)
+  if slot == 0 then
+    slot = tonumber(redis.call('HGET', lease, 'claim:' .. claim) or 0)
   end
-end
-
-local function release_permits(lease, line, waiters, claim, slot, left, keep, info)
-  local last_slot = tonumber(redis.call('HGET', lease, 'last_slot') or 0)
-  local held = slot_of(lease, claim, slot, last_slot)
+  local row = slot > 0 and slot <= last_slot
+    and redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at', 'fencing_token', 'take')
+  local held = row and row[1] == claim and tonumber(row[2]) > now
   if held and keep > 0 then
-    keep_row(lease .. held, keep, info)
+    keep_row(lease .. slot, keep, info)
+    disown_slot(lease, claim)
+    extend_slot(lease, slot, string.format('%.6f', now + keep))
   elseif held then
-    end_slot(now, lease, held, last_slot, row_keep)
+    local one = {slot = slot, claim = claim, token = row[3], take = tonumber(row[4])}
+    end_slot(now, lease, one, taken, row_keep)
   end
   if left or (held and keep <= 0) then
     tell_next(now, lease, line, waiters, grace)
@@ -49,13 +47,14 @@ local function release(lease, line, waiters, claim, slot, more)
     in_line, keep, info = more:match('^(%d) (%S+) (.*)$')
     keep = tonumber(keep)
   end
-  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits')
+  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits', 'last_slot', 'taken')
   if in_line == '1' and redis.call('ZREM', line, claim) == 1 then
     left = true
     redis.call('HDEL', waiters, claim)
   end
   if row[3] then
-    return release_permits(lease, line, waiters, claim, slot, left, keep, info)
+    return release_permits(lease, line, waiters, claim, slot, left, keep, info,
+      tonumber(row[4] or 0), tonumber(row[5] or 0))
   end
   local free = not row[1] or tonumber(row[2]) <= now
   local held = not free and row[1] == claim and slot <= 1

@@ -8,9 +8,9 @@ local now = time[1] + time[2] / 1e6
 
 local function renew(lease, claim, ttl, slot)
   local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits', 'last_slot')
-  if row[3] and slot <= tonumber(row[4] or 0) then
-    lease = lease .. slot
-    row = redis.call('HMGET', lease, 'claim_id', 'expires_at')
+  local of_pool = row[3] and slot <= tonumber(row[4] or 0)
+  if of_pool then
+    row = redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at')
   elseif slot > 1 then
     return ''
   end
@@ -22,9 +22,11 @@ local function renew(lease, claim, ttl, slot)
     return row[2]
   end
   local until_then = string.format('%.6f', now + ttl)
-  -- When Redis is out of memory it refuses a script's first write unless that needs no memory, and then no other.
-  -- A renewal must go through, so it begins with such a write, which here changes nothing.
-  redis.call('PERSIST', lease)
+  if of_pool then
+    extend_slot(lease, slot, until_then)
+    return until_then
+  end
+  redis.call('PERSIST', lease)  -- as extend_slot does, and for the same reason
   redis.call('HSET', lease, 'expires_at', until_then)
   return until_then
 end

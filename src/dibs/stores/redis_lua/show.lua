@@ -22,8 +22,8 @@ for key = 1, #KEYS, 2 do
   local lease, line, shown = KEYS[key], KEYS[key + 1], {}
   local head = redis.pcall('HMGET', lease, 'permits', 'last_slot')
   if head[1] then
-    for slot = 1, tonumber(head[2] or 0) do
-      show(lease .. slot, slot, line, shown)
+    for _, slot in ipairs(slots_with_rows(lease, tonumber(head[2] or 0))) do
+      show(lease .. slot, tonumber(slot), line, shown)
     end
   else
     show(lease, 1, line, shown)

@@ -10,33 +10,36 @@ local function transfer(lease, claim, ttl, holder, from_claim, info, slot, has_p
   if (has_permits == '1') ~= (not not head[1]) or from_claim == '' then
     return ''
   end
-  if head[1] then
-    if slot > tonumber(head[2] or 0) then
-      return ''
-    end
-    lease = lease .. slot
-  elseif slot ~= 1 then
+  if slot > tonumber(head[1] and (head[2] or 0) or 1) then
     return ''
   end
-  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token', 'acquired_at')
+  local key = head[1] and lease .. slot or lease
+  local row = redis.call('HMGET', key, 'claim_id', 'expires_at', 'fencing_token', 'acquired_at')
   if not row[1] or tonumber(row[2]) <= now then
     return ''
   end
   local until_then = string.format('%.6f', now + ttl)
   if row[1] == claim then
     if now + ttl > tonumber(row[2]) then  -- a repetition, however late, never shortens what a renewal gave
-      redis.call('HSET', lease, 'expires_at', until_then)
+      if head[1] then
+        extend_slot(lease, slot, until_then)
+      else
+        redis.call('HSET', lease, 'expires_at', until_then)
+      end
     end
     return string.format('G %s %s %d', row[3], row[4], slot)
   elseif row[1] ~= from_claim then
     return ''
   end
   local token = next_token()  -- under OOM it is this first write that Redis refuses; nothing has been changed then
-  redis.call('HDEL', lease, 'info')
-  redis.call('HSET', lease, 'claim_id', claim, 'holder', holder, 'fencing_token', token,
+  redis.call('HDEL', key, 'info')
+  redis.call('HSET', key, 'claim_id', claim, 'holder', holder, 'fencing_token', token,
     'acquired_at', since, 'expires_at', until_then)
   if info ~= '' then
-    redis.call('HSET', lease, 'info', info)
+    redis.call('HSET', key, 'info', info)
+  end
+  if head[1] then
+    pass_slot(lease, slot, {claim = from_claim, token = row[3]}, {claim = claim, token = token}, until_then)
   end
   return string.format('G %s %s %d', token, since, slot)
 end
