@@ -13,11 +13,12 @@ tokens go on rising when data was lost, by a failover, a crash or FLUSHALL, unle
 The line is a sorted set of claims by ticket beside a hash that says when each was seen free to ask and where it is
 told; both are forgotten after an hour in which nobody asked. Whoever releases publishes to the first in line alone.
 
-A name with permits is a hash ``dibs:lease:{namespace:name}`` that says how many there are (permits) and which is the
-greatest slot in use (last_slot); the lease of slot 2 is then ``dibs:lease:{namespace:name}2``, with how many permits it
-takes. One key says whether a name is a lock or has permits, so it is never both. A lock is forgotten when it is free
-and nobody waits for it, a number of permits two hours after the last was released. Granting permits looks at all who
-hold some (2 to 3 ms where 1,000 do); releasing and renewing do not.
+A name with permits is a hash ``dibs:lease:{namespace:name}`` that says how many there are (permits), how many are
+taken, and which claim has which slot; the lease of slot 2 is then ``dibs:lease:{namespace:name}2``, with how many
+permits it takes, and ``dibs:lease:{namespace:name}:slots`` is a sorted set of when each ends (``redis_lua/pools.lua``
+describes all of it). So a take costs the same whoever else holds some: it looks at none of their leases, unless they
+are over. One key says whether a name is a lock or has permits, so it is never both. A lock is forgotten when it is
+free and nobody waits for it, a number of permits two hours after the last was released.
 
 What is in braces is the hash tag: all keys of a name are in one slot. ``%`` and ``}`` in a name are written as %25 and
 %7D there, so two names never share a key.
@@ -304,8 +305,8 @@ class RedisStore:
         prefix = self._prefix
         return (
             f"# Nothing to make. Of a name, dibs keeps {prefix}:lease:{{name}}, {prefix}:line:{{name}} and\n"
-            f"# {prefix}:waiters:{{name}}, of its permits {prefix}:lease:{{name}}1 and so on; of all names\n"
-            f"# {prefix}:token. {self.jobs.schema()[2:]}"
+            f"# {prefix}:waiters:{{name}}, of its permits {prefix}:lease:{{name}}1 and so on and\n"
+            f"# {prefix}:lease:{{name}}:slots; of all names {prefix}:token.\n# {self.jobs.schema()[2:]}"
             f"# A login needs these rights and no more:\n"
             f"ACL SETUSER dibs on >password resetkeys ~{prefix}:* resetchannels &{self._channel('*')} -@all {RIGHTS}"
             + (" +cluster|slots +asking\n" if self._place.cluster else "\n")

@@ -38,18 +38,18 @@ end
 
 -- How many permits the name has (0 for a lock, nil for a name that is new), its last slot, how many are taken, which
 -- slots are over, and which one the claim has.
-local function look(lease, claim)
+local function look(lease, claim, mended)
   local head = redis.call('HMGET', lease, 'permits', 'last_slot', 'taken', 'claim:' .. claim)
   if not head[1] then
     return redis.call('HGET', lease, 'expires_at') and 0 or nil, 0, 0, {}, nil  -- which the row of a lock has
   end
   local last_slot = tonumber(head[2] or 0)
   local over = find_over(now, lease, last_slot)
-  if not over then
+  if not over and not mended then
     mend(now, lease, last_slot, row_keep)
-    return look(lease, claim)
+    return look(lease, claim, true)
   end
-  return tonumber(head[1]), last_slot, tonumber(head[3] or 0), over, head[4]
+  return tonumber(head[1]), last_slot, tonumber(head[3] or 0), over or {}, head[4]
 end
 
 local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, ticket, permits, take, resize)
@@ -104,11 +104,10 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
     end
     if not known then
       delete_slots(lease)
-    elseif taken == 0 then
-      last_slot = 0
-      redis.call('PERSIST', lease)
     end
-    local lowest = last_slot > 0 and redis.call('ZRANGE', slots_of(lease), 0, 0, 'WITHSCORES')
+    local idle = taken == 0
+    last_slot = idle and 0 or last_slot
+    local lowest = not idle and redis.call('ZRANGE', slots_of(lease), 0, 0, 'WITHSCORES')
     if lowest and tonumber(lowest[2]) < 0 then
       slot = lowest[1]
     else
@@ -125,6 +124,9 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
     redis.call('HSET', lease, 'permits', permits, 'taken', taken + take, 'last_slot', last_slot,
       'claim:' .. claim, slot, 'token:' .. token, slot)
     redis.call('ZADD', slots_of(lease), until_then, slot)
+    if idle then
+      redis.call('PERSIST', lease)
+    end
     if front[1] then
       leave_line(line, waiters, claim)
       for _, silent in ipairs(dead) do
