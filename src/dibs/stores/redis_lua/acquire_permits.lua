@@ -64,7 +64,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
 
   if mine then
     for _, one in ipairs(over) do
-      taken = end_slot(now, lease, one, taken, row_keep)
+      taken = end_slot(now, lease, one, known, taken, row_keep)
     end
     local fewer = tonumber(row[3]) - take
     if fewer > 0 then
@@ -100,7 +100,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   if not kept then
     local token = next_token()  -- under OOM it is this first write that Redis refuses; nothing has been changed then
     for _, one in ipairs(over) do
-      taken = end_slot(now, lease, one, taken, row_keep)
+      taken = end_slot(now, lease, one, known, taken, row_keep)
     end
     if not known then
       delete_slots(lease)
@@ -115,12 +115,9 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
       slot = last_slot
     end
     local until_then = string.format('%.6f', now + ttl)
-    redis.call('HDEL', lease .. slot, 'info')  -- of a row that counts for nothing
+    -- All the fields that there are, since a row may be there that counts for nothing.
     redis.call('HSET', lease .. slot, 'claim_id', claim, 'holder', holder, 'fencing_token', token,
-      'acquired_at', since, 'expires_at', until_then, 'take', take)
-    if info ~= '' then
-      redis.call('HSET', lease .. slot, 'info', info)
-    end
+      'acquired_at', since, 'expires_at', until_then, 'take', take, 'info', info)
     redis.call('HSET', lease, 'permits', permits, 'taken', taken + take, 'last_slot', last_slot,
       'claim:' .. claim, slot, 'token:' .. token, slot)
     redis.call('ZADD', slots_of(lease), until_then, slot)
@@ -140,7 +137,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   end
 
   for _, one in ipairs(over) do
-    taken = end_slot(now, lease, one, taken, row_keep)
+    taken = end_slot(now, lease, one, known, taken, row_keep)
   end
   if known ~= permits then
     redis.call('HSET', lease, 'permits', permits)

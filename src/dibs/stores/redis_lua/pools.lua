@@ -3,9 +3,12 @@
 -- Such a name's own key is a hash with
 --
 --   permits        how many there are
---   taken          how many of them those take that have a row
---   last_slot      the greatest slot that was in use since nobody held a permit; 0 when nobody does
 --   free_since     when a row went last
+--
+-- and, while there are rows, with
+--
+--   taken          how many permits they take
+--   last_slot      the greatest slot that was in use since there were none
 --   claim:<claim>  the slot that the claim has
 --   token:<token>  the slot that is held under that fencing token
 --
@@ -19,12 +22,19 @@
 -- the set keeps its permits taken: those of a row that somebody deletes come back when its time is over. Without the
 -- name's own key the set and the rows count for nothing, and who is granted a permit next deletes what is left of them.
 --
--- Where there is no row, there is no set, and the hash is forgotten after a while; where there is one, never.
+-- Where there is no row, the hash is forgotten after a while; where there is one, never.
 
 local FREE = 1e10
 
 local function slots_of(lease)
   return lease .. ':slots'
+end
+
+-- Nobody holds a permit: all that is kept is how many there are, and that for a while.
+local function become_idle(now, lease, permits, idle_keep)
+  redis.call('DEL', lease, slots_of(lease))
+  redis.call('HSET', lease, 'permits', permits, 'free_since', string.format('%.6f', now))
+  redis.call('PEXPIRE', lease, idle_keep)
 end
 
 -- Count anew what the rows say. All is read before the first write, which needs no memory.
@@ -38,12 +48,11 @@ local function mend(now, lease, last_slot, idle_keep)
       taken = taken + tonumber(row[4])
     end
   end
-  redis.call('DEL', lease, slots_of(lease))
   if taken == 0 then
-    redis.call('HSET', lease, 'permits', head[1], 'taken', 0, 'last_slot', 0, 'free_since', string.format('%.6f', now))
-    redis.call('PEXPIRE', lease, idle_keep)
+    become_idle(now, lease, head[1], idle_keep)
     return
   end
+  redis.call('DEL', lease, slots_of(lease))
   redis.call('HSET', lease, 'permits', head[1], 'taken', taken, 'last_slot', last_slot, 'free_since', head[2] or 0)
   for slot = 1, last_slot do
     local row = rows[slot]
@@ -75,19 +84,17 @@ local function find_over(now, lease, last_slot)
   return over
 end
 
--- Delete the row of a slot, which needs no memory. Without any, the name is idle. Answers how many permits are taken.
-local function end_slot(now, lease, one, taken, idle_keep)
-  redis.call('DEL', lease .. one.slot)
-  redis.call('HDEL', lease, 'claim:' .. one.claim, 'token:' .. one.token)
+-- Delete the row of a slot. Without any, the name is idle. Answers how many permits are taken.
+local function end_slot(now, lease, one, permits, taken, idle_keep)
+  redis.call('DEL', lease .. one.slot)  -- which needs no memory, and so goes through when there is none
   taken = taken - one.take
-  if taken > 0 then
-    redis.call('HSET', lease, 'taken', taken, 'free_since', string.format('%.6f', now))
-    redis.call('ZADD', slots_of(lease), one.slot - FREE, one.slot)
-  else
-    redis.call('DEL', slots_of(lease))
-    redis.call('HSET', lease, 'taken', 0, 'free_since', string.format('%.6f', now), 'last_slot', 0)
-    redis.call('PEXPIRE', lease, idle_keep)
+  if taken <= 0 then
+    become_idle(now, lease, permits, idle_keep)
+    return 0
   end
+  redis.call('HDEL', lease, 'claim:' .. one.claim, 'token:' .. one.token)
+  redis.call('HSET', lease, 'taken', taken, 'free_since', string.format('%.6f', now))
+  redis.call('ZADD', slots_of(lease), one.slot - FREE, one.slot)
   return taken
 end
 

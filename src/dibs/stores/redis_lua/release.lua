@@ -20,7 +20,7 @@ local function keep_row(row, keep, info)
   end
 end
 
-local function release_permits(lease, line, waiters, claim, slot, left, keep, info, last_slot, taken)
+local function release_permits(lease, line, waiters, claim, slot, left, keep, info, permits, last_slot, taken)
   if slot == 0 then
     slot = tonumber(redis.call('HGET', lease, 'claim:' .. claim) or 0)
   end
@@ -33,7 +33,7 @@ local function release_permits(lease, line, waiters, claim, slot, left, keep, in
     extend_slot(lease, slot, string.format('%.6f', now + keep))
   elseif held then
     local one = {slot = slot, claim = claim, token = row[3], take = tonumber(row[4])}
-    end_slot(now, lease, one, taken, row_keep)
+    end_slot(now, lease, one, permits, taken, row_keep)
   end
   if left or (held and keep <= 0) then
     tell_next(now, lease, line, waiters, grace)
@@ -54,7 +54,7 @@ local function release(lease, line, waiters, claim, slot, more)
   end
   if row[3] then
     return release_permits(lease, line, waiters, claim, slot, left, keep, info,
-      tonumber(row[4] or 0), tonumber(row[5] or 0))
+      row[3], tonumber(row[4] or 0), tonumber(row[5] or 0))
   end
   local free = not row[1] or tonumber(row[2]) <= now
   local held = not free and row[1] == claim and slot <= 1

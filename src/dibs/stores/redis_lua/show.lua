@@ -12,8 +12,8 @@ local function show(key, slot, line, shown)
   local row = redis.pcall('HMGET', key,
     'claim_id', 'expires_at', 'holder', 'fencing_token', 'acquired_at', 'info', 'take')
   if row[1] and tonumber(row[2]) > now then
-    shown[#shown + 1] = {slot, row[3], row[4], row[5], row[2], string.format('%.6f', row[2] - now), row[6],
-      tonumber(row[7] or 1), redis.call('ZCARD', line)}
+    shown[#shown + 1] = {slot, row[3], row[4], row[5], row[2], string.format('%.6f', row[2] - now),
+      row[6] ~= '' and row[6], tonumber(row[7] or 1), redis.call('ZCARD', line)}
   end
 end
 
