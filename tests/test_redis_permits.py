@@ -392,6 +392,24 @@ def test_the_work_does_not_grow_with_the_holders(own_redis: RedisServer) -> None
         assert commands(store, "n:many", 600) == commands(store, "n:few", 20)
 
 
+def test_a_crowd_that_is_over_at_once_is_counted_out(redis: RedisServer, redis_url: str, prefix: str) -> None:
+    """More rows than one command takes words: counted anew when the set is lost, and counted out by the next grant."""
+    key = f"{prefix}:lease:{{n:x}}"
+    with opened(redis_url) as store, redis.client() as look:
+        asked = [Acquire("n:x", f"a-{i}", 60, "h", permits=PERMITS_MAX) for i in range(1201)]
+        store.act(asked, soon(60))
+        look.delete(f"{key}:slots")
+        store.act(asked[:1], soon())
+        assert_counted(look, key)
+        for slot in range(2, 1202):
+            make_over(look, key, slot)
+        (outcome,) = store.act([asked[0]._replace(claim_id="b-1")], soon())
+        assert isinstance(outcome, Granted)
+        assert outcome.slot == 2
+        assert_counted(look, key)
+        assert look.hget(key, "taken") == "2"
+
+
 # -- the same answers -------------------------------------------------------------------------------------------------
 
 

@@ -63,9 +63,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   local front = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
 
   if mine then
-    for _, one in ipairs(over) do
-      taken = end_slot(now, lease, one, known, taken, row_keep)
-    end
+    taken = over[1] and end_slots(now, lease, over, known, taken, row_keep) or taken
     local fewer = tonumber(row[3]) - take
     if fewer > 0 then
       -- It gives permits back, which must go through when Redis is out of memory, and so begins with a write that
@@ -99,9 +97,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   end
   if not kept then
     local token = next_token()  -- under OOM it is this first write that Redis refuses; nothing has been changed then
-    for _, one in ipairs(over) do
-      taken = end_slot(now, lease, one, known, taken, row_keep)
-    end
+    taken = over[1] and end_slots(now, lease, over, known, taken, row_keep) or taken
     if not known then
       delete_slots(lease)
     end
@@ -136,9 +132,7 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
     return string.format('G %s %s %d', token, since, slot)
   end
 
-  for _, one in ipairs(over) do
-    taken = end_slot(now, lease, one, known, taken, row_keep)
-  end
+  taken = over[1] and end_slots(now, lease, over, known, taken, row_keep) or taken
   if known ~= permits then
     redis.call('HSET', lease, 'permits', permits)
   end

@@ -27,7 +27,7 @@ if head[1] then
     return take_away(lease .. slot)
   end
   local one = {slot = slot, claim = row[3], token = row[1], take = tonumber(row[4])}
-  end_slot(now, lease, one, head[1], tonumber(head[2]), row_keep)
+  end_slots(now, lease, {one}, head[1], tonumber(head[2]), row_keep)
   tell_next(now, lease, line, waiters, tonumber(ARGV[4]))
   return 1
 end

@@ -25,45 +25,52 @@
 -- Where there is no row, the hash is forgotten after a while; where there is one, never.
 
 local FREE = 1e10
+local WORDS_MAX = 1000  -- of one call; what Lua can unpack is not much more than 7,000
 
 local function slots_of(lease)
   return lease .. ':slots'
 end
 
--- Nobody holds a permit: all that is kept is how many there are, and that for a while.
+-- Nobody holds a permit, and all has been deleted: keep how many there are, for a while.
 local function become_idle(now, lease, permits, idle_keep)
-  redis.call('DEL', lease, slots_of(lease))
   redis.call('HSET', lease, 'permits', permits, 'free_since', string.format('%.6f', now))
   redis.call('PEXPIRE', lease, idle_keep)
+end
+
+-- Call with so many of the words at a time as a call takes; with pairs of them, as their number is even.
+local function in_parts(words, call)
+  for first = 1, #words, WORDS_MAX do
+    call(unpack(words, first, math.min(first + WORDS_MAX - 1, #words)))
+  end
 end
 
 -- Count anew what the rows say. All is read before the first write, which needs no memory.
 local function mend(now, lease, last_slot, idle_keep)
   local head = redis.call('HMGET', lease, 'permits', 'free_since')
-  local rows, taken = {}, 0
+  local scores, found, taken = {}, {}, 0
   for slot = 1, last_slot do
     local row = redis.call('HMGET', lease .. slot, 'claim_id', 'expires_at', 'fencing_token', 'take')
-    if row[1] and row[2] and row[4] then
-      rows[slot] = row
+    local ends = row[1] and row[4] and tonumber(row[2])
+    if ends then
       taken = taken + tonumber(row[4])
+      found[#found + 1] = 'token:' .. row[3]
+      found[#found + 1] = slot
+      if row[1] ~= '' then
+        found[#found + 1] = 'claim:' .. row[1]
+        found[#found + 1] = slot
+      end
     end
+    scores[#scores + 1] = ends and row[2] or slot - FREE
+    scores[#scores + 1] = slot
   end
+  redis.call('DEL', lease, slots_of(lease))
   if taken == 0 then
     become_idle(now, lease, head[1], idle_keep)
     return
   end
-  redis.call('DEL', lease, slots_of(lease))
   redis.call('HSET', lease, 'permits', head[1], 'taken', taken, 'last_slot', last_slot, 'free_since', head[2] or 0)
-  for slot = 1, last_slot do
-    local row = rows[slot]
-    redis.call('ZADD', slots_of(lease), row and row[2] or slot - FREE, slot)
-    if row then
-      redis.call('HSET', lease, 'token:' .. row[3], slot)
-      if row[1] ~= '' then
-        redis.call('HSET', lease, 'claim:' .. row[1], slot)
-      end
-    end
-  end
+  in_parts(found, function(...) redis.call('HSET', lease, ...) end)
+  in_parts(scores, function(...) redis.call('ZADD', slots_of(lease), ...) end)
 end
 
 -- The slots whose time is over, each with its row; nil where the set and the rows disagree.
@@ -84,17 +91,27 @@ local function find_over(now, lease, last_slot)
   return over
 end
 
--- Delete the row of a slot. Without any, the name is idle. Answers how many permits are taken.
-local function end_slot(now, lease, one, permits, taken, idle_keep)
-  redis.call('DEL', lease .. one.slot)  -- which needs no memory, and so goes through when there is none
-  taken = taken - one.take
-  if taken <= 0 then
+-- Delete the rows of slots, of one at least. Without any, the name is idle. Answers how many permits are taken.
+local function end_slots(now, lease, ended, permits, taken, idle_keep)
+  local keys, fields, scores = {}, {}, {}
+  for at, one in ipairs(ended) do
+    taken = taken - one.take
+    keys[at] = lease .. one.slot
+    fields[2 * at - 1], fields[2 * at] = 'claim:' .. one.claim, 'token:' .. one.token
+    scores[2 * at - 1], scores[2 * at] = one.slot - FREE, one.slot
+  end
+  local idle = taken <= 0
+  if idle then
+    keys[#keys + 1], keys[#keys + 2] = lease, slots_of(lease)
+  end
+  in_parts(keys, function(...) redis.call('DEL', ...) end)  -- needs no memory, and so goes through when there is none
+  if idle then
     become_idle(now, lease, permits, idle_keep)
     return 0
   end
-  redis.call('HDEL', lease, 'claim:' .. one.claim, 'token:' .. one.token)
+  in_parts(fields, function(...) redis.call('HDEL', lease, ...) end)
+  in_parts(scores, function(...) redis.call('ZADD', slots_of(lease), ...) end)
   redis.call('HSET', lease, 'taken', taken, 'free_since', string.format('%.6f', now))
-  redis.call('ZADD', slots_of(lease), one.slot - FREE, one.slot)
   return taken
 end
 

@@ -33,7 +33,7 @@ local function release_permits(lease, line, waiters, claim, slot, left, keep, in
     extend_slot(lease, slot, string.format('%.6f', now + keep))
   elseif held then
     local one = {slot = slot, claim = claim, token = row[3], take = tonumber(row[4])}
-    end_slot(now, lease, one, permits, taken, row_keep)
+    end_slots(now, lease, {one}, permits, taken, row_keep)
   end
   if left or (held and keep <= 0) then
     tell_next(now, lease, line, waiters, grace)
