@@ -149,10 +149,11 @@ end
 
 -- Delete the rows that are in the set, and the set.
 local function delete_slots(lease)
-  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', slots_of(lease), 0, '+inf')) do
-    redis.call('DEL', lease .. slot)
+  local keys = {slots_of(lease)}
+  for at, slot in ipairs(redis.call('ZRANGEBYSCORE', slots_of(lease), 0, '+inf')) do
+    keys[at + 1] = lease .. slot
   end
-  redis.call('DEL', slots_of(lease))
+  in_parts(keys, function(...) redis.call('DEL', ...) end)
 end
 
 -- Whether the claim in line has asked within the grace, how many permits it takes, and where it is told.
