@@ -225,6 +225,8 @@ def test_out_of_memory_permits_can_be_given_back(own_redis: RedisServer) -> None
         assert isinstance(fewer, Granted)
         assert [(lease.slot, lease.take) for lease in store.leases("n:", "n;", soon())] == [(1, 1), (2, 2)]
         assert store.act([Release("n:x", "a-1", 2), Release("n:x", "a-0", 1, None, 60, "{}")], soon()) == [RELEASED] * 2
+        with own_redis.client() as look:
+            assert_counted(look, "dibs:lease:{n:x}")
         own_redis.ask("CONFIG", "SET", "maxmemory", "0")
         assert [(lease.slot, lease.info) for lease in store.leases("n:", "n;", soon())] == [(1, "{}")]
         assert isinstance(store.act([Acquire("n:x", "b-1", 60, "h", permits=5, take=4)], soon())[0], Granted)
