@@ -252,6 +252,45 @@ def test_a_signal_while_waiting(dibs: Dibs, signum: signal.Signals, code: int) -
     assert not (dibs.folder / "ran").exists()
 
 
+# In the order in which they are: help needs the first three.
+LOADED = ("dibs.cli", "argparse", "dibs.errors", "dibs.client", "dibs.session")
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+import dibs.__main__
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "MODULE":
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # Python's handlers run between instructions
+                pass
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["dibs", *"COMMAND".split()]
+sys.exit(dibs.__main__.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "command, module",
+    [
+        *((command, module) for command in ("run x -- touch ran", "ls") for module in LOADED),
+        *(("--help", module) for module in LOADED[:3]),
+    ],
+)
+def test_ctrl_c_while_dibs_is_loaded(dibs: Dibs, command: str, module: str) -> None:
+    """It ends without a word, whatever is being imported, and a shell says 130; where it is ignored, it is ignored."""
+    program = INTERRUPTED_IMPORT.replace("MODULE", module).replace("COMMAND", command)
+    for before, code in (("", "130"), ("trap '' INT; ", "0")):
+        shell = f'{before}"$0" -c "$1"; echo "code $?"'
+        done = subprocess.run(
+            ["sh", "-c", shell, sys.executable, program], env=dibs.env, cwd=dibs.folder, capture_output=True, text=True
+        )
+        assert done.stderr == ""
+        assert done.stdout.endswith(f"code {code}\n"), done.stdout
+        assert (dibs.folder / "ran").exists() == (code == "0" and command.startswith("run"))
+
+
 def test_a_signal_at_any_moment_of_the_start(dibs: Dibs) -> None:
     """Whenever TERM comes, nothing is left held, running or unexplained."""
     # TERM may come in the middle of an import, which then leaves a file to the garbage collector.

@@ -10,29 +10,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dibs._version import __version__
-from dibs.connecting import connect, connect_async
-from dibs.errors import (
-    DibsError,
-    InvalidName,
-    InvalidOption,
-    JobExists,
-    JobFailed,
-    LeaseLost,
-    LimitMismatch,
-    LockOrderWarning,
-    LockTimeout,
-    NotHeld,
-    ResultNotKept,
-    SetupRequired,
-    StoreUnavailable,
-    Unsupported,
-    WouldDeadlock,
-)
 
+# Type checkers take this for true. `typing` has it, too, but takes 3 ms to import.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from dibs.advice import Advice, QueueStats
     from dibs.aio import (
         AsyncBatch,
@@ -57,8 +41,26 @@ if TYPE_CHECKING:
     from dibs.campaign import Leader
     from dibs.claims import Batch, Claims
     from dibs.client import Client
+    from dibs.connecting import connect, connect_async
     from dibs.desk import LeaseRecord
     from dibs.election import Election, Term
+    from dibs.errors import (
+        DibsError,
+        InvalidName,
+        InvalidOption,
+        JobExists,
+        JobFailed,
+        LeaseLost,
+        LimitMismatch,
+        LockOrderWarning,
+        LockTimeout,
+        NotHeld,
+        ResultNotKept,
+        SetupRequired,
+        StoreUnavailable,
+        Unsupported,
+        WouldDeadlock,
+    )
     from dibs.history import HistoryRecord
     from dibs.lease import Lease
     from dibs.lockable import Lock
@@ -162,21 +164,31 @@ _LAZY = {
     "Batch": "dibs.claims",
     "Capabilities": "dibs.store",
     "Claims": "dibs.claims",
-    "DeadItem": "dibs.tries",
     "Client": "dibs.client",
+    "DeadItem": "dibs.tries",
+    "DibsError": "dibs.errors",
     "Election": "dibs.election",
     "HistoryRecord": "dibs.history",
+    "InvalidName": "dibs.errors",
+    "InvalidOption": "dibs.errors",
     "Item": "dibs.batch",
     "Job": "dibs.queue",
     "JobBatch": "dibs.queue",
+    "JobExists": "dibs.errors",
+    "JobFailed": "dibs.errors",
     "JobRecord": "dibs.queue_records",
     "Leader": "dibs.campaign",
     "Lease": "dibs.lease",
+    "LeaseLost": "dibs.errors",
     "LeaseRecord": "dibs.desk",
+    "LimitMismatch": "dibs.errors",
     "Lock": "dibs.lockable",
+    "LockOrderWarning": "dibs.errors",
+    "LockTimeout": "dibs.errors",
     "MultiLease": "dibs.multilock",
     "MultiLock": "dibs.multilock",
     "NewJob": "dibs.new_jobs",
+    "NotHeld": "dibs.errors",
     "Once": "dibs.once",
     "OnceRecord": "dibs.once",
     "OnceRun": "dibs.once",
@@ -185,13 +197,21 @@ _LAZY = {
     "QueueDepth": "dibs.queue_records",
     "QueueStats": "dibs.advice",
     "RWLock": "dibs.rwlock",
+    "ResultNotKept": "dibs.errors",
     "Semaphore": "dibs.semaphore",
+    "SetupRequired": "dibs.errors",
+    "StoreUnavailable": "dibs.errors",
     "Term": "dibs.election",
+    "Unsupported": "dibs.errors",
+    "WouldDeadlock": "dibs.errors",
+    "connect": "dibs.connecting",
+    "connect_async": "dibs.connecting",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Classes are loaded when somebody names them: `import dibs` must be cheap, and asyncio is not.
+    # What is here is loaded when somebody names it: `import dibs` must be cheap, and asyncio is not; and the command
+    # line has its say on Ctrl-C before any of it (`dibs.__main__`).
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'dibs' has no attribute {name!r}")

@@ -331,11 +331,17 @@ def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None],
     if args.namespace is not None:
         check_namespace(args.namespace)
     try:
-        return make(args.url, args.namespace)
+        made = make(args.url, args.namespace)
     except InvalidOption as error:
         if args.url is None:  # not this command line is wrong but what surrounds it
             raise CommandError(MISCONFIGURED, f"$DIBS_URL: {error}") from None
         raise
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # So it was while this was loaded (``dibs.__main__``). From here on there may be something to clean up.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return made
 
 
 # How durations may be written; a bare number is seconds.

@@ -187,8 +187,9 @@ def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractCon
     signals = Signals()
     code: int | None = None
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Loading is over before a signal may interrupt it: in a callback of the import system it would be forgotten.
         client = connect(args)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if client._desk.address.shown.startswith("memory:"):
             raise InvalidOption("memory:// is seen by one process only, so a command run under it would exclude nobody")
         client._desk.session().on_paused = say
