@@ -315,6 +315,15 @@ def test_a_store_that_is_away_stops_the_command(dibs: Dibs, own_redis: RedisServ
     assert "was stopped" in err
 
 
+def test_a_store_that_is_not_there(dibs: Dibs) -> None:
+    """Tried for as long as the patience says, told of at once; then 69, for whoever may start the worker again."""
+    done = dibs("work", "q", "--", "true", env={**dibs.env, "DIBS_URL": "redis://127.0.0.1:1?patience=0.5"})
+    away, end = done.stderr.splitlines()
+    assert done.returncode == 69
+    assert away.startswith("dibs: queue 'q': the store is away, trying again: ")
+    assert end.startswith("dibs: Redis on 127.0.0.1:1: ")
+
+
 # -- claim -------------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import signal
 import sqlite3
 import threading
@@ -727,6 +728,41 @@ def test_a_store_that_is_away_is_told_of_once(
         _, *between_them, _ = [record.getMessage() for record in caplog.records]
         assert between_them
         assert all("is still away, for 0 s now" in line for line in between_them)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_store_that_was_never_reached_is_given_its_patience(
+    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker says at once that it is away, asks again, and in the end takes the address for wrong."""
+    monkeypatch.setattr(dibs.crew, "AWAY_S", 0.05)
+    monkeypatch.setattr(dibs.crew, "AWAY_TOLD_EVERY_S", 0.0)
+    nowhere = "redis://127.0.0.1:1"
+
+    def run() -> None:
+        with dibs.connect(nowhere, patience=0.4) as client:
+            client.queue("a").run(lambda job: None)
+
+    async def run_async() -> None:
+        async def handler(job: dibs.AsyncJob) -> None: ...
+
+        async with dibs.connect_async(nowhere, patience=0.4) as client:
+            await client.queue("a").run(handler)
+
+    with pytest.raises(dibs.StoreUnavailable, match=r"127\.0\.0\.1:1"):
+        run() if kind == "sync" else asyncio.run(run_async())
+    first, *others = [record.getMessage() for record in caplog.records]
+    assert "is away, trying again" in first
+    assert others
+    assert all("is still away" in line for line in others)
+
+
+def test_a_wrong_password_ends_a_worker_at_once(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Waiting would not mend it."""
+    wrong = re.sub("://.*@", "://nobody:wrong@", postgres_url)
+    with dibs.connect(wrong, patience=60) as client, pytest.raises(dibs.SetupRequired, match="password"):
+        client.queue("a").run(lambda job: None)
+    assert not caplog.records
 
 
 # -- what others put --------------------------------------------------------------------------------------------------

@@ -349,3 +349,27 @@ def test_a_server_that_is_killed_while_jobs_come_and_go(
     for worker in (leaving, *workers):
         assert "Traceback" not in worker.errors
         assert len(worker.errors.splitlines()) <= 3, worker.errors
+
+
+@pytest.mark.parametrize(
+    "kind, code",
+    [("postgres", THREADS), ("mysql", THREADS), ("redis", THREADS), ("redis", TASKS)],
+    ids=["postgres", "mysql", "redis", "redis-tasks"],
+)
+def test_a_worker_that_starts_before_its_server(
+    kind: str, code: str, request: pytest.FixtureRequest, start: Workers
+) -> None:
+    """At boot, or while the server is restarted: it says that the store is away, and works when it is there."""
+    server: MariaDBServer | PostgresServer | RedisServer = request.getfixturevalue(f"own_{kind}")
+    url = server.create_place() if isinstance(server, RedisServer) else server.create_database()
+    with dibs.connect(url) as client:
+        client.queue("jobs").put(1)
+    server.stop()
+    worker = start(code, f"{url}{'&' if '?' in url else '?'}patience=60")
+    assert worker.process.stderr is not None
+    assert "queue 'jobs': the store is away, trying again: " in worker.process.stderr.readline()
+    server.start()
+    worker.until_said("worked 1")
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0
+    assert "the store is back" in worker.errors

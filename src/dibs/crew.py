@@ -98,9 +98,9 @@ class Crew:
             except StoreUnavailable as error:
                 if self._session.closed:
                     break
-                if not self._session.lane.reached:  # more likely a wrong address than an outage
-                    raise
                 self._tell_of_absence(error)
+                if not self._may_come():
+                    raise
                 yield from self.turn(AWAY_S)
                 continue
             self._tell_of_return()
@@ -135,6 +135,15 @@ class Crew:
         else:
             return
         self._away_told_at = now
+
+    def _may_come(self) -> bool:
+        """Whether to wait for a store that is away: one that was there for ever, one that never was with patience.
+
+        At boot a worker may be there before its database; but an address that is wrong must end it in the end. With
+        the patience in between, a supervisor that starts it again at once does not see it fail too often to go on.
+        """
+        session, since = self._session, self._away_since
+        return session.lane.reached or since is None or session.clock.now() - since < session.patience_s
 
     def _tell_of_return(self) -> None:
         if self._away_since is not None:

@@ -269,7 +269,9 @@ class Queue:
         A job that ended its worker twice is worked alone. A handler that goes on when its job is lost keeps one of the
         workers busy; after another ttl the log (``dibs``) tells of it.
 
-        While the store is away it waits for it; other errors (SetupRequired, …) are raised.
+        While the store is away it waits for it. A store that it has never reached it gives the client's ``patience``
+        (5 s), and then raises StoreUnavailable: the address may be wrong. Other errors (SetupRequired for a wrong
+        password, …) are raised at once.
         """
         from dibs.crew import Crew
         from dibs.workers import run_in_threads
