@@ -28,7 +28,7 @@ class Between:
         self.before: Callable[[Sequence[Any]], object] = lambda requests: None
         self.after: Callable[[Sequence[Any]], object] = lambda requests: None
         #: Makes the source of hints; None for the store's own.
-        self.watch: Callable[[], Watch] | None = None
+        self.watch: Callable[[], Watch | None] | None = None
 
     def open(self) -> Store:
         return _Between(self, self.address.open())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import dibs.waiting
+from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost
 from dibs.hold import HELD, Hold
 from dibs.store import Granted, Renew
@@ -146,3 +148,47 @@ def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:
         assert lease.lost.is_set()
         with pytest.raises(LeaseLost):
             lease.release()
+
+
+class Laptop(RealClock):
+    """A machine that can sleep: then its clock goes on, and time-outs do not."""
+
+    slept_s = 0.0
+
+    def now(self) -> float:
+        return boot_now() + self.slept_s
+
+
+def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Between) -> None:
+    """The renewer's thread, which would wake for an older one only later, is woken for them."""
+    laptop = Laptop()
+    with between.client(clock=laptop) as client:
+        old = client.lock("old", ttl=300).acquire()
+        assert old is not None
+        time.sleep(0.1)  # so that the thread has gone to sleep, for 100 seconds
+        laptop.slept_s += 150
+        new = client.lock("new", ttl=0.6).acquire()
+        assert new is not None
+        between.calls.clear()
+        eventually(lambda: len(between.calls) >= 3, "it is not renewed")
+        assert new.held
+        assert old.held
+
+
+def test_after_a_sleep_of_the_machine_waiters_ask_in_time(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waiting thread, which would wake without a reason only later, is woken for them."""
+    monkeypatch.setattr(dibs.waiting, "IDLE_S", 100.0)
+    between.watch = lambda: None
+    laptop = Laptop()
+    with between.client(clock=laptop) as client, between.client() as other, ThreadPoolExecutor(1) as pool:
+        for _ in range(2):  # of which the first begins the thread
+            lease = other.lock("a").acquire()
+            assert lease is not None
+            waits = pool.submit(client.lock("a").acquire, timeout=30)
+            eventually(lambda: client._desk.session().waiting._asleep, "nobody waits")
+            lease.release()
+            given = waits.result(10)
+            assert given is not None
+            given.release()
+            time.sleep(0.1)  # so that the thread has gone to sleep
+            laptop.slept_s += 150

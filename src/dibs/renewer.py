@@ -100,8 +100,8 @@ class Renewer:
         queue[hold] = None
         hold.queue = queue
         hold.due = due = t0 + delay
-        if due < self._wake_at:
-            self._wake()
+        if due < self._wake_at or -FOREVER < self._wake_at <= t0:
+            self._wake()  # also a thread that has overslept: time-outs do not go on while the machine sleeps, clocks do
         elif self._bell is None:
             self._start()
 

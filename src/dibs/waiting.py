@@ -178,7 +178,8 @@ class Waiting:
         pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
-        ask.wake_at = self._clock.now() + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
+        now = self._clock.now()
+        ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
         self._asleep[ask.line] = ask
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))
@@ -188,8 +189,8 @@ class Waiting:
                 bell = self._clock.bell()
                 self._clock.spawn("dibs-wait", lambda: self._run(bell))
                 self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
-        elif ask.wake_at < self._wake_at:
-            bell.ring()
+        elif ask.wake_at < self._wake_at or float("-inf") < self._wake_at <= now:
+            bell.ring()  # also a thread that has overslept: time-outs do not go on while the machine sleeps, clocks do
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
