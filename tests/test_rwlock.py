@@ -405,3 +405,17 @@ def test_the_error_of_a_reader_names_the_writer(between: Between) -> None:
             other.rwlock("page", timeout=0).read(),
         ):
             pass
+
+
+def test_what_was_downgraded_is_exported_as_a_readers(client: dibs.Client, url: str) -> None:
+    """Whoever adopts a write lease that was downgraded is told that it reads, and others read beside it."""
+    with dibs.connect(url, ttl=20) as other:
+        lock = client.rwlock("page")
+        lease = had(lock.write())
+        lock.downgrade()
+        state = lease.export()
+        assert state["take"] == 1
+        adopted = other.adopt(state)
+        with client.rwlock("page", timeout=5).read():
+            assert adopted.held
+        adopted.release()

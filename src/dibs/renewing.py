@@ -53,7 +53,8 @@ def renewed(session: Session, hold: Hold, ask: Ask) -> bool:
 def give_back_some(session: Session, hold: Hold, take: int) -> Ask:
     """Keep only ``take`` of the permits that a hold has, under the same claim. Answered Granted, or Gone."""
     with session.mutex:
-        terms = hold.terms
+        # From here on, whatever becomes of the answer; an export tells it, too.
+        terms = hold.terms = hold.terms._replace(take=take)
         request = Acquire(hold.key, hold.claim_id, hold.ttl, session.holder, terms.info)
         request = request._replace(permits=terms.permits, take=take)
         ask = Reduction(request, session.clock.now() + session.patience_s, session, hold)
