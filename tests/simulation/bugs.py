@@ -12,6 +12,7 @@ import textwrap
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dibs.rwlock
 import dibs.stores.memory
 import dibs.trust
 from dibs.lane import Lane
@@ -387,7 +388,7 @@ PERMIT_BUGS = (
     Bug(
         "a downgrade that takes the name again",
         ("P9",),
-        800,
+        2400,
         (Edit(Reduction, "_undo", "session.lane.put(", "(lambda ask: None)("),),
     ),
     Bug(
@@ -402,5 +403,35 @@ PERMIT_BUGS = (
                 "shelf.pools.pop(name)",
             ),
         ),
+    ),
+    Bug(
+        "a transfer of permits under the old token",
+        ("P2",),
+        40,
+        (Edit(_MEMORY, "_transfer", "last.fencing_token + 1", "last.fencing_token"),),
+    ),
+    Bug(
+        "a transfer whose token the next grant gets again",
+        ("P2",),
+        70,
+        (Edit(_MEMORY, "_transfer", "last.fencing_token = last.fencing_token + 1", "last.fencing_token + 1"),),
+    ),
+    Bug(
+        "a transfer of permits from whoever has the slot",
+        ("P8", *_TOO_MANY),
+        360,
+        (Edit(_MEMORY, "_transfer", "permit.claim_id not in (request.claim_id, request.from_claim)", "False"),),
+    ),
+    Bug(
+        "an exporter that goes on trusting its permits",
+        _TOO_MANY,
+        50,
+        (Edit(Session, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
+    ),
+    Bug(
+        "a downgraded lease exported as that of a writer",
+        _TOO_MANY,
+        30,
+        (Edit(dibs.rwlock, "give_back_some", "hold.terms = hold.terms._replace(take=take)", "hold.terms"),),
     ),
 )

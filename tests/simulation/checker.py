@@ -51,7 +51,6 @@ class Tenure:
         "released_at",
         "session",
         "stillborn",
-        "take",
         "told",
     )
 
@@ -62,8 +61,6 @@ class Tenure:
         self.key = hold.key
         self.claim_id = hold.claim_id
         self.min_hold = min_hold
-        #: Of how many permits the program believes it has, where the name has permits.
-        self.take = hold.terms.take
         self.given_at = process.world.now
         #: When it was first seen not to be held.
         self.over_at: float | None = None
@@ -75,6 +72,11 @@ class Tenure:
         self.stillborn = False
         #: When on_lost was called.
         self.told = told
+
+    @property
+    def take(self) -> int:
+        """How many permits the program believes it has, where the name has permits."""
+        return self.hold.terms.take
 
 
 class Claim:
@@ -204,7 +206,8 @@ class Checker:
         if claim_id in holders and holder == claim_id:
             if token != claim.token:
                 self.world.broken(f"P2 {claim_id} had token {claim.token} and is told {token}")
-            holders[claim_id] = min(holders[claim_id], _taken(request))
+            if isinstance(request, Acquire):  # a transfer leaves as many permits as there are
+                holders[claim_id] = min(holders[claim_id], request.take)
             return
         self.grants += 1
         last = self.last_tokens.get(name, 0)
@@ -225,7 +228,7 @@ class Checker:
         """P5: a claim is granted the name while these others trust their leases."""
         for tenure in trusting:
             self.world.broken(f"P5 the store grants {request.claim_id} while {tenure.claim_id} trusts its lease")
-        self.holders[request.name] = {request.claim_id: _taken(request)}
+        self.holders[request.name] = {request.claim_id: 1}
 
     def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
         """A claim that waits was told Held."""
@@ -288,6 +291,9 @@ class Checker:
 
     def applied_to_jobs(self, call: Call, request: JobRequest, outcome: JobOutcome) -> None:
         """A request on jobs was carried out; see ``JobChecker``."""
+
+    def applied_cancel(self, cancelled: Sequence[int]) -> None:
+        """An operator has cancelled these jobs; see ``JobChecker``."""
 
     def _claim(self, claim_id: str, process: Process) -> Claim:
         claim = self.claims.get(claim_id)
@@ -485,8 +491,3 @@ class Checker:
                 late_s = tenure.told[0] - max(tenure.over_at, tenure.given_at)
                 if late_s > self.slack_s and tenure.process.troubled_at < tenure.given_at:
                     self.world.broken(f"P4 the loss of {tenure.claim_id} was told {late_s:.3f} s late")
-
-
-def _taken(request: Acquire | Transfer) -> int:
-    """How many permits it takes. (Worlds with transfers have locks alone.)"""
-    return request.take if isinstance(request, Acquire) else 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dibs.job
+import dibs.queue_core
 from dibs.job import Claim, JobFacts
-from dibs.job_hold import EndAsk
+from dibs.job_hold import EndAsk, JobHold
 from dibs.renewer import Renewer
 from dibs.stores.memory_jobs import MemoryJobs
 from dibs.taking import TakeAsk
@@ -77,5 +78,51 @@ JOB_BUGS = (
         _TWO_WORKERS,
         120,
         (Edit(MemoryJobs, "_take", "max(job.expires_at or now, now + request.ttl)", "job.expires_at or now"),),
+    ),
+    Bug(
+        "the limit of a group ignored", ("groups",), 20, (Edit(MemoryJobs, "_has_its_turn", "not group_limit", "True"),)
+    ),
+    Bug(
+        "a take that does not tell the limit of groups",
+        ("groups",),
+        20,
+        (Edit(dibs.queue_core, "wish_for_jobs", "session.holder, group_limit", "session.holder, 0"),),
+    ),
+    Bug(
+        "a job that waits for its next try overtaken in its group",
+        ("groups",),
+        60,
+        (
+            Edit(
+                MemoryJobs,
+                "_has_its_turn",
+                "other.id < job.id",
+                "other.id < job.id and (other.claim_id or not other.tries)",
+            ),
+        ),
+    ),
+    Bug(
+        "a cancelled job handed out again",
+        ("P17",),
+        40,
+        (Edit(MemoryJobs, "cancel", "self._end(job, CANCELLED, now, keep)", "job.claim_id = None"),),
+    ),
+    Bug(
+        "an end accepted of a job that was cancelled",
+        ("P18",),
+        140,
+        (Edit(MemoryJobs, "_claimed", "if job.state(now) == CLAIMED:", "if job.state(now) in (CLAIMED, CANCELLED):"),),
+    ),
+    Bug(
+        "a cancelled job renewed on",
+        ("P18",),
+        220,
+        (Edit(JobHold, "renewed_by", "for job in outcome.gone:", "for job in ():"),),
+    ),
+    Bug(
+        "a refused end taken for a success",
+        ("P18",),
+        40,
+        (Edit(EndAsk, "received", "self._hold.lost.update(gone)", "pass"),),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.errors import LeaseLost, StoreUnavailable
-from dibs.jobs import BACK, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
+from dibs.jobs import BACK, CANCELLED, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job, JobBatch, Queue
 from dibs.queue_core import QueueCore
 from dibs.store import Held
@@ -21,7 +21,7 @@ from tests.simulation.scenario import Result, close_client, finished
 from tests.simulation.world import World, new_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dibs.job_hold import JobHold
     from dibs.jobs import Extended, JobOutcome, JobRequest
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TTLS_S = (0.5, 1.0, 1.0, 2.0)
 QUEUE = "mails"
+GROUPS = ("ann", "ann", "bob", None)
 # A claim that nobody has any more is over after this.
 FREE_AFTER_S = max(TTLS_S) + LATE_MAX_S + 6.0
 
@@ -38,15 +39,22 @@ FREE_AFTER_S = max(TTLS_S) + LATE_MAX_S + 6.0
 class Books:
     """What the checker knows of one job."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str | None, max_tries: int) -> None:
+        self.group = group
+        self.max_tries = max_tries
         self.claim_id = ""
         self.token = 0
         self.expires_at = 0.0
         self.claimed = False
         self.tries = 0
-        #: The token with which it was done or called dead.
+        #: The token with which it was done or called dead; 0 of one that was cancelled.
         self.ended_with: int | None = None
         self.end = ""
+
+    def live(self, now: float) -> bool:
+        """Whether it has not ended; without a try left it ends with its last claim."""
+        in_force = self.claimed and self.expires_at > now
+        return self.ended_with is None and (in_force or not self.max_tries or self.tries < self.max_tries)
 
 
 class InHand(NamedTuple):
@@ -67,6 +75,8 @@ class JobChecker(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.books: dict[int, Books] = {}
+        #: How many jobs of a group may be worked at a time; 0: groups mean nothing in this world.
+        self.group_limit = 0
         #: The ids of each put; and those of acknowledged ones.
         self.puts: dict[str, tuple[int, ...]] = {}
         self.acknowledged: list[int] = []
@@ -84,8 +94,8 @@ class JobChecker(Checker):
             over = all(self.books[job].ended_with is not None for job in first if job in self.books)
             if not (set(outcome.ids) <= set(first) or over):
                 self.world.broken(f"P17 a put of {first} that is repeated puts {outcome.ids}")
-            for job in outcome.ids:
-                self.books.setdefault(job, Books())
+            for job, new in zip(outcome.ids, request.jobs, strict=False):
+                self.books.setdefault(job, Books(new.group, new.max_tries))
         elif isinstance(request, Take):
             if isinstance(outcome, Taken):
                 self._taken(request, outcome)
@@ -106,6 +116,7 @@ class JobChecker(Checker):
                     self.world.broken(f"P5 job {job.id} of {books.claim_id} is handed out to {request.claim_id}")
                 if outcome.fencing_token <= books.token:
                     self.world.broken(f"P2 job {job.id} has token {outcome.fencing_token} after {books.token}")
+                self._has_its_turn(job.id, books)
                 books.tries += 1
                 self.grants += 1
                 for other in self.in_hand:
@@ -117,6 +128,25 @@ class JobChecker(Checker):
             books.expires_at = max(books.expires_at if in_force else 0.0, now + request.ttl)
             if job.tries != books.tries:
                 self.world.broken(f"P19 job {job.id} is on try {job.tries} and was granted {books.tries} times")
+
+    def _has_its_turn(self, job: int, books: Books) -> None:
+        """Of a group, only the first that have not ended are handed out, as many as the limit says."""
+        if self.group_limit and books.group is not None:
+            now = self.world.now
+            ahead = [
+                other for other, its in self.books.items() if other < job and its.group == books.group and its.live(now)
+            ]
+            if len(ahead) >= self.group_limit:
+                self.world.broken(
+                    f"groups: job {job} of {books.group} is handed out before {ahead}, {self.group_limit} at a time"
+                )
+
+    def applied_cancel(self, cancelled: Sequence[int]) -> None:
+        for job in cancelled:
+            books = self.books[job]
+            if books.ended_with is not None:
+                self.world.broken(f"P17 job {job}, which is {books.end}, is cancelled")
+            books.claimed, books.ended_with, books.end = False, 0, CANCELLED
 
     def _changed(self, request: Extend | Finish, outcome: Extended | Finished) -> None:
         now = self.world.now
@@ -146,11 +176,13 @@ class JobChecker(Checker):
         """A take returned these."""
         self.in_hand += [InHand(process, job._session, job._hold, job.id) for job in jobs]
 
-    def said(self, who: str, job: Job, outcome: str) -> None:
-        """done() of a job returned, or raised."""
+    def said(self, who: str, job: Job, outcome: str, repeated: bool) -> None:
+        """done() of a job returned, or raised; ``repeated``: after a first attempt whose answer was lost."""
         books = self.books[job.id]
         mine = books.ended_with == job.fencing_token and books.end == DONE
         if outcome == "done":
+            if repeated and books.end == CANCELLED:
+                return  # that is not told apart: see ``EndAsk``
             if not mine:
                 self.world.broken(f"P18 {who} is told that {job!r} is done, and it is not done by that token")
             if self.told_done.setdefault(job.id, who) != who:
@@ -162,17 +194,29 @@ class JobChecker(Checker):
 
     def look(self) -> None:
         holding: dict[int, InHand] = {}
+        groups: dict[str, set[int]] = {}
         for one in self.in_hand:
-            other = holding.setdefault(one.job, one) if one.held() else one
+            held = one.held()
+            other = holding.setdefault(one.job, one) if held else one
             if other is not one:
                 who = f"{other.hold.claim_id} and {one.hold.claim_id}"
                 self.world.broken(f"P1 job {one.job} is held by {who} at the same moment")
+            if not held:
+                continue
+            books = self.books[one.job]
+            if books.end == CANCELLED and books.expires_at <= self.world.now:
+                self.world.broken(f"P18 job {one.job} was cancelled, and {one.hold.claim_id} goes on with it")
+            if self.group_limit and books.group is not None and books.ended_with is None:
+                together = groups.setdefault(books.group, set())
+                together.add(one.job)
+                if len(together) > self.group_limit:
+                    self.world.broken(f"groups: {together} of {books.group} are held at the same moment")
 
     def finish(self) -> None:
         jobs = self._network().shelf.jobs
         now = self.world.now
         for job in self.acknowledged:
-            if job not in jobs and self.books[job].end != DONE:
+            if job not in jobs and self.books[job].end not in (DONE, CANCELLED):
                 self.world.broken(f"P17 job {job} was put, is not done, and is not there any more")
         for job, row in jobs.items():
             if row.claim_id is not None and row.ended is None and (row.expires_at or 0.0) > now:
@@ -189,12 +233,13 @@ class _Quiet:
 class JobProgram:
     """One thread of a process, which puts jobs and works them."""
 
-    def __init__(self, host: Host, checker: JobChecker, name: str, work_max_s: float) -> None:
+    def __init__(self, host: Host, checker: JobChecker, name: str, work_max_s: float, cancels: bool) -> None:
         self.host = host
         self.name = name
         self.task: Task | None = None
         self._checker = checker
         self._work_max_s = work_max_s
+        self._cancels = cancels
         loads: Any = host.session.loads
         loads.setdefault(QUEUE, _Quiet())
 
@@ -212,10 +257,14 @@ class JobProgram:
     def _round(self) -> None:
         rand, checker, process = self.host.world.random, self._checker, self.host.process
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
-        options = (ttl, renew, None, None, 0, None, 60.0 if rand() < 0.3 else 0.0)
+        options = (ttl, renew, None, None, 0, checker.group_limit or None, 60.0 if rand() < 0.3 else 0.0)
         queue = Queue(QueueCore(self.host.desk, QUEUE, *options, Job, JobBatch))
         if rand() < 0.6:
-            checker.was_put(queue.put_many(range(1 + int(3 * rand()))))
+            group = GROUPS[int(rand() * len(GROUPS))] if checker.group_limit else None
+            checker.was_put(queue.put_many(range(1 + int(3 * rand())), group=group))
+        if self._cancels and rand() < 0.3:
+            known = list(checker.books)[-5:]
+            queue.cancel(*(job for job in known if rand() < 0.4))
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
         batch = queue.take(1 + int(3 * rand()), timeout=timeout)
         checker.given(process, batch.won)
@@ -260,7 +309,7 @@ class JobProgram:
             pass
         end = job._hold.ends.get(job.id)  # it may have been skipped before, or lost
         if end is not None and end.request.end == DONE and not self.host.session.closed:
-            self._checker.said(self.name, job, outcome)
+            self._checker.said(self.name, job, outcome, end.trouble is not None)
 
 
 def simulate_jobs(seed: int) -> Result:
@@ -291,6 +340,8 @@ def _simulate(world: World) -> Result:
         network.freeze_part = 0.1
         network.faults_until = horizon
     pauses, crashes, cuts, closes = rand() < 0.5, rand() < 0.4, rand() < 0.4, rand() < 0.2
+    cancels = rand() < 0.3
+    checker.group_limit = (0, 0, 1, 1, 2)[int(rand() * 5)]
     work_max_s = (0.05, 0.4, 1.5)[int(rand() * 3)]
     programs: list[Task] = []
     for number in range(2 + int(2 * rand())):
@@ -298,7 +349,7 @@ def _simulate(world: World) -> Result:
         process = Process(world, f"p{number}", rate, 1000.0 * rand())
         host = Host(world, network, process, timeouts)
         for thread in range(1 + int(2 * rand())):
-            program = JobProgram(host, checker, f"{process.name}.{thread}", work_max_s)
+            program = JobProgram(host, checker, f"{process.name}.{thread}", work_max_s, cancels)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
         if pauses:
@@ -325,6 +376,6 @@ def _put_some(network: Network, checker: JobChecker) -> None:
     outcome = network.memory.jobs.act((request,), Deadline(None, 0.0))[0]  # type: ignore[arg-type]
     assert isinstance(outcome, PutDone)
     for job in outcome.ids:
-        checker.books.setdefault(job, Books())
+        checker.books.setdefault(job, Books(None, 0))
     if world.now < 40.0:
         world.at(world.now + 1.0, _put_some, network, checker)

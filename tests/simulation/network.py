@@ -99,11 +99,14 @@ class Network:
         return FAULTS[int(world.random() * len(FAULTS))]
 
     def holder(self, request: Request) -> str | None:
-        """The claim that has the name of a request; where the name has permits, its own if that has some."""
+        """The claim that has the name of a request; of permits its own, if that has some, or who has the slot."""
         permit = self.shelf.permits.get(request.name)
         if permit is not None:
             return permit.claim_id
         pool = self.shelf.pools.get(request.name)
+        if pool is not None and isinstance(request, Transfer):
+            _, row = pool.holdings.get(request.slot, (None, None))
+            return row.claim_id if row is not None and row.expires_at > self.world.now else None
         rows = [] if pool is None else [row for _, row in pool.holdings.values() if row.expires_at > self.world.now]
         return request.claim_id if any(row.claim_id == request.claim_id for row in rows) else None
 
@@ -333,6 +336,18 @@ class JobActs:
         if isinstance(request, Put):
             network.tell((request.name,))
         return outcome
+
+    def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
+        network = self._connection._network
+
+        def apply(store: MemoryStore) -> list[int]:
+            cancelled = store.jobs.cancel(name, ids, keep, deadline)
+            network.world.note("store", "cancels %s", ", ".join(map(str, cancelled)) or "nothing")
+            network.checker.applied_cancel(cancelled)
+            return cancelled
+
+        done: list[int] = self._connection._one(f"cancels {', '.join(map(str, ids))}", apply, deadline)
+        return done
 
 
 class Hints:

@@ -1,8 +1,8 @@
 """Worlds of permits: what programs take there, and what may not happen.
 
 One name is a lock for readers and writers, some of whom become readers in the middle; the other is a semaphore of two,
-of which a program takes one or both, and now and then somebody believes that it has three. Everything else is as it is
-for locks.
+of which a program takes one or both, and now and then somebody believes that it has three. In every fourth world some
+export what they hold, and others adopt it. Everything else is as it is for locks.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ class PermitProgram(Program):
 
     def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure, adopted: bool) -> None:
         sides, self._sides = self._sides, None
-        if sides is not None and core is sides.writers and self.world.random() < 0.6:
+        if sides is not None and core is sides.writers and not adopted and self.world.random() < 0.6:
             self.process.clock.sleep(self.habits.work_max_s * self.world.random() ** 2)
             if self.world.random() < 0.3:
                 self._meet_renewal(lease)
             self.world.note(self.process.name, "downgrades %s", lease.claim_id)
-            tenure.take = 1
             run(sides.downgrade(self.name))
             core = sides.readers
         super()._use(core, lease, tenure, adopted)
@@ -84,16 +83,16 @@ class PermitChecker(Checker):
         super().applied(call, request, holder, outcome)
 
     def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
-        assert isinstance(request, Acquire)  # nothing is transferred in these worlds
-        claim_id = request.claim_id
+        claim_id, holders = request.claim_id, self.holders.setdefault(request.name, {})
+        take = request.take if isinstance(request, Acquire) else holders.pop(request.from_claim, 1)
         taken = sum(tenure.take for tenure in trusting)
-        if taken + request.take > min([request.permits, *(tenure.hold.terms.permits for tenure in trusting)]):
+        if taken + take > min([request.permits, *(tenure.hold.terms.permits for tenure in trusting)]):
             others = ", ".join(tenure.claim_id for tenure in trusting)
-            self.world.broken(f"P5 the store grants {claim_id} {request.take} permits while {others} trust theirs")
+            self.world.broken(f"P5 the store grants {claim_id} {take} permits while {others} trust theirs")
         for tenure in trusting:
             if tenure.hold.granted.slot == outcome.slot:
                 self.world.broken(f"P14 the store gives {claim_id} slot {outcome.slot}, which {tenure.claim_id} has")
-        self.holders.setdefault(request.name, {})[claim_id] = request.take
+        holders[claim_id] = take
 
     def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
         assert outcome.ticket is not None

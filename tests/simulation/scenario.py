@@ -86,8 +86,8 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
         renew=(0.9, 0.9, 0.2)[int(rand() * 3)],
         patience=(0.4, 0.8)[int(rand() * 2)],
-        # In every fourth world of locks leases are handed over; the others stay the worlds that they were.
-        hand_over=0.4 if world.seed % 4 == 3 and not permits else 0.0,
+        # In every fourth world leases are handed over; the others stay the worlds that they were.
+        hand_over=0.4 if world.seed % 4 == 3 else 0.0,
         interrupt=0.3 if interrupts else 0.0,
         anywhere=0.3 if signals else 0.0,
     )
