@@ -97,7 +97,7 @@ JOB_BUGS = (
                 MemoryJobs,
                 "_has_its_turn",
                 "other.id < job.id",
-                "other.id < job.id and (other.claim_id or not other.tries)",
+                "other.id < job.id and bool(other.claim_id or not other.tries)",
             ),
         ),
     ),
