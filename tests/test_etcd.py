@@ -1075,7 +1075,8 @@ def test_doctor_is_content_with_an_etcd_as_shipped(client: dibs.Client, etcd_url
     assert client.capabilities == etcd_module.CAPABILITIES
     found = findings(etcd_url)
     assert [promise for promise, (kept, _) in found.items() if not kept] == []
-    assert "single member" in found["the loss of a member is survived"][1]
+    assert "the loss of a member is survived" not in found
+    assert "a single member is one machine's disk" in found["leases and tokens outlive the restart of a member"][1]
 
 
 @pytest.mark.parametrize(

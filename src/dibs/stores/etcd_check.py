@@ -111,7 +111,12 @@ def _failover(members: int | None, endpoints: int) -> Finding:
     if members is None:
         return Finding(promise, True, "this login may not list the members")
     if members == 1:
-        return Finding(promise, True, "a single member: leases and tokens outlive its restart, not its disk")
+        # A remark: it may well be what is wanted. But it is not to be read as the promise that it is not.
+        return Finding(
+            "leases and tokens outlive the restart of a member",
+            True,
+            "but not its loss: a single member is one machine's disk; 3 members outlive the loss of one",
+        )
     if members == 2:
         return Finding(promise, False, "2 members: the loss of either stops the cluster; have 3")
     if endpoints == 1:
