@@ -294,6 +294,9 @@ WITH gone AS (
 )
 SELECT array_agg(g.id) FROM gone AS g
 """
+# One moment for all jobs that end together, so that they are listed in the order of their ids. (A subquery is evaluated
+# once; the clock would be read for each row, in the order of the plan.)
+ENDED = "(SELECT clock_timestamp())"
 # Done and kept, or dead.
 KEEP = f"""\
 WITH gone AS (
@@ -301,7 +304,7 @@ WITH gone AS (
     RETURNING {columns("j")}, j.error
 ), kept AS (
     INSERT INTO {{end}} (state, ended_at, keep_until, result, error, {KEPT})
-    SELECT $4::text, clock_timestamp(), clock_timestamp() + $6::float8 * interval '1 second',
+    SELECT $4::text, {ENDED}, {ENDED} + $6::float8 * interval '1 second',
         CASE WHEN $4::text = 'done' THEN $5::text END, CASE WHEN $4::text = 'done' THEN g.error ELSE $5::text END,
         {columns("g")}
     FROM gone AS g
@@ -320,7 +323,7 @@ WITH again AS (
     RETURNING {columns("j")}
 ), kept AS (
     INSERT INTO {{end}} (state, ended_at, error, {KEPT})
-    SELECT 'dead', clock_timestamp(), $4::text, {columns("g")} FROM gone AS g
+    SELECT 'dead', {ENDED}, $4::text, {columns("g")} FROM gone AS g
 )
 SELECT array_agg(x.id) FROM (SELECT id FROM again UNION ALL SELECT id FROM gone) AS x
 """

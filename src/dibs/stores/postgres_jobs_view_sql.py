@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dibs.stores.postgres_jobs_sql import FREE, KEPT, PURGED, columns
+from dibs.stores.postgres_jobs_sql import ENDED, FREE, KEPT, PURGED, columns
 
 DEPTHS = f"""\
 SELECT d.queue, sum(d.ready)::bigint, sum(d.later)::bigint, sum(d.claimed)::bigint, sum(d.dead)::bigint,
@@ -46,7 +46,7 @@ WITH found AS MATERIALIZED (
     DELETE FROM {{job}} AS j WHERE j.id = ANY (ARRAY(SELECT f.id FROM found AS f)) RETURNING {columns("j")}, j.error
 ), kept AS (
     INSERT INTO {{end}} (state, ended_at, keep_until, error, {KEPT})
-    SELECT 'cancelled', clock_timestamp(), clock_timestamp() + $3::float8 * interval '1 second', g.error,
+    SELECT 'cancelled', {ENDED}, {ENDED} + $3::float8 * interval '1 second', g.error,
         {columns("g")}
     FROM gone AS g WHERE $3::float8 > 0
 ), {PURGED}

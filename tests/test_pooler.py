@@ -1,0 +1,88 @@
+"""PgBouncer in transaction mode in front of PostgreSQL: claims and queues keep there what they promise.
+
+All cases of the conformance suite hold behind a pooler. Here are those in which a plan, a setting or a connection of
+one's own could make a difference: without them plans are other ones, and nothing is prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from dibs.connecting import locate
+from dibs.testing.conformance import Run, runs
+from tests.servers.postgres import PgBouncer, PostgresServer
+from tests.test_api import eventually
+from tests.test_claims_columns_cases import Tables
+from tests.yard import Yard
+
+CHOSEN = {
+    # the contract of queues
+    "each_job_goes_to_one",
+    "ten_thousand_in_one_put",
+    "an_end_counts_once",
+    "a_repeated_take_is_one_take",
+    "groups_in_order",
+    "groups_with_a_limit",
+    "groups_behind_a_long_one",
+    "replace_what_has_the_key",
+    "a_repeated_put_with_keys_is_one",
+    "cancelled_jobs",
+    "dead_jobs_are_revived",
+    "results_are_kept",
+    # queues as their users see them
+    "a_late_done_is_refused",
+    "a_take_waits_for_a_job",
+    "run_works_as_many_at_once_as_told",
+    "run_drains_when_it_is_stopped",
+    # claims, kept as leases
+    "of_several_takers_each_item_has_one",
+    "what_is_left_is_given_back",
+    "a_renewed_batch_lasts",
+    "an_item_that_never_succeeds_is_dead",
+}
+RUNS = [run for run in runs() if run.case.name in CHOSEN and run.face != "tasks"]
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres: PostgresServer) -> Iterator[PgBouncer]:
+    with PgBouncer(postgres) as pooler:
+
+        def answers() -> bool:
+            try:
+                psycopg.connect(pooler.url("postgres"), connect_timeout=2).close()
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        eventually(answers, "the pooler does not answer")
+        yield pooler
+
+
+@pytest.fixture
+def pooled_url(pooler: PgBouncer, postgres_url: str) -> str:
+    """A new, empty database, through the pooler."""
+    return pooler.url(postgres_url.rpartition("/")[2])
+
+
+def test_the_chosen_cases_are_there() -> None:
+    """None was renamed."""
+    assert {run.case.name for run in RUNS} == CHOSEN
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, id=run.case.name) for run in RUNS])
+def test_case(run: Run, pooled_url: str) -> None:
+    """As without a pooler."""
+    assert run.on(locate(pooled_url)[0])
+
+
+def test_claims_in_columns(pooled_url: str) -> None:
+    """They keep the promises of claims, too."""
+    yard = Yard(pooled_url)
+    address, _ = locate(yard.url)
+    for run in runs():
+        if run.face == "threads" and run.case.anywhere:
+            assert run.on(address, Tables(yard).claims)
+    yard.close()
