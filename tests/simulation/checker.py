@@ -84,6 +84,7 @@ class Claim:
 
     __slots__ = (
         "answered_at",
+        "broken",
         "broken_at_once",
         "excused",
         "followed_up",
@@ -113,7 +114,9 @@ class Claim:
         self.answered_at = 0.0
         #: That answer was Held, and it had not lined up.
         self.refused = False
-        #: An operator took it away without waiting for its trust to end.
+        #: An operator took it away,
+        self.broken = False
+        #: and without waiting for its trust to end.
         self.broken_at_once = False
         #: Its ttl may run out: its program was interrupted just as it was given, or its client was closed.
         self.excused = False
@@ -257,6 +260,7 @@ class Checker:
             self.holders[name].pop(claim_id, None)
             if (name, claim_id) in self._left_in_store():
                 self.world.broken(f"P8 token {token} was broken, and {claim_id}, whose it was, still has the name")
+        claim.broken = True
         claim.broken_at_once = claim.broken_at_once or now
 
     # -- the calls ------------------------------------------------------------------------------------------------
@@ -327,7 +331,7 @@ class Checker:
         self.live.append(tenure)
         if hold.state != HELD:
             tenure.stillborn = True
-            if attempt.process.clock.boot() < hold.trusted_until and not session.closed:
+            if attempt.process.clock.boot() < hold.trusted_until and not (session.closed or claim.broken):
                 self.world.broken(f"P6 acquire returned {hold.claim_id} in the middle of its trust, and it is over")
         if hold.trusted_until <= claim.answered_at:
             self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
