@@ -43,7 +43,7 @@ from dibs.store import (
     StoredGrant,
     StoredLease,
 )
-from dibs.stores import mysql_address, mysql_check, mysql_columns, mysql_pools, mysql_query, rounds
+from dibs.stores import mysql_address, mysql_check, mysql_columns, mysql_pools, mysql_pools_plain, mysql_query, rounds
 from dibs.stores import mysql_sql as sql
 from dibs.stores.columns import Columns, in_call
 from dibs.stores.mysql_link import Connection
@@ -109,7 +109,8 @@ class MySQLStore:
         self._sql = self._tables.sql
         self._pins = Pins(self._tables.text)
         self._columns = Columns(partial(mysql_columns.rows_of, self._connection))
-        self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop)
+        self._plain = mysql_pools_plain.Plain(self._tables.text)
+        self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop, self._plain.tallies)
 
     @cached_property
     def jobs(self) -> MySQLJobs:
@@ -290,8 +291,15 @@ class MySQLStore:
 
     def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         for part, _ in parts(rows):
+            plain = True
+            if len(part) == 1 and part[0][2].info is None:
+                granted, plain = self._plain.take(part[0][2], self._connection, deadline)
+                if granted is not None:
+                    outcomes[part[0][1]] = granted
+                    continue
             now_us = self._connection.server_now(deadline)
-            wrote = self._connection.transaction(partial(self._pools.acquire, part, outcomes, now_us), deadline)
+            acquire = partial(self._pools.acquire, part, plain, outcomes, now_us)
+            wrote = self._connection.transaction(acquire, deadline)
             self._connection.wrote = self._connection.wrote or wrote
 
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:

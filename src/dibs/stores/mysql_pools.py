@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
+from dibs.stores.mysql_pools_plain import plainly
 from dibs.stores.mysql_sql import EPOCH, GRACE, NOW
 from dibs.stores.mysql_values import by_name, document, hexed, literal, us
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from dibs.store import Acquire, Transfer
     from dibs.stores.mysql_drivers import Answer
+    from dibs.stores.mysql_pools_plain import Tally
     from dibs.stores.rounds import Row
 
     Execute = Callable[[str], Answer]
@@ -131,9 +133,16 @@ class _Seen:
 class Pools:
     """The statements, with the tables of one store in them. All but ``idle`` run inside a transaction."""
 
-    def __init__(self, text: Callable[..., str], unpin: Callable[[list[str], Execute], object]) -> None:
+    def __init__(
+        self,
+        text: Callable[..., str],
+        unpin: Callable[[list[str], Execute], object],
+        tallies: Callable[[list[Acquire], Execute], dict[str, Tally]],
+    ) -> None:
         #: Deletes the rows of pins that are over.
         self._unpin = unpin
+        #: What the slots of names amount to that are plain to see.
+        self._tallies = tallies
         self._lock = text(LOCK)
         self._make = text(MAKE, "name", "permits")
         self._read = text(READ)
@@ -150,10 +159,15 @@ class Pools:
 
     # -- acquire --------------------------------------------------------------------------------------------------
 
-    def acquire(self, rows: list[Row], outcomes: list[Any], now_us: int, execute: Execute) -> bool:
-        """Decide these acquires, one a name, in the order of names; whether anything was written."""
+    def acquire(self, rows: list[Row], plain: bool, outcomes: list[Any], now_us: int, execute: Execute) -> bool:
+        """Decide these acquires, one a name, in the order of names; whether anything was written.
+
+        Where they may be ``plain``, only those are looked at closely that are not.
+        """
         asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
-        heads, seen = self._look(asked, execute)
+        heads = self._locked(list(asked), execute)
+        given, seen = self._given([asked[name][1] for name in heads if plain], execute)
+        seen |= self._look({name: one for name, one in asked.items() if name not in given}, heads, execute)
         grants: list[tuple[Acquire, Grant]] = []
         resized: list[Acquire] = []
         waiting: list[Acquire] = []
@@ -163,7 +177,7 @@ class Pools:
                 outcomes[index] = Mismatch(0)
                 continue
             permits, token = heads[name]
-            decision = decide(State(permits, max(token, one.token), one.holdings, one.line), request)
+            decision = given.get(name) or decide(State(permits, max(token, one.token), one.holdings, one.line), request)
             if isinstance(decision, Grant):
                 grants.append((request, decision))
                 since = now_us / 1e6 if decision.again is None else decision.again.acquired_at
@@ -190,11 +204,26 @@ class Pools:
             outcomes[index] = outcomes[index]._replace(ticket=ticket)
         return bool(grants or resized or waiting)
 
+    def _given(self, requests: list[Acquire], execute: Execute) -> tuple[dict[str, Grant], dict[str, _Seen]]:
+        """What is granted without a closer look at pools that are locked."""
+        given: dict[str, Grant] = {}
+        seen: dict[str, _Seen] = {}
+        tallies = self._tallies(requests, execute) if requests else {}
+        for request in requests:
+            tally = tallies.get(request.name)
+            grant = tally and plainly(tally, request)
+            if tally and grant:
+                given[request.name] = grant
+                seen[request.name] = _Seen()
+                seen[request.name].slots = set() if tally.free is None else {tally.free}
+        return given, seen
+
     def _look(
-        self, asked: dict[str, tuple[int, Acquire]], execute: Execute
-    ) -> tuple[dict[str, tuple[int, int]], dict[str, _Seen]]:
-        """Lock the pools, make those of new names, and read all of them."""
-        heads = self._locked(list(asked), execute)
+        self, asked: dict[str, tuple[int, Acquire]], heads: dict[str, tuple[int, int]], execute: Execute
+    ) -> dict[str, _Seen]:
+        """Read the pools that are locked; make those of new names, whose heads are added."""
+        if not asked:
+            return {}
         seen = self._see(list(asked), execute)
         over = [name for name in asked if seen[name].over]
         if over:
@@ -204,11 +233,11 @@ class Pools:
         new = [name for name in asked if name not in heads and not seen[name].is_lock]
         if new:
             execute(self._make % document(f'["{hexed(name)}",{asked[name][1].permits}]' for name in new))
-            heads |= self._locked(new, execute)
+            heads.update(self._locked(new, execute))
             if any(name not in heads for name in new):
                 raise TablesMissing("there is no token floor")  # they were emptied
             seen |= self._see(new, execute)
-        return heads, seen
+        return seen
 
     def _locked(self, names: list[str], execute: Execute) -> dict[str, tuple[int, int]]:
         rows: Sequence[tuple[Any, ...]] = execute(self._lock % _names(names)).rows

@@ -1,0 +1,125 @@
+"""A permit on MySQL and MariaDB where it is plain that there are enough: one look at most, and one conditional write.
+
+The look is one SELECT, in one snapshot: the pool's limit and token, and what its slots amount to. The server adds them
+up, so that a thousand holders are one row of the answer. The write is one UPDATE of the pool and of a free slot, made
+only if nobody is in line and the pool's token and limit are as they were seen. Every grant raises the token, so none
+came in between; releases and renewals since then took nothing away. Where the last grant was this client's own and
+nobody else held anything, it knows what it would see, and writes at once.
+
+What is not plain (too little left, somebody in line, a claim that holds already, a lease that seems over, another
+limit, a name that is a lock, a gap among the slots) is left for dibs.stores.mysql_pools. So nobody is refused here, and
+who is granted, ``decide`` would have granted, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs.store import Granted
+from dibs.stores.mysql_sql import EPOCH, NOW
+from dibs.stores.mysql_values import hexed, literal, us
+from dibs.stores.permits import Grant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dibs.clock import Deadline
+    from dibs.store import Acquire
+    from dibs.stores.mysql_drivers import Answer
+    from dibs.stores.mysql_link import Connection
+
+    Execute = Callable[[str], Answer]
+
+# Of the names that are plain to see: those whose slots are numbered from 1 without a gap (a row without permits, a
+# lock's, would be one), none of them held by a claim that asks, seeming over, or under a token that the pool does not
+# know, and with nobody in line. The last column is the first slot that is free and was held before.
+TALLY = f"""\
+SELECT p.name, p.permits, p.fencing_token, COUNT(l.take) AS slots, SUM(IF(l.claim_id IS NULL, 0, l.take)),
+MIN(IF(l.claim_id IS NULL, l.slot, NULL))
+FROM {{pool}} AS p FORCE INDEX (PRIMARY) STRAIGHT_JOIN {{lease}} AS l FORCE INDEX (PRIMARY) ON l.name = p.name
+WHERE p.name IN (%s) GROUP BY p.name
+HAVING slots = MAX(l.slot) AND MAX(l.fencing_token) <= p.fencing_token
+AND NOT MAX(l.claim_id IS NOT NULL AND (l.claim_id IN (%s) OR l.expires_at <= {NOW}))
+AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = p.name)"""
+# The pool's row is locked before the slot's, as by those who decide under its lock. A free slot has no info; one that
+# is given would make the server write a temporary table to disk, so who gives one goes the long way.
+SEIZE = f"""\
+UPDATE {{pool}} AS p FORCE INDEX (PRIMARY) STRAIGHT_JOIN {{lease}} AS l FORCE INDEX (PRIMARY) ON l.name = p.name
+SET p.fencing_token = %d, l.claim_id = x'%s', l.holder = %s, l.take = %d, l.fencing_token = %d,
+l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + INTERVAL %d MICROSECOND
+WHERE p.name = x'%s' AND p.permits = %d AND p.fencing_token = %d
+AND l.name = x'%s' AND l.slot = %d AND l.take IS NOT NULL AND l.claim_id IS NULL
+AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s')"""
+# Of so many names a client remembers that it was their last holder, and the only one.
+REMEMBERED_MAX = 1000
+
+
+class Tally(NamedTuple):
+    """What the server says of a name that is plain to see."""
+
+    permits: int
+    fencing_token: int
+    #: Those that have a row, held or not: the numbers from 1 to this one.
+    slots: int
+    taken: int
+    #: The smallest of them that nobody holds, if there is one.
+    free: int | None
+
+
+def plainly(tally: Tally, request: Acquire) -> Grant | None:
+    """What ``decide`` would grant, where this is enough to tell."""
+    left = tally.permits - tally.taken - request.take
+    if tally.permits != request.permits or left < 0:
+        return None
+    return Grant(tally.free or tally.slots + 1, tally.fencing_token + 1, None, request.take, left, tally.permits)
+
+
+class Plain:
+    """The statements, with the tables of one store in them."""
+
+    def __init__(self, text: Callable[..., str]) -> None:
+        self._tally, self._seize = text(TALLY), text(SEIZE)
+        #: What there is to see of names as long as nobody else is granted permits of them, once ours are given back.
+        self._remembered: dict[str, Tally] = {}
+
+    def tallies(self, requests: list[Acquire], execute: Execute) -> dict[str, Tally]:
+        """Of the names of these requests those that are plain to see."""
+        names = ",".join([f"x'{hexed(request.name)}'" for request in requests])
+        claims = ",".join([f"x'{hexed(request.claim_id)}'" for request in requests])
+        rows: Sequence[tuple[Any, ...]] = execute(self._tally % (names, claims)).rows
+        return {
+            name.decode(): Tally(int(permits), int(token), int(slots), int(taken), None if free is None else int(free))
+            for name, permits, token, slots, taken, free in rows
+        }
+
+    def take(self, request: Acquire, connection: Connection, deadline: Deadline) -> tuple[Granted | None, bool]:
+        """What is granted; where nothing is, whether it may be plain all the same to who holds the pool's lock.
+
+        So it is when somebody else was granted permits meanwhile, and when there is no row yet for another slot.
+        """
+        remembered = self._remembered.pop(request.name, None)
+        if remembered is not None:
+            granted = self._write(remembered, request, connection, deadline)
+            if granted is not None:
+                return granted, True
+        execute = partial(connection.ask, deadline=deadline)
+        tally = self.tallies([request], execute).get(request.name)
+        if tally is None or plainly(tally, request) is None:
+            return None, False
+        return self._write(tally, request, connection, deadline), True
+
+    def _write(self, tally: Tally, request: Acquire, connection: Connection, deadline: Deadline) -> Granted | None:
+        grant = plainly(tally, request)
+        if grant is None or tally.free is None:
+            return None
+        name, token, now_us = hexed(request.name), grant.fencing_token, connection.server_now(deadline)
+        lease = hexed(request.claim_id), literal(request.holder), grant.take, token, now_us, us(request.ttl)
+        seen = name, tally.permits, tally.fencing_token, name, grant.slot, name
+        if not connection.write(self._seize, (token, *lease, *seen), deadline):
+            return None
+        if not tally.taken and grant.slot == 1:
+            if len(self._remembered) >= REMEMBERED_MAX:
+                self._remembered.clear()
+            self._remembered[request.name] = tally._replace(fencing_token=token)
+        return Granted(token, now_us / 1e6, grant.slot)
