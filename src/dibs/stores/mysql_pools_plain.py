@@ -3,8 +3,8 @@
 The look is one SELECT, in one snapshot: the pool's limit and token, and what its slots amount to. The server adds them
 up, so that a thousand holders are one row of the answer. The write is one UPDATE of the pool and of a free slot, made
 only if nobody is in line and the pool's token and limit are as they were seen. Every grant raises the token, so none
-came in between; releases and renewals since then took nothing away. Where the last grant was this client's own and
-nobody else held anything, it knows what it would see, and writes at once.
+came in between; releases and renewals since then took nothing away. A client that finds a name as it left it itself,
+with nothing held, writes at once the next time. One that was overtaken leaves off looking for a while.
 
 What is not plain (too little left, somebody in line, a claim that holds already, a lease that seems over, another
 limit, a name that is a lock, a gap among the slots) is left for dibs.stores.mysql_pools. So nobody is refused here, and
@@ -51,8 +51,10 @@ l.acquired_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH}), l.expires_at = {NOW} + I
 WHERE p.name = x'%s' AND p.permits = %d AND p.fencing_token = %d
 AND l.name = x'%s' AND l.slot = %d AND l.take IS NOT NULL AND l.claim_id IS NULL
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = x'%s')"""
-# Of so many names a client remembers that it was their last holder, and the only one.
+# Of so many names a client remembers how it went the last time.
 REMEMBERED_MAX = 1000
+# Who was overtaken by another's grant takes so many permits under the pool's lock before it looks without it again.
+LOCKED_TIMES = 10
 
 
 class Tally(NamedTuple):
@@ -75,13 +77,24 @@ def plainly(tally: Tally, request: Acquire) -> Grant | None:
     return Grant(tally.free or tally.slots + 1, tally.fencing_token + 1, None, request.take, left, tally.permits)
 
 
+class _Last(NamedTuple):
+    """How it went with a name the last time."""
+
+    #: What there is to see as long as nobody else is granted permits, once ours are given back; None where that is not
+    #: known.
+    tally: Tally | None = None
+    #: It had been so that time, too: nobody but us was granted any in between.
+    alone: bool = False
+    #: For so many more times it is not worth to look.
+    locked_times: int = 0
+
+
 class Plain:
     """The statements, with the tables of one store in them."""
 
     def __init__(self, text: Callable[..., str]) -> None:
         self._tally, self._seize = text(TALLY), text(SEIZE)
-        #: What there is to see of names as long as nobody else is granted permits of them, once ours are given back.
-        self._remembered: dict[str, Tally] = {}
+        self._last: dict[str, _Last] = {}
 
     def tallies(self, requests: list[Acquire], execute: Execute) -> dict[str, Tally]:
         """Of the names of these requests those that are plain to see."""
@@ -98,28 +111,41 @@ class Plain:
 
         So it is when somebody else was granted permits meanwhile, and when there is no row yet for another slot.
         """
-        remembered = self._remembered.pop(request.name, None)
-        if remembered is not None:
-            granted = self._write(remembered, request, connection, deadline)
+        name = request.name
+        last = self._last.pop(name, _Last())
+        if last.locked_times:
+            self._remember(name, _Last(locked_times=last.locked_times - 1))
+            return None, True
+        if last.tally is not None and last.alone:
+            granted = self._write(last.tally, True, request, connection, deadline)
             if granted is not None:
                 return granted, True
-        execute = partial(connection.ask, deadline=deadline)
-        tally = self.tallies([request], execute).get(request.name)
+        tally = self.tallies([request], partial(connection.ask, deadline=deadline)).get(name)
         if tally is None or plainly(tally, request) is None:
             return None, False
-        return self._write(tally, request, connection, deadline), True
+        if tally.free is None:
+            return None, True
+        granted = self._write(tally, tally == last.tally, request, connection, deadline)
+        if granted is None:
+            self._remember(name, _Last(locked_times=LOCKED_TIMES))
+        return granted, True
 
-    def _write(self, tally: Tally, request: Acquire, connection: Connection, deadline: Deadline) -> Granted | None:
+    def _write(
+        self, tally: Tally, alone: bool, request: Acquire, connection: Connection, deadline: Deadline
+    ) -> Granted | None:
         grant = plainly(tally, request)
-        if grant is None or tally.free is None:
+        if grant is None:
             return None
         name, token, now_us = hexed(request.name), grant.fencing_token, connection.server_now(deadline)
         lease = hexed(request.claim_id), literal(request.holder), grant.take, token, now_us, us(request.ttl)
         seen = name, tally.permits, tally.fencing_token, name, grant.slot, name
         if not connection.write(self._seize, (token, *lease, *seen), deadline):
             return None
-        if not tally.taken and grant.slot == 1:
-            if len(self._remembered) >= REMEMBERED_MAX:
-                self._remembered.clear()
-            self._remembered[request.name] = tally._replace(fencing_token=token)
+        if not tally.taken:
+            self._remember(request.name, _Last(tally._replace(fencing_token=token), alone))
         return Granted(token, now_us / 1e6, grant.slot)
+
+    def _remember(self, name: str, last: _Last) -> None:
+        if len(self._last) >= REMEMBERED_MAX:
+            self._last.clear()
+        self._last[name] = last
