@@ -16,7 +16,8 @@ is over already. SYSDATE(6), read at execution, would grant a full ttl to nobody
 watch of a client looks, in one SELECT for all names it waits for, whether one of them is free with one of its own first
 in line. GET_LOCK is not used.
 
-*Permits.* Names that have several are decided in a transaction, which locks them: see dibs.stores.mysql_pools.
+*Permits.* Names that have several are decided in a transaction, which locks them: see dibs.stores.mysql_pools. Where it
+is plain that there are enough, one gets by without: see dibs.stores.mysql_pools_plain.
 """
 
 from __future__ import annotations
