@@ -4,10 +4,9 @@ A lock is decided by one conditional write. Whether a semaphore has a permit lef
 one, so a transaction first locks the name's row in the pool table, in the order of names; a renewal or release does
 without that lock. READ COMMITTED lets every statement see what was committed before it began, so what is read under the
 lock is all that was granted. Names where it is plain that there are enough are added up by the server; of the others
-every holder is read. (A lone acquire where it is plain needs no lock: see dibs.stores.mysql_pools_plain.)
-
-Holders are rows of the lease table, as of locks, one for each slot. A slot's row stays as long as its pool: the first
-slot's stands where a lock's would, so that only one of them can be made.
+every holder is read. (A lone acquire where it is plain needs no lock: see dibs.stores.mysql_pools_plain.) Holders are
+rows of the lease table, as of locks, one for each slot. A slot's row stays as long as its pool: the first slot's stands
+where a lock's would, so that only one of them can be made.
 
 The server ends a transaction whose client has stopped (see IDLE_TRANSACTION_S); one whose connection is gone, at once.
 """
@@ -209,8 +208,7 @@ class Pools:
 
     def _given(self, requests: list[Acquire], execute: Execute) -> tuple[dict[str, Grant], dict[str, _Seen]]:
         """What is granted without a closer look at pools that are locked."""
-        given: dict[str, Grant] = {}
-        seen: dict[str, _Seen] = {}
+        given, seen = dict[str, Grant](), dict[str, _Seen]()
         tallies = self._tallies(requests, execute) if requests else {}
         for request in requests:
             tally = tallies.get(request.name)
