@@ -57,14 +57,14 @@ class Place:
 
     def is_due(self, now: float) -> bool:
         """Whether a take should begin at the beginning."""
-        return now >= self._looked_at + max(LOOK_BACK_S, self.wait_s)
+        return self.rest_s(now) <= 0
 
     def may_look_behind(self, now: float) -> bool:
         return now >= self._looked_at + self.wait_s
 
     def rest_s(self, now: float) -> float:
-        """For how long nobody looks behind."""
-        return self._looked_at + self.wait_s - now
+        """For how long no take begins at the beginning."""
+        return self._looked_at + max(LOOK_BACK_S, self.wait_s) - now
 
     def looked_behind(self, now: float, took_s: float) -> None:
         self._looked_at = now

@@ -147,17 +147,6 @@ UNION ALL SELECT 'known', k.put_place, k.id, NULL, NULL FROM known AS k
 
 # -- take -------------------------------------------------------------------------------------------------------------
 
-# Of a group only the first may be claimed; and not while later ones are, which were first before these were committed.
-TURN = """\
-    AND ($12::integer = 0 OR j.group_name IS NULL OR CASE
-        WHEN (SELECT count(*) FROM (
-            SELECT FROM {job} AS o WHERE o.queue = $1::text AND o.group_name = j.group_name AND o.id < j.id
-            LIMIT $12::integer) AS before) >= $12::integer THEN false
-        ELSE (SELECT count(*) FROM (
-            SELECT FROM {job} AS o WHERE o.queue = $1::text AND o.group_name = j.group_name AND o.id <> j.id
-                AND (o.id < j.id OR (o.claim_id IS NOT NULL AND o.expires_at > statement_timestamp()))
-            LIMIT $12::integer) AS others) < $12::integer END)
-"""
 # What is never NULL goes as one value: a row of it is taken apart in one step.
 _TOLD = """\
 ROW(j.id, j.fencing_token, j.tries, j.max_tries, j.crashes, j.created_at, j.claimed_at, -j.priority, j.due_at) AS fixed,
@@ -166,27 +155,24 @@ ROW(j.id, j.fencing_token, j.tries, j.max_tries, j.crashes, j.created_at, j.clai
 # The stretches of the order that are looked through (see dibs.stores.postgres_jobs_places) come one after the other,
 # and no further than is needed: there is nothing in this statement that would have to see all rows before it tells
 # the first. Rows whose tries are used up are told as nothing but an id.
-TAKE = f"""\
-WITH seen AS MATERIALIZED (
-    SELECT f.*
-    FROM unnest($6::integer[], $7::bigint[], $8::bigint[], $9::integer[], $10::bigint[], $11::bigint[])
-        AS r (first_rank, from_due, from_id, last_rank, to_due, to_id)
-    CROSS JOIN LATERAL (
-        SELECT j.id, j.fencing_token, {_EXHAUSTED} AS exhausted,
-            j.claim_id IS NOT NULL AND j.crashes >= {CRASHES_MAX - 1} OR j.crashes >= {CRASHES_MAX} AS alone
-        FROM {{job}} AS j
-        WHERE j.queue = $1::text
-          AND (-j.priority, j.due_at, j.id) > (r.first_rank, coalesce({{from_due}}, '-infinity'), r.from_id)
-          AND (-j.priority, j.due_at, j.id)
-              <= (r.last_rank, coalesce({{to_due}}, statement_timestamp()), r.to_id)
+_MICROSECONDS = "timestamptz '2000-01-01 00:00:00+00' + r.{} * interval '1 microsecond'"
+_FROM_DUE = f"coalesce({_MICROSECONDS.format('from_due')}, '-infinity')"
+_TO_DUE = f"coalesce({_MICROSECONDS.format('to_due')}, statement_timestamp())"
+STRETCHES = """\
+unnest($6::integer[], $7::bigint[], $8::bigint[], $9::integer[], $10::bigint[], $11::bigint[])
+        AS r (first_rank, from_due, from_id, last_rank, to_due, to_id)"""
+FREE_THERE = f"""\
+j.queue = $1::text
+          AND (-j.priority, j.due_at, j.id) > (r.first_rank, {_FROM_DUE}, r.from_id)
+          AND (-j.priority, j.due_at, j.id) <= (r.last_rank, {_TO_DUE}, r.to_id)
           AND j.due_at <= statement_timestamp()
-          AND {FREE}
-          {{turn}}
-        ORDER BY -j.priority, j.due_at, j.id LIMIT $3::integer
-        FOR UPDATE SKIP LOCKED
-    ) AS f
-    LIMIT $3::integer
-), leader AS MATERIALIZED (  -- the first that was seen
+          AND {FREE}"""
+SEEN = f"""\
+j.id, j.fencing_token, {_EXHAUSTED} AS exhausted,
+            j.claim_id IS NOT NULL AND j.crashes >= {CRASHES_MAX - 1} OR j.crashes >= {CRASHES_MAX} AS alone"""
+# What becomes of the rows that were seen, which are locked.
+CLAIM = f"""\
+leader AS MATERIALIZED (  -- the first that was seen
     SELECT s.id, s.alone FROM seen AS s WHERE NOT s.exhausted LIMIT 1
 ), chosen AS MATERIALIZED (
     SELECT s.id, s.fencing_token FROM seen AS s, leader AS l
@@ -205,10 +191,19 @@ SELECT c.*, (SELECT extract(epoch FROM clock_timestamp() - statement_timestamp()
 UNION ALL
 SELECT ROW(s.id), NULL, NULL, NULL, NULL, 0 FROM seen AS s WHERE s.exhausted
 """
-_MICROSECONDS = "timestamptz '2000-01-01 00:00:00+00' + r.{} * interval '1 microsecond'"
-BOUNDS = {"from_due": _MICROSECONDS.format("from_due"), "to_due": _MICROSECONDS.format("to_due")}
-# With a limit a group is looked at by one take at a time.
-TAKE_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended($1::text, {lock_seed}))"
+TAKE = f"""\
+WITH seen AS MATERIALIZED (
+    SELECT f.*
+    FROM {STRETCHES}
+    CROSS JOIN LATERAL (
+        SELECT {SEEN}
+        FROM {{job}} AS j
+        WHERE {FREE_THERE}
+        ORDER BY -j.priority, j.due_at, j.id LIMIT $3::integer
+        FOR UPDATE SKIP LOCKED
+    ) AS f
+    LIMIT $3::integer
+), {CLAIM}"""
 
 # What a repeated take has already.
 MINE = f"""\
@@ -349,4 +344,4 @@ SELECT 'dead', clock_timestamp(), g.error, {columns("g")} FROM gone AS g
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 HINT = f"WITH {_RELAXED}\nSELECT pg_notify($1::text, a.name) FROM unnest($2::text[]) AS a (name), relaxed"
-VERBS = "PUT PUT_KNOWN PUT_LOCK TAKE_QUEUE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()
+VERBS = "PUT PUT_KNOWN PUT_LOCK TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()

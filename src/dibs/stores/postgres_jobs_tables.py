@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from dibs.jobs import KEEP, RAISE, REPLACE
 from dibs.stores import postgres_jobs_sql as sql
+from dibs.stores import postgres_jobs_turns_sql as turns
 from dibs.stores import postgres_jobs_view_sql as view
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.postgres_watch import job_channel
@@ -25,23 +26,23 @@ class JobTables:
         self._names = {
             "job": qualified + quoted_table(table + "_job"),
             "end": qualified + quoted_table(table + "_job_end"),
+            "turn": qualified + quoted_table(table + "_job_turn"),
         }
         self._names |= {f"{index}_index": quoted_table(f"{table}_job_{index}") for index in _INDEXES}
         digest = sha256(self._names["job"].encode()).digest()
         self._names["lock_seed"] = str(int.from_bytes(digest[:6], "big"))
         #: What is made last: when it is there, everything is.
-        self.last_made = qualified + quoted_table(f"{table}_job_{_INDEXES[-1]}")
+        self.last_made = self._names["turn"]
         #: Where puts are told of.
         self.channel = job_channel(schema, table)
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(schema, 'schema')};\n"
         #: What makes the tables.
-        self.schema = ("" if schema == "public" else make) + self._filled(sql.SCHEMA)
+        self.schema = ("" if schema == "public" else make) + self._filled(sql.SCHEMA + turns.SCHEMA)
         #: The statements, by their verbs.
-        self.sql = {verb: self._filled(getattr(sql, verb)).encode() for verb in sql.VERBS}
-        self.sql |= {verb: self._filled(getattr(view, verb)).encode() for verb in view.VERBS}
+        self.sql = {
+            verb: self._filled(getattr(part, verb)).encode() for part in (sql, turns, view) for verb in part.VERBS
+        }
         self.sql["DEAD"] = self.sql["KEEP"]
-        self.sql["TAKE"] = self._filled(sql.TAKE, turn="", **sql.BOUNDS).encode()
-        self.sql["TAKE_TURNS"] = self._filled(sql.TAKE, turn=self._filled(sql.TURN), **sql.BOUNDS).encode()
         for mode, parts in _KEYED.items():
             self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="").encode()
             # For who cannot try again after an error.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.jobs import NO_TRIES_LEFT, Taken
 from dibs.store import Held
 from dibs.stores import postgres_jobs_wire as wire
-from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT
 from dibs.stores.postgres_jobs_places import Place, Places
+from dibs.stores.postgres_jobs_turns import Turns
 from dibs.stores.postgres_wire import elements, float8, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from psycopg.pq.abc import PGresult
 
     from dibs.clock import Deadline
@@ -25,6 +23,7 @@ class Takes:
     def __init__(self, flights: JobFlights) -> None:
         self._flights = flights
         self._places = Places()
+        self._turns = Turns(flights)
 
     def forget(self) -> None:
         """It is not known what became of the last request."""
@@ -58,17 +57,20 @@ class Takes:
         assert place is not None
         while True:
             behind = look_back or place.may_look_behind(now)
-            taken, exhausted, took_s = self._take_once(request, place, behind, deadline)
-            if exhausted:
-                self._flights.run([("BURY", (wire.ids(exhausted), NO_TRIES_LEFT.encode()))], deadline)
-            if taken is not None or not exhausted:
+            found = self._take_once(request, place, deadline, behind=behind, look_back=look_back)
+            if found.exhausted:
+                self._flights.run([("BURY", (wire.ids(found.exhausted), NO_TRIES_LEFT.encode()))], deadline)
+            if found.taken is not None or not found.exhausted:
                 break
-        if taken is not None:
-            if look_back or (behind and len(taken.jobs) + len(exhausted) < request.n):
-                place.looked_behind(now, levels_s + took_s)
-            return taken
+        if found.taken is not None:
+            few = len(found.taken.jobs) + len(found.exhausted) < request.n
+            if look_back or (found.everything and few):
+                place.looked_behind(now, levels_s + found.took_s)
+            return found.taken
         place.answered(request.claim_id)
-        if not behind:
+        if not found.everything:
+            if look_back:
+                place.looked_behind(now, levels_s + found.took_s)
             return Held(None, 0, 0.0, max(0.0, place.rest_s(now)))
         (result,) = self._flights.run([("NEXT", (name.encode(), b"%d" % request.group_limit))], deadline)
         free_in, took = result.get_value(0, 0), float8(result.get_value(0, 1))
@@ -82,44 +84,36 @@ class Takes:
         rows, _ = wire.claimed(result)
         return wire.taken(result, rows) if rows else None
 
-    def _take_once(
-        self, request: Take, place: Place, behind: bool, deadline: Deadline
-    ) -> tuple[Taken | None, list[int], float]:
-        """What was taken, what is to be buried, and how long it took the server."""
-        columns = zip(*place.stretches(behind=behind), strict=True)
-        given = (
+    def _take_once(self, request: Take, place: Place, deadline: Deadline, *, behind: bool, look_back: bool) -> _Found:
+        asked = (
             request.name.encode(),
             request.claim_id.encode(),
             b"%d" % request.n,
             b"%r" % request.ttl,
             request.holder.encode(),
-            *(numbers(list(column)) for column in columns),
         )
+        columns = zip(*place.stretches(behind=behind), strict=True)
+        stretches = [numbers(list(column)) for column in columns]
         if request.group_limit:
-            result = self._take_in_turn(request, (*given, b"%d" % request.group_limit), deadline)
+            result, took_s, everything = self._turns.take(
+                request, asked, stretches, deadline, behind=behind, look_back=look_back
+            )
         else:
-            (result,) = self._flights.run([("TAKE", given)], deadline)
+            (result,) = self._flights.run([("TAKE", (*asked, *stretches))], deadline)
+            took_s, everything = wire.took_s(result), behind
         rows, exhausted = wire.claimed(result)
-        if not rows:
-            return None, exhausted, 0.0
         for rank, end in {job.rank: (job.due_at, job.id) for job, _ in rows}.items():
             place.ended(rank, *end)
-        return wire.taken(result, rows), exhausted, float8(result.get_value(rows[0][1], 5))
+        return _Found(wire.taken(result, rows) if rows else None, exhausted, took_s, everything)
 
-    def _take_in_turn(self, request: Take, given: Sequence[bytes | None], deadline: Deadline) -> PGresult:
-        results: list[PGresult] = []
-        statements = [
-            BEGIN,
-            (self._flights.sql["TAKE_QUEUE"], (request.name.encode(),)),
-            (self._flights.sql["TAKE_TURNS"], given),
-            COMMIT,
-        ]
 
-        def work() -> None:
-            results[:] = self._flights.execute(statements, deadline)
+class _Found(NamedTuple):
+    """What was taken, what is to be buried, how long it took the server; whether it looked at all that there is."""
 
-        self._flights.transaction(work, deadline)
-        return results[2]
+    taken: Taken | None
+    exhausted: list[int]
+    took_s: float
+    everything: bool
 
 
 def now_of(deadline: Deadline) -> float:

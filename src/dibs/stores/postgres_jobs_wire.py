@@ -6,7 +6,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.jobs import BACK, DEAD, DONE, RETRY, StoredJob, Taken, TakenJob
-from dibs.stores.postgres_wire import EPOCH_S, instant, integer, numbers, plain, text, texts
+from dibs.stores.postgres_wire import EPOCH_S, float8, instant, integer, numbers, plain, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -120,6 +120,7 @@ class Claimed(NamedTuple):
 # On the wire a row is the number of its columns and, for each, its type, length and value.
 _CLAIMED = Struct("!4x8xq8xq8xi8xi8xi8xq8xq8xi8xq")
 _ONE_ID = Struct("!4x8xq")
+_LOOKED = Struct("!4x8xi")
 
 
 def claimed(result: PGresult) -> tuple[list[tuple[Claimed, int]], list[int]]:
@@ -131,10 +132,21 @@ def claimed(result: PGresult) -> tuple[list[tuple[Claimed, int]], list[int]]:
         fixed: Any = get(r, 0)
         if len(fixed) == _CLAIMED.size:
             rows.append((Claimed._make(_CLAIMED.unpack(fixed)), r))
-        else:
+        elif len(fixed) == _ONE_ID.size:
             exhausted += _ONE_ID.unpack(fixed)
     rows.sort(key=_order)
     return rows, exhausted
+
+
+def looked_in_vain(result: PGresult) -> int | None:
+    """How many jobs a take with a limit looked at, if none of them had its turn."""
+    fixed: Any = result.get_value(0, 0)
+    return _LOOKED.unpack(fixed)[0] if len(fixed) == _LOOKED.size else None
+
+
+def took_s(result: PGresult) -> float:
+    """How long a take took the server, if it tells anything; one that only found jobs without tries left does not."""
+    return float8(result.get_value(0, 5)) if result.ntuples else 0.0
 
 
 def _order(row: tuple[Claimed, int]) -> tuple[int, int, int]:

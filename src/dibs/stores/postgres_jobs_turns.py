@@ -1,0 +1,66 @@
+"""Takes of jobs on PostgreSQL with a limit on groups: one at a time for each queue, in two steps.
+
+The first jobs in their order are examined for those that have their turn. Where many jobs of busy groups stand first,
+there may be none among so many; then it goes by groups, of which it looks at nothing but the first jobs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.stores import postgres_jobs_wire as wire
+from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT
+from dibs.stores.postgres_jobs_turns_sql import LOOK_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg.pq.abc import PGresult
+
+    from dibs.clock import Deadline
+    from dibs.jobs import Take
+    from dibs.stores.postgres_jobs_flights import JobFlights, Statement
+
+
+class Turns:
+    def __init__(self, flights: JobFlights) -> None:
+        self._flights = flights
+
+    def take(
+        self,
+        request: Take,
+        asked: Sequence[bytes | None],
+        stretches: Sequence[bytes | None],
+        deadline: Deadline,
+        *,
+        behind: bool,
+        look_back: bool,
+    ) -> tuple[PGresult, float, bool]:
+        """What was taken, how long that took the server, and whether all that there is was looked at in vain.
+
+        ``behind``: the stretches are all of the order. ``look_back``: it is time for what takes long: to pass over
+        everything for jobs without a group, and over all notes.
+        """
+        limit = b"%d" % request.group_limit
+        clear: list[Statement] = [("CLEAR", asked[:1])] if look_back else []
+        result = self._alone(asked[:1], [*clear, ("TAKE_IN_ORDER", (*asked, *stretches, limit))], deadline)
+        looked, took_s = wire.looked_in_vain(result), wire.took_s(result)
+        if looked is None:
+            return result, took_s, False
+        if behind and looked < LOOK_MAX:
+            return result, took_s, True
+        by_groups = (*asked, limit, b"true" if look_back else b"false")
+        result = self._alone(asked[:1], [("TAKE_BY_GROUPS", by_groups)], deadline)
+        return result, took_s + wire.took_s(result), False
+
+    def _alone(self, name: Sequence[bytes | None], statements: Sequence[Statement], deadline: Deadline) -> PGresult:
+        """The answer to the last of these statements, in a transaction that no other take of the queue overlaps."""
+        asked = [("TAKE_QUEUE", name), *statements]
+        flight = [BEGIN, *((self._flights.sql[verb], given) for verb, given in asked), COMMIT]
+        results: list[PGresult] = []
+
+        def work() -> None:
+            results[:] = self._flights.execute(flight, deadline)
+
+        self._flights.transaction(work, deadline)
+        return results[-2]
