@@ -190,8 +190,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_turns": {
         "dibs.stores",
         "dibs.stores.postgres_jobs_flights",
-        "dibs.stores.postgres_jobs_turns_sql",
         "dibs.stores.postgres_jobs_wire",
+        "dibs.stores.postgres_wire",
     },
     "dibs.stores.postgres_jobs_turns_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_view_sql": {"dibs.stores.postgres_jobs_sql"},

@@ -7,10 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +38,7 @@ from dibs.jobs import (
     Taken,
 )
 from dibs.store import Held, StoreBusy
-from dibs.stores import postgres_jobs, postgres_jobs_flights
+from dibs.stores import postgres_jobs
 from dibs.stores.postgres_jobs_places import Place, Stretch
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
@@ -193,8 +191,8 @@ def test_a_call_that_failed_halfway_is_carried_out_once(queue: Queue, monkeypatc
 def test_a_claim_writes_no_index(queue: Queue, postgres_url: str) -> None:
     """Claims, extensions and jobs given back are HOT updates, which write no index, as far as a page has room."""
     queue.put(*[NewJob(str(number), key=str(number), group=str(number % 7)) for number in range(500)])
-    for _ in range(5):
-        taken = queue.take(100)
+    for group_limit in (0, 0, 0, 20, 20):
+        taken = queue.take(100, group_limit=group_limit)
         queue.act(Extend(queue.name, tuple(job.id for job in taken.jobs), taken.fencing_token, 90.0))
         queue.act(queue.end(taken, BACK))
     queue.close()  # its counters are told
@@ -285,53 +283,6 @@ def test_jobs_are_found_while_a_transaction_keeps_dead_rows(queue: Queue, postgr
         eventually(lambda: isinstance(queue.take(), Taken), "nothing is to be had", 5.0)
 
 
-def test_a_group_counts_what_was_committed_late(queue: Queue, postgres_url: str) -> None:
-    """A job with a smaller id that is committed while its group is at its limit waits for its turn."""
-    queue.put("0")
-    with psycopg.connect(postgres_url) as connection:
-        door = door_to(connection)
-        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, soon()))
-        queue.put(NewJob("2", group="g"))
-        first = queue.take(10, group_limit=1)
-        assert [job.payload for job in first.jobs] == ["0", "2"]
-        connection.commit()
-        with queue_at(postgres_url) as other:
-            assert isinstance(other.take(10, group_limit=1), Held)
-            assert queue.act(queue.end(first)) == [Finished()]
-            assert [job.payload for job in other.take(10, group_limit=1).jobs] == ["1"]
-
-
-def test_takes_of_a_group_wait_for_each_other(queue: Queue, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one take is about to claim a later job of a group, no other takes the earlier one, committed just then."""
-    queue.put("0")
-    with psycopg.connect(postgres_url) as connection, queue_at(postgres_url) as slow, ThreadPoolExecutor(2) as threads:
-        door = door_to(connection)
-        through(door, queue.jobs.within(queue.asked(NewJob("1", group="g")), "postgresql", None, soon()))
-        queue.put(NewJob("2", group="g"))
-        claiming, go_on = Event(), Event()
-        execute = slow.jobs._flights.execute
-
-        def slowly(statements: list[Any], by: Any) -> list[Any]:
-            if statements[-1] is not postgres_jobs_flights.COMMIT:
-                return list(execute(statements, by))
-            results = execute(statements[:-1], by)
-            claiming.set()
-            assert go_on.wait(10)
-            return [*results, *execute(statements[-1:], by)]
-
-        monkeypatch.setattr(slow.jobs._flights, "execute", slowly)
-        first = threads.submit(slow.take, 10, group_limit=1)
-        try:
-            assert claiming.wait(10)
-            connection.commit()
-            second = threads.submit(queue.take, 10, group_limit=1)
-            time.sleep(0.3)  # for a take that does not wait
-        finally:
-            go_on.set()
-        assert [job.payload for job in first.result(10).jobs] == ["0", "2"]
-        assert isinstance(second.result(10), Held)
-
-
 def test_a_large_put_goes_in_parts(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put with more in it than fits into one statement is one put all the same, also when it is repeated."""
     monkeypatch.setattr(postgres_jobs, "PART_BYTES_MAX", 1000)
@@ -360,7 +311,7 @@ def test_a_role_needs_no_more_than_rows(postgres: PostgresServer, postgres_url: 
         postgres.psql(
             f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO "{role}"', database=database
         )
-        app.put(NewJob("1", key="k", max_tries=1), "2")
+        app.put(NewJob("1", key="k", group="g", max_tries=1), "2")
         taken = app.take(1, group_limit=3)
         assert app.act(app.end(taken, RETRY, note="e")) == [Finished()]
         assert app.jobs.revive(app.name, None, soon()) == 1

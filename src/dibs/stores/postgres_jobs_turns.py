@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT
-from dibs.stores.postgres_jobs_turns_sql import LOOK_MAX
+from dibs.stores.postgres_wire import float8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.jobs import Take
     from dibs.stores.postgres_jobs_flights import JobFlights, Statement
+
+# So many jobs are examined in their order.
+LOOK_MAX = 500
 
 
 class Turns:
@@ -41,20 +44,24 @@ class Turns:
         ``behind``: the stretches are all of the order. ``look_back``: it is time for what takes long: to pass over
         everything for jobs without a group, and over all notes.
         """
-        limit = b"%d" % request.group_limit
+        limit, look_max = b"%d" % request.group_limit, b"%d" % LOOK_MAX
         clear: list[Statement] = [("CLEAR", asked[:1])] if look_back else []
-        result = self._alone(asked[:1], [*clear, ("TAKE_IN_ORDER", (*asked, *stretches, limit))], deadline)
+        in_order = (*asked, *stretches, limit, look_max)
+        *cleared, result = self._alone(asked[:1], [*clear, ("TAKE_IN_ORDER", in_order)], deadline)
         looked, took_s = wire.looked_in_vain(result), wire.took_s(result)
+        took_s += sum(float8(told.get_value(0, 1)) for told in cleared)
         if looked is None:
             return result, took_s, False
         if behind and looked < LOOK_MAX:
             return result, took_s, True
-        by_groups = (*asked, limit, b"true" if look_back else b"false")
-        result = self._alone(asked[:1], [("TAKE_BY_GROUPS", by_groups)], deadline)
+        by_groups = (*asked, limit, look_max if look_back else b"0")
+        (result,) = self._alone(asked[:1], [("TAKE_BY_GROUPS", by_groups)], deadline)
         return result, took_s + wire.took_s(result), False
 
-    def _alone(self, name: Sequence[bytes | None], statements: Sequence[Statement], deadline: Deadline) -> PGresult:
-        """The answer to the last of these statements, in a transaction that no other take of the queue overlaps."""
+    def _alone(
+        self, name: Sequence[bytes | None], statements: Sequence[Statement], deadline: Deadline
+    ) -> list[PGresult]:
+        """The answers to these statements, in a transaction that no other take of the queue overlaps."""
         asked = [("TAKE_QUEUE", name), *statements]
         flight = [BEGIN, *((self._flights.sql[verb], given) for verb, given in asked), COMMIT]
         results: list[PGresult] = []
@@ -63,4 +70,4 @@ class Turns:
             results[:] = self._flights.execute(flight, deadline)
 
         self._flights.transaction(work, deadline)
-        return results[-2]
+        return results[2:-1]

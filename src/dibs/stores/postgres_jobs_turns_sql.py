@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from dibs.stores.postgres_jobs_sql import CLAIM, FREE, FREE_THERE, SEEN, STRETCHES
 
-# A take with a limit examines so many jobs in their order, and then goes by groups.
-LOOK_MAX = 500
-
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {turn} (       -- jobs of groups that were claimed with a limit; some of the claims are over
     queue         text COLLATE "C" NOT NULL,
@@ -27,10 +24,14 @@ CREATE TABLE IF NOT EXISTS {turn} (       -- jobs of groups that were claimed wi
 
 # One take with a limit at a time for each queue.
 TAKE_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended($1::text, {lock_seed}))"
-# The notes of claims that are over.
+# The notes of claims that are over; and how long that took.
 CLEAR = """\
-DELETE FROM {turn} AS t WHERE t.queue = $1::text AND NOT EXISTS (
-    SELECT FROM {job} AS j WHERE j.id = t.id AND j.claim_id IS NOT NULL AND j.expires_at > statement_timestamp())
+WITH gone AS (
+    DELETE FROM {turn} AS t WHERE t.queue = $1::text AND NOT EXISTS (
+        SELECT FROM {job} AS j WHERE j.id = t.id AND j.claim_id IS NOT NULL AND j.expires_at > statement_timestamp())
+    RETURNING t.id
+)
+SELECT count(*), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8 FROM gone
 """
 
 
@@ -75,9 +76,9 @@ WITH first AS MATERIALIZED (
         SELECT j.id, -j.priority AS rank, j.due_at, j.group_name
         FROM {{job}} AS j
         WHERE {FREE_THERE}
-        ORDER BY -j.priority, j.due_at, j.id LIMIT {LOOK_MAX}
+        ORDER BY -j.priority, j.due_at, j.id LIMIT $13::integer
     ) AS f
-    LIMIT {LOOK_MAX}
+    LIMIT $13::integer
 ), looked AS MATERIALIZED (
     SELECT f.id
     FROM (SELECT f.*, row_number() OVER (PARTITION BY f.group_name ORDER BY f.id) AS nth FROM first AS f) AS f
@@ -85,8 +86,8 @@ WITH first AS MATERIALIZED (
     ORDER BY f.rank, f.due_at, f.id
 {_take("$12", "first")}"""
 
-# The first of each group, found by a step in the index for each of them. Jobs without a group are looked for only if
-# the last parameter is true: there is no index on them, so that all others are passed over.
+# The first of each group, found by a step in the index for each of them. For how many jobs without a group it looks is
+# the last parameter, 0 as a rule: there is no index on them, so that all others are passed over.
 TAKE_BY_GROUPS = f"""\
 WITH RECURSIVE groups (name) AS (
     (SELECT j.group_name FROM {{job}} AS j WHERE j.queue = $1::text AND j.group_name IS NOT NULL
@@ -104,8 +105,8 @@ WITH RECURSIVE groups (name) AS (
     WHERE h.free AND h.due_at <= statement_timestamp()
     UNION ALL
     (SELECT j.id, -j.priority, j.due_at FROM {{job}} AS j
-     WHERE $7::boolean AND j.queue = $1::text AND j.group_name IS NULL AND j.due_at <= statement_timestamp() AND {FREE}
-     ORDER BY -j.priority, j.due_at, j.id LIMIT {LOOK_MAX})
+     WHERE j.queue = $1::text AND j.group_name IS NULL AND j.due_at <= statement_timestamp() AND {FREE}
+     ORDER BY -j.priority, j.due_at, j.id LIMIT $7::integer)
 ), looked AS MATERIALIZED (
     SELECT f.id FROM first AS f ORDER BY f.rank, f.due_at, f.id
 {_take("$6", "looked")}"""
