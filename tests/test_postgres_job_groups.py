@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from dibs.connecting import locate
-from dibs.jobs import BACK, DEAD, LOOK_BACK_S, RETRY, Finished, NewJob, Taken
+from dibs.jobs import BACK, DEAD, LOOK_BACK_S, RETRY, Finished, NewJob, PutDone, Taken
 from dibs.store import Held
 from dibs.stores import postgres_jobs_flights, postgres_jobs_turns
 from dibs.stores.postgres_jobs_tables import JobTables
@@ -229,6 +229,19 @@ def test_notes_of_claims_that_are_over_go(queue: JobQueue, postgres_url: str) ->
     assert ids(queue.take(1, group_limit=1)) == late
 
 
+def test_a_job_put_into_another_group_leaves_the_first(queue: JobQueue) -> None:
+    """When a job was replaced after its claim ran out, it is of its new group, and keeps nobody waiting in the old."""
+    first, moved = queue.put(*of("a", "1"), *of("a", "2", key="k"))
+    assert ids(queue.take(10, 0.05, group_limit=2)) == (first, moved)
+    replaced = queue.asked(*of("b", "3", key="k"), on_conflict="replace")
+    eventually(lambda: isinstance(queue.one(replaced), PutDone), "the claim does not run out")
+    again = queue.take(10, group_limit=2)
+    assert payloads(again) == ["1", "3"]
+    assert queue.one(finishing(again, BACK)._replace(ids=(first,))) == Finished()
+    eventually(lambda: ids(queue.take(10, group_limit=1)) == (first,), "the first is never taken")
+    assert ids(again) == (first, moved)
+
+
 # -- takers at once ---------------------------------------------------------------------------------------------------
 
 
@@ -294,14 +307,11 @@ def test_takes_by_groups_planned_on_an_empty_table_serve_a_full_one(queue: JobQu
     queue.take(1, group_limit=1)
     sql = JobTables("public", "dibs_lease").sql
     stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{0}}', '{{NULL}}', '{{{2**63 - 1}}}'"
-    by_group = "Index Cond: ((queue = $1) AND (group_name = j"
+    turn = ("Index Cond: ((queue = $1) AND (group_name = j", "Index Cond: (id = l.id)", "Index Cond: (id = t.id)")
     found_by = {
-        "TAKE_IN_ORDER": (f"'q', 'c', 10, 60, 'h', {stretch}, 1, 500", ["(ROW((- priority), due_at, id) >", by_group]),
-        "TAKE_BY_GROUPS": (
-            "'q', 'c', 10, 60, 'h', 1, 0",
-            ["(group_name > g.name)", "(group_name = g_1.name)", by_group],
-        ),
-        "CLEAR": ("'q'", ["Index Cond: (id = t.id)"]),
+        "TAKE_IN_ORDER": (f"'q', 'c', 10, 60, 'h', {stretch}, 1, 500", ("(ROW((- priority), due_at, id) >", *turn)),
+        "TAKE_BY_GROUPS": ("'q', 'c', 10, 60, 'h', 1, 0", ("(group_name > g.name)", "(group_name = g_1.name)", *turn)),
+        "CLEAR": ("'q'", ("Index Cond: (id = t.id)",)),
     }
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         for setting in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "material"):
@@ -310,16 +320,16 @@ def test_takes_by_groups_planned_on_an_empty_table_serve_a_full_one(queue: JobQu
         for state in ("new", "emptied"):
             if state == "emptied":
                 connection.execute("DELETE FROM dibs_lease_job")
-                connection.execute("VACUUM ANALYZE dibs_lease_job")
+                connection.execute("DELETE FROM dibs_lease_job_turn")
+                connection.execute("VACUUM ANALYZE dibs_lease_job, dibs_lease_job_turn")
             for verb, (values, places) in found_by.items():
                 connection.execute(b"PREPARE s AS " + sql[verb])
                 # (Executed, since a plan does not show all of itself before; the queue is empty.)
                 rows = connection.execute(f"EXPLAIN (ANALYZE) EXECUTE s ({values})").fetchall()
                 plan = "\n".join(row for (row,) in rows)
-                for place in [*places, "_pkey on"]:
+                for place in places:
                     assert place in plan, f"{verb} on a table that is {state}:\n{plan}"
                 assert "Seq Scan on dibs" not in plan, f"{verb} on a table that is {state}:\n{plan}"
-                assert "Index Cond: (id <" not in plan, f"{verb} on a table that is {state}:\n{plan}"
                 connection.execute("DEALLOCATE s")
 
 

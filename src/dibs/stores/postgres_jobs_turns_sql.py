@@ -6,7 +6,8 @@ Without that the whole group would have to be looked through, and an index on cl
 
 A note says nothing by itself: the job's row says whether the claim is in force. So whatever ends a claim leaves its
 note alone, and takes delete such notes now and then. Notes are written and deleted by one transaction at a time for
-each queue: none is deleted because of what was seen before the claim it stands for.
+each queue: none is deleted because of what was seen before the claim it stands for. (Takes without a limit write none:
+whoever mixes them with takes that have one has no limit.)
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ CREATE TABLE IF NOT EXISTS {turn} (       -- jobs of groups that were claimed wi
 );
 """
 
+# Whether the claim that is noted is in force. (A job whose claim is over may have been put into another group. Nothing
+# but its id is a condition, so that no other index looks as good while the table is empty.)
+_NOTED = """\
+(SELECT o.group_name = t.group_name AND o.claim_id IS NOT NULL AND o.expires_at > statement_timestamp()
+                     FROM {job} AS o WHERE o.id = t.id)"""
+
 # One take with a limit at a time for each queue.
 TAKE_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended($1::text, {lock_seed}))"
 # The notes of claims that are over; and how long that took.
-CLEAR = """\
+CLEAR = f"""\
 WITH gone AS (
-    DELETE FROM {turn} AS t WHERE t.queue = $1::text AND NOT EXISTS (
-        SELECT FROM {job} AS j WHERE j.id = t.id AND j.claim_id IS NOT NULL AND j.expires_at > statement_timestamp())
+    DELETE FROM {{turn}} AS t
+    WHERE t.queue = $1::text
+      AND {_NOTED} IS NOT TRUE
     RETURNING t.id
 )
 SELECT count(*), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8 FROM gone
@@ -49,9 +57,9 @@ def _take(limit: str, examined: str) -> str:
             AND (j.group_name IS NULL OR NOT EXISTS (
                 SELECT FROM {{job}} AS o WHERE o.queue = $1::text AND o.group_name = j.group_name AND o.id < j.id
                 UNION ALL
-                SELECT FROM {{turn}} AS t JOIN {{job}} AS o ON o.id = t.id
+                SELECT FROM {{turn}} AS t
                 WHERE t.queue = $1::text AND t.group_name = j.group_name AND t.id > j.id
-                    AND o.claim_id IS NOT NULL AND o.expires_at > statement_timestamp()
+                AND {_NOTED}
                 OFFSET {limit}::integer - 1))
         FOR UPDATE SKIP LOCKED
     ) AS f
