@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -309,7 +310,10 @@ def test_takes_by_groups_planned_on_an_empty_table_serve_a_full_one(queue: JobQu
     stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{0}}', '{{NULL}}', '{{{2**63 - 1}}}'"
     turn = ("Index Cond: ((queue = $1) AND (group_name = j", "Index Cond: (id = l.id)", "Index Cond: (id = t.id)")
     found_by = {
-        "TAKE_IN_ORDER": (f"'q', 'c', 10, 60, 'h', {stretch}, 1, 500", ("(ROW((- priority), due_at, id) >", *turn)),
+        "TAKE_IN_ORDER": (
+            f"'q', 'c', 10, 60, 'h', {stretch}, 1, 500",
+            ("(ROW((- priority), due_at, (id + 0)) >", *turn),
+        ),
         "TAKE_BY_GROUPS": ("'q', 'c', 10, 60, 'h', 1, 0", ("(group_name > g.name)", "(group_name = g_1.name)", *turn)),
         "CLEAR": ("'q'", ("Index Cond: (id = t.id)",)),
     }
@@ -330,6 +334,8 @@ def test_takes_by_groups_planned_on_an_empty_table_serve_a_full_one(queue: JobQu
                 for place in places:
                     assert place in plan, f"{verb} on a table that is {state}:\n{plan}"
                 assert "Seq Scan on dibs" not in plan, f"{verb} on a table that is {state}:\n{plan}"
+                by = re.findall(r"Scan using (\S+) on .*\n +Index Cond: \(id ", plan)
+                assert all(index.endswith("_pkey") for index in by), f"{verb} on a table that is {state}:\n{plan}"
                 connection.execute("DEALLOCATE s")
 
 

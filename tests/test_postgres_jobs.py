@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Generator, Iterator
@@ -216,12 +217,13 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
     largest = 2**63 - 1
     stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{0}}', '{{NULL}}', '{{{largest}}}'"
     found_by = {
-        "TAKE": (f"'q', 'c', 10, 60, 'h', {stretch}", "(ROW((- priority), due_at, id) >"),
+        "TAKE": (f"'q', 'c', 10, 60, 'h', {stretch}", "(ROW((- priority), due_at, (id + 0)) >"),
         "DONE": ("'q', '{1,2}', 1", "Index Cond: (id = ANY"),
         "RETRY": ("'q', '{1,2}', 1, NULL, 0", "Index Cond: (id = ANY"),
         "KEEP": ("'q', '{1,2}', 1, 'dead', NULL, NULL", "Index Cond: (id = ANY"),
         "BACK": ("'q', '{1,2}', 1", "Index Cond: (id = ANY"),
         "EXTEND": ("'q', '{1,2}', 1, 60", "Index Cond: (id = ANY"),
+        "BURY": ("'{1,2}', 'e'", "Index Cond: (id = ANY"),
         "CANCEL": ("'q', '{1,2}', 0", "Index Cond: (id = ANY"),
         "FIND": ("'q', 1", "Index Cond: (id ="),
         "PUT_keep": ("'p', 'q', '{a,b}', '{1,2}', '{}', '{}', '{}', '{}', '{}', '{}'", "(key = a.key)"),
@@ -241,6 +243,8 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
                 plan = "\n".join(row for (row,) in rows)
                 assert place in plan, f"{verb} on a table that is {state}:\n{plan}"
                 assert "Seq Scan on dibs" not in plan, f"{verb} on a table that is {state}:\n{plan}"
+                by = re.findall(r"Scan using (\S+) on .*\n +Index Cond: \(id ", plan)
+                assert all(index.endswith("_pkey") for index in by), f"{verb} on a table that is {state}:\n{plan}"
                 connection.execute("DEALLOCATE s")
 
 

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS {job} (        -- the live jobs of all queues
     put_id        text COLLATE "C",       -- the put that made it, by which a repeated one is told
     put_place     integer
 ) WITH (fillfactor = 50);
-CREATE INDEX IF NOT EXISTS {order_index} ON {job} (queue, (-priority), due_at, id);
+CREATE INDEX IF NOT EXISTS {order_index} ON {job} (queue, (-priority), due_at, (id + 0));
 CREATE UNIQUE INDEX IF NOT EXISTS {key_index} ON {job} (queue, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS {put_index} ON {job} (put_id, put_place);
 CREATE INDEX IF NOT EXISTS {group_index} ON {job} (queue, group_name, id) WHERE group_name IS NOT NULL;
@@ -163,8 +163,8 @@ unnest($6::integer[], $7::bigint[], $8::bigint[], $9::integer[], $10::bigint[], 
         AS r (first_rank, from_due, from_id, last_rank, to_due, to_id)"""
 FREE_THERE = f"""\
 j.queue = $1::text
-          AND (-j.priority, j.due_at, j.id) > (r.first_rank, {_FROM_DUE}, r.from_id)
-          AND (-j.priority, j.due_at, j.id) <= (r.last_rank, {_TO_DUE}, r.to_id)
+          AND (-j.priority, j.due_at, j.id + 0) > (r.first_rank, {_FROM_DUE}, r.from_id)
+          AND (-j.priority, j.due_at, j.id + 0) <= (r.last_rank, {_TO_DUE}, r.to_id)
           AND j.due_at <= statement_timestamp()
           AND {FREE}"""
 SEEN = f"""\
@@ -199,7 +199,7 @@ WITH seen AS MATERIALIZED (
         SELECT {SEEN}
         FROM {{job}} AS j
         WHERE {FREE_THERE}
-        ORDER BY -j.priority, j.due_at, j.id LIMIT $3::integer
+        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $3::integer
         FOR UPDATE SKIP LOCKED
     ) AS f
     LIMIT $3::integer
@@ -211,7 +211,7 @@ WITH mine AS MATERIALIZED (
     SELECT s.id FROM (
         SELECT j.id, j.claim_id FROM {{job}} AS j
         WHERE j.queue = $1::text AND j.due_at <= statement_timestamp()
-        ORDER BY -j.priority, j.due_at, j.id LIMIT {SEARCH_MAX}
+        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT {SEARCH_MAX}
     ) AS s
     WHERE s.claim_id = $2::text
 )
@@ -222,10 +222,10 @@ RETURNING {_TOLD}, 0::float8
 
 _LEVELS = """\
 RECURSIVE level (rank) AS (
-    (SELECT -j.priority FROM {job} AS j WHERE j.queue = $1::text ORDER BY -j.priority, j.due_at, j.id LIMIT 1)
+    (SELECT -j.priority FROM {job} AS j WHERE j.queue = $1::text ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT 1)
     UNION ALL
     SELECT (SELECT -j.priority FROM {job} AS j WHERE j.queue = $1::text AND -j.priority > v.rank
-            ORDER BY -j.priority, j.due_at, j.id LIMIT 1)
+            ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT 1)
     FROM level AS v WHERE v.rank IS NOT NULL
 )"""
 # Which priorities there are, as ranks: the smallest first.
@@ -258,7 +258,8 @@ FROM later, now
 # -- extend, end ------------------------------------------------------------------------------------------------------
 
 # These are planned once, maybe while the table is empty, when any index looks as good as any other. So nothing is said
-# here but the id that an index could serve (a queue with something appended is no column of an index).
+# here but the id that an index could serve (a queue with something appended is no column of an index), and the index of
+# the order has no id to offer, but the sum of an id and nothing.
 _ITS_OWN = f"j.id = ANY ($2::bigint[]) AND j.queue || '' = $1::text AND j.fencing_token = $3::bigint AND {_IN_FORCE}"
 KEPT = """id, queue, priority, due_at, payload, payload_bytes, key, group_name, tries, max_tries, crashes,
         fencing_token, created_at, holder, expires_at"""
@@ -332,7 +333,8 @@ SELECT array_agg(g.id), array_agg(g.rank), array_agg(g.due_at) FROM given AS g
 # Found by a take, and without a try left. (A claim that expired is one more crash.)
 BURY = f"""\
 WITH gone AS (
-    DELETE FROM {{job}} AS j WHERE j.id = ANY ($1::bigint[]) AND {_EXHAUSTED} AND j.due_at <= statement_timestamp()
+    DELETE FROM {{job}} AS j
+    WHERE j.id = ANY ($1::bigint[]) AND {_EXHAUSTED} AND j.due_at + interval '0' <= statement_timestamp()
         AND (j.claim_id IS NULL OR j.expires_at <= clock_timestamp())
     RETURNING {columns("j").replace("j.crashes", "j.crashes + (j.claim_id IS NOT NULL)::integer AS crashes")},
         CASE WHEN j.claim_id IS NULL THEN j.error ELSE $2::text END AS error

@@ -84,7 +84,7 @@ WITH first AS MATERIALIZED (
         SELECT j.id, -j.priority AS rank, j.due_at, j.group_name
         FROM {{job}} AS j
         WHERE {FREE_THERE}
-        ORDER BY -j.priority, j.due_at, j.id LIMIT $13::integer
+        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $13::integer
     ) AS f
     LIMIT $13::integer
 ), looked AS MATERIALIZED (
@@ -114,7 +114,7 @@ WITH RECURSIVE groups (name) AS (
     UNION ALL
     (SELECT j.id, -j.priority, j.due_at FROM {{job}} AS j
      WHERE j.queue = $1::text AND j.group_name IS NULL AND j.due_at <= statement_timestamp() AND {FREE}
-     ORDER BY -j.priority, j.due_at, j.id LIMIT $7::integer)
+     ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $7::integer)
 ), looked AS MATERIALIZED (
     SELECT f.id FROM first AS f ORDER BY f.rank, f.due_at, f.id
 {_take("$6", "looked")}"""

@@ -32,7 +32,9 @@ _ENDED = """\
 SELECT e.id, e.state, e.payload, e.payload_bytes, e.priority, e.tries, e.max_tries, e.crashes, e.fencing_token,
     e.created_at, e.due_at, e.key, e.group_name, e.holder, e.expires_at, e.error, e.result, e.ended_at
 FROM {end} AS e WHERE (e.keep_until IS NULL OR e.keep_until > statement_timestamp()) AND"""
-LIST_LIVE = f"{_LIVE} j.queue = $1::text AND {_STATE} = $2::text\nORDER BY -j.priority, j.due_at, j.id LIMIT $3::bigint"
+LIST_LIVE = (
+    f"{_LIVE} j.queue = $1::text AND {_STATE} = $2::text\nORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $3::bigint"
+)
 LIST_ENDED = f"{_ENDED} e.queue = $1::text AND e.state = $2::text\nORDER BY e.ended_at DESC, e.id DESC LIMIT $3::bigint"
 FIND = f"""\
 {_LIVE} j.id = $2::bigint AND j.queue || '' = $1::text
