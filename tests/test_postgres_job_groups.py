@@ -41,6 +41,7 @@ def queue_at(url: str) -> Iterator[JobQueue]:
 @pytest.fixture
 def queue(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobQueue]:
     """A queue whose takes examine no more than three jobs in their order."""
+    monkeypatch.setattr(postgres_jobs_turns, "LOOK_FIRST", 1)
     monkeypatch.setattr(postgres_jobs_turns, "LOOK_MAX", LOOK_MAX)
     with queue_at(postgres_url) as queue:
         yield queue

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dibs.jobs import Take
     from dibs.stores.postgres_jobs_flights import JobFlights, Statement
 
-# So many jobs are examined in their order.
+# So many jobs are examined in their order for each that is asked for; if none of them has its turn, so many in all.
+LOOK_FIRST = 20
 LOOK_MAX = 500
 
 
@@ -44,17 +45,22 @@ class Turns:
         ``behind``: the stretches are all of the order. ``look_back``: it is time for what takes long: to pass over
         everything for jobs without a group, and over all notes.
         """
-        limit, look_max = b"%d" % request.group_limit, b"%d" % LOOK_MAX
-        clear: list[Statement] = [("CLEAR", asked[:1])] if look_back else []
-        in_order = (*asked, *stretches, limit, look_max)
-        *cleared, result = self._alone(asked[:1], [*clear, ("TAKE_IN_ORDER", in_order)], deadline)
-        looked, took_s = wire.looked_in_vain(result), wire.took_s(result)
-        took_s += sum(float8(told.get_value(0, 1)) for told in cleared)
-        if looked is None:
-            return result, took_s, False
-        if behind and looked < LOOK_MAX:
-            return result, took_s, True
-        by_groups = (*asked, limit, look_max if look_back else b"0")
+        limit, took_s = b"%d" % request.group_limit, 0.0
+        statements: list[Statement] = [("CLEAR", asked[:1])] if look_back else []
+        looks = min(LOOK_FIRST * request.n, LOOK_MAX), LOOK_MAX
+        for look_max in dict.fromkeys(looks):
+            statements.append(("TAKE_IN_ORDER", (*asked, *stretches, limit, b"%d" % look_max)))
+            *cleared, result = self._alone(asked[:1], statements, deadline)
+            took_s += wire.took_s(result) + sum(float8(told.get_value(0, 1)) for told in cleared)
+            looked = wire.looked_in_vain(result)
+            if looked is None:
+                return result, took_s, False
+            if looked < look_max:
+                if behind:
+                    return result, took_s, True
+                break
+            statements = []
+        by_groups = (*asked, limit, b"%d" % LOOK_MAX if look_back else b"0")
         (result,) = self._alone(asked[:1], [("TAKE_BY_GROUPS", by_groups)], deadline)
         return result, took_s + wire.took_s(result), False
 
