@@ -19,7 +19,7 @@ import pytest
 from dibs.connecting import locate
 from dibs.jobs import BACK, DEAD, LOOK_BACK_S, RETRY, Finished, NewJob, PutDone, Taken
 from dibs.store import Held
-from dibs.stores import postgres_jobs_flights, postgres_jobs_turns
+from dibs.stores import postgres_jobs_flights, postgres_jobs_places, postgres_jobs_turns
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
 from tests.job_queues import JobQueue, finishing, ids, soon
@@ -116,6 +116,20 @@ def test_who_finds_nothing_is_told_when_to_look_at_everything(queue: JobQueue) -
         held = queue.take(1, group_limit=1)
         assert isinstance(held, Held)
         assert 0 < held.free_in <= LOOK_BACK_S
+
+
+def test_the_next_of_a_group_is_found_where_looking_back_takes_long(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the first of a group has ended, the next is found by the group, wherever takes have got to in the order."""
+    monkeypatch.setattr(postgres_jobs_places, "LOOK_CHEAP_S", -1.0)
+    monkeypatch.setattr(postgres_jobs_places, "LOOK_BACK_S", 3600.0)
+    queue.put(*of("long", "0", "1"), *of("b", "b1"))
+    first = queue.take(1, group_limit=1)
+    assert payloads(first) == ["0"]
+    assert payloads(queue.take(1, group_limit=1)) == ["b1"]
+    assert queue.one(finishing(first)) == Finished()
+    assert payloads(queue.take(1, group_limit=1)) == ["1"]
 
 
 def test_a_first_job_that_waits_keeps_its_group_waiting(queue: JobQueue) -> None:
