@@ -122,20 +122,6 @@ def test_the_rights_on_the_page_are_enough(postgres: PostgresServer, postgres_ur
         app.purge(0)
 
 
-def test_the_page_lifts_tokens_after_a_restore(postgres: PostgresServer, postgres_url: str) -> None:
-    """What the page says to run makes tokens of all kinds of names greater by as much, of new names, too."""
-    with dibs.connect(postgres_url) as client:
-        locks = [client.lock("x"), client.semaphore("s", 2)]
-        before = []
-        for lock in locks:
-            with lock as lease:
-                before.append(lease.fencing_token)
-        postgres.psql(sql_of_the_page("UPDATE"), database=database_of(postgres_url))
-        for lock, old in zip([*locks, client.lock("new"), client.semaphore("n", 2)], [*before, 0, 0], strict=True):
-            with lock as lease:
-                assert lease.fencing_token > old + 2**40 - 1
-
-
 def test_schema_and_table_are_options(postgres_url: str) -> None:
     """`?schema=` and `?table=` are quoted, and the schema is made by setup."""
     url = postgres_url + "?schema=od%22d%20Ops&table=lo%22cks"
