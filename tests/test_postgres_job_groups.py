@@ -322,12 +322,12 @@ def test_takes_by_groups_planned_on_an_empty_table_serve_a_full_one(queue: JobQu
     queue.put("1")
     queue.take(1, group_limit=1)
     sql = JobTables("public", "dibs_lease").sql
-    stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{0}}', '{{NULL}}', '{{{2**63 - 1}}}'"
+    stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{NULL}}', '{{{2**63 - 1}}}', '{{-100,1}}', '{{-1,100}}'"
     turn = ("Index Cond: ((queue = $1) AND (group_name = j", "Index Cond: (id = l.id)", "Index Cond: (id = t.id)")
     found_by = {
         "TAKE_IN_ORDER": (
             f"'q', 'c', 10, 60, 'h', {stretch}, 1, 500",
-            ("(ROW((- priority), due_at, (id + 0)) >", *turn),
+            ("((- priority) = r.rank) AND (ROW(due_at, (id + 0)) >", *turn),
         ),
         "TAKE_BY_GROUPS": ("'q', 'c', 10, 60, 'h', 1, 0", ("(group_name > g.name)", "(group_name = g_1.name)", *turn)),
         "CLEAR": ("'q'", ("Index Cond: (id = t.id)",)),

@@ -215,9 +215,9 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
     queue.put("1")
     sql = JobTables("public", "dibs_lease").sql
     largest = 2**63 - 1
-    stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{0}}', '{{NULL}}', '{{{largest}}}'"
+    stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{NULL}}', '{{{largest}}}', '{{-100,1}}', '{{-1,100}}'"
     found_by = {
-        "TAKE": (f"'q', 'c', 10, 60, 'h', {stretch}", "(ROW((- priority), due_at, (id + 0)) >"),
+        "TAKE": (f"'q', 'c', 10, 60, 'h', {stretch}", "((- priority) = r.rank) AND (ROW(due_at, (id + 0)) >"),
         "DONE": ("'q', '{1,2}', 1", "Index Cond: (id = ANY"),
         "RETRY": ("'q', '{1,2}', 1, NULL, 0", "Index Cond: (id = ANY"),
         "KEEP": ("'q', '{1,2}', 1, 'dead', NULL, NULL", "Index Cond: (id = ANY"),
@@ -249,20 +249,22 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
 
 
 def test_takes_look_on_from_where_the_last_ended() -> None:
-    """What was passed is looked at last, from time to time first; unknown priorities always, in their place."""
+    """What was passed is looked at last, from time to time first; whether there are other priorities, always."""
     largest = 2**63 - 1
     place = Place([0, 5])
     place.ended(0, 1000, 7)
     assert place.stretches(behind=True) == [
-        Stretch(-100, None, 0, -1, None, largest),
-        Stretch(0, 1000, 7, 0, None, largest),
-        Stretch(1, None, 0, 4, None, largest),
-        Stretch(5, None, 0, 5, None, largest),
-        Stretch(6, None, 0, 100, None, largest),
-        Stretch(0, None, 0, 0, 1000, 7),
+        Stretch(0, 1000, 7, None, largest),
+        Stretch(5, None, 0, None, largest),
+        Stretch(0, None, 0, 1000, 7),
     ]
+    assert place.gaps() == [(-100, -1), (1, 4), (6, 100)]
     place.given_back(0, 500, 3)
-    assert place.stretches(behind=False)[1] == Stretch(0, 500, 2, 0, None, largest)
+    place.learn([-100, 0, 4])
+    assert place.stretches(behind=False)[1] == Stretch(0, 500, 2, None, largest)
+    assert place.gaps() == [(-99, -1), (1, 3), (6, 100)]
+    place.learn(list(range(-100, 101)))
+    assert [last - first for first, last in place.gaps()] == [-1]
     for _ in range(2):
         place.looked_behind(100.0, 0.5)
     assert not place.may_look_behind(109.9)

@@ -4,14 +4,15 @@ The order is that of an index: rank (the greatest priority has the smallest), du
 entries in the index, which cannot be removed while any transaction of the database is older than their end, and each
 scan would pass over all of them. So the end of the last take is remembered for each rank, and the next one looks on
 from there. What lies behind is looked at, too, whenever a take finds fewer than it asked for, unless that has turned
-out to be slow; and first of all from time to time. The ranks between and around those that are known are looked at from
-their beginning each time, since an urgent job may be there.
+out to be slow; and first of all from time to time. Whether there is anything at all in the ranks between and around
+those that are known is looked at each time, since an urgent job may be there.
 
 Nothing rests on what is remembered but how soon a job is found.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX
@@ -25,15 +26,14 @@ _ID_MAX = 2**63 - 1
 
 
 class Stretch(NamedTuple):
-    """Ranks from ``first_rank`` to ``last_rank``; of the first after that place, of the last up to that place.
+    """Of a rank what lies after one place and up to another.
 
     Moments are microseconds since 2000; None: from the beginning, or up to what is due now.
     """
 
-    first_rank: int
+    rank: int
     from_due: int | None
     from_id: int
-    last_rank: int
     to_due: int | None
     to_id: int
 
@@ -42,8 +42,8 @@ class Place:
     """What is known of one queue."""
 
     def __init__(self, ranks: list[int]) -> None:
-        #: By rank where the last take ended, None: at the beginning.
-        self._ends: dict[int, tuple[int, int] | None] = dict.fromkeys(ranks)
+        #: By rank where the last take ended, None: at the beginning. The usual priority is always among them.
+        self._ends: dict[int, tuple[int, int] | None] = dict.fromkeys([0, *ranks])
         #: The last claims that were asked for.
         self.claims: dict[str, None] = {}
         self._looked_at = float("-inf")
@@ -98,21 +98,26 @@ class Place:
         """That claim has got nothing, and knows it."""
         self.claims.pop(claim_id, None)
 
+    def learn(self, ranks: list[int]) -> None:
+        """There are these ranks, too."""
+        self._ends = {**dict.fromkeys(ranks), **self._ends}
+
     def stretches(self, *, behind: bool) -> list[Stretch]:
-        """The whole order but for what lies behind; that, too, as the last, if it is asked for."""
-        stretches, next_rank = [], -PRIORITY_MAX
+        """The known ranks, in their order, but for what lies behind; that, too, as the last, if it is asked for."""
         ends = sorted(self._ends.items())
+        stretches = []
         for rank, end in ends:
-            if next_rank < rank:
-                stretches.append(Stretch(next_rank, None, 0, rank - 1, None, _ID_MAX))
             due, job = end or (None, 0)
-            stretches.append(Stretch(rank, due, job, rank, None, _ID_MAX))
-            next_rank = rank + 1
-        if next_rank <= PRIORITY_MAX:
-            stretches.append(Stretch(next_rank, None, 0, PRIORITY_MAX, None, _ID_MAX))
+            stretches.append(Stretch(rank, due, job, None, _ID_MAX))
         if behind:
-            stretches += [Stretch(rank, None, 0, rank, *end) for rank, end in ends if end is not None]
+            stretches += [Stretch(rank, None, 0, *end) for rank, end in ends if end is not None]
         return stretches
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The ranks that are not known: from the first to the last of each gap. (If all are known, an empty one.)"""
+        known = [-PRIORITY_MAX - 1, *sorted(self._ends), PRIORITY_MAX + 1]
+        gaps = [(rank + 1, after - 1) for rank, after in pairwise(known) if after - rank > 1]
+        return gaps or [(1, 0)]
 
 
 class Places:

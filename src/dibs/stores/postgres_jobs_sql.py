@@ -154,17 +154,30 @@ ROW(j.id, j.fencing_token, j.tries, j.max_tries, j.crashes, j.created_at, j.clai
 
 # The stretches of the order that are looked through (see dibs.stores.postgres_jobs_places) come one after the other,
 # and no further than is needed: there is nothing in this statement that would have to see all rows before it tells
-# the first. Rows whose tries are used up are told as nothing but an id.
+# the first. Each is of one rank, since an index ends its scan at what is due later only where the columns before are
+# equal to something. So ranks that nobody has told of are looked for first: where there is one, nothing is taken, and
+# that is told as nothing but true. Rows whose tries are used up are told as nothing but an id.
 _MICROSECONDS = "timestamptz '2000-01-01 00:00:00+00' + r.{} * interval '1 microsecond'"
 _FROM_DUE = f"coalesce({_MICROSECONDS.format('from_due')}, '-infinity')"
 _TO_DUE = f"coalesce({_MICROSECONDS.format('to_due')}, statement_timestamp())"
 STRETCHES = """\
-unnest($6::integer[], $7::bigint[], $8::bigint[], $9::integer[], $10::bigint[], $11::bigint[])
-        AS r (first_rank, from_due, from_id, last_rank, to_due, to_id)"""
+unnest($6::integer[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
+        AS r (rank, from_due, from_id, to_due, to_id)"""
+UNTOLD = """\
+untold AS MATERIALIZED (
+    SELECT FROM unnest($11::integer[], $12::integer[]) AS g (first_rank, last_rank)
+    CROSS JOIN LATERAL (
+        SELECT FROM {job} AS j
+        WHERE j.queue = $1::text AND -j.priority >= g.first_rank AND -j.priority <= g.last_rank
+        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT 1
+    ) AS one
+    LIMIT 1
+)"""
+TOLD_OF_UNTOLD = "UNION ALL SELECT ROW(true), NULL, NULL, NULL, NULL, 0 FROM untold\n"
 FREE_THERE = f"""\
-j.queue = $1::text
-          AND (-j.priority, j.due_at, j.id + 0) > (r.first_rank, {_FROM_DUE}, r.from_id)
-          AND (-j.priority, j.due_at, j.id + 0) <= (r.last_rank, {_TO_DUE}, r.to_id)
+j.queue = $1::text AND -j.priority = r.rank AND NOT EXISTS (SELECT FROM untold)
+          AND (j.due_at, j.id + 0) > ({_FROM_DUE}, r.from_id)
+          AND j.due_at <= {_TO_DUE} AND (j.due_at, j.id + 0) <= ({_TO_DUE}, r.to_id)
           AND j.due_at <= statement_timestamp()
           AND {FREE}"""
 SEEN = f"""\
@@ -192,7 +205,7 @@ UNION ALL
 SELECT ROW(s.id), NULL, NULL, NULL, NULL, 0 FROM seen AS s WHERE s.exhausted
 """
 TAKE = f"""\
-WITH seen AS MATERIALIZED (
+WITH {UNTOLD}, seen AS MATERIALIZED (
     SELECT f.*
     FROM {STRETCHES}
     CROSS JOIN LATERAL (
@@ -203,7 +216,7 @@ WITH seen AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) AS f
     LIMIT $3::integer
-), {CLAIM}"""
+), {CLAIM}{TOLD_OF_UNTOLD}"""
 
 # What a repeated take has already.
 MINE = f"""\

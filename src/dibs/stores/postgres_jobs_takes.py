@@ -47,8 +47,7 @@ class Takes:
         now = now_of(deadline)
         look_back, levels_s = place is None or place.is_due(now), 0.0
         if look_back:
-            (result,) = self._flights.run([("LEVELS", (name.encode(),))], deadline)
-            ranks, levels_s = elements(result.get_value(0, 0)), float8(result.get_value(0, 1))
+            ranks, levels_s = self._levels(name, deadline)
             if place is None:
                 place = self._places.begin(name, ranks)
                 place.asked(request.claim_id)
@@ -57,7 +56,13 @@ class Takes:
         assert place is not None
         while True:
             behind = look_back or place.may_look_behind(now)
-            found = self._take_once(request, place, deadline, behind=behind, look_back=look_back)
+            try:
+                found = self._take_once(request, place, deadline, behind=behind, look_back=look_back)
+            except wire.PriorityUntold:
+                ranks, took_s = self._levels(name, deadline)
+                place.learn(ranks)
+                levels_s += took_s
+                continue
             if found.exhausted:
                 self._flights.run([("BURY", (wire.ids(found.exhausted), NO_TRIES_LEFT.encode()))], deadline)
             if found.taken is not None or not found.exhausted:
@@ -77,6 +82,11 @@ class Takes:
         place.looked_behind(now, levels_s + took)
         return Held(None, 0, 0.0, float("inf") if free_in is None else max(0.0, float8(free_in)))
 
+    def _levels(self, name: str, deadline: Deadline) -> tuple[list[int], float]:
+        """The priorities of which there are jobs, as ranks; how long it took the server to find them."""
+        (result,) = self._flights.run([("LEVELS", (name.encode(),))], deadline)
+        return elements(result.get_value(0, 0)), float8(result.get_value(0, 1))
+
     def _mine(self, request: Take, deadline: Deadline) -> Taken | None:
         """What this claim has already, from a take whose answer was lost."""
         which = (request.name.encode(), request.claim_id.encode(), b"%r" % request.ttl)
@@ -92,7 +102,7 @@ class Takes:
             b"%r" % request.ttl,
             request.holder.encode(),
         )
-        columns = zip(*place.stretches(behind=behind), strict=True)
+        columns = [*zip(*place.stretches(behind=behind), strict=True), *zip(*place.gaps(), strict=True)]
         stretches = [numbers(list(column)) for column in columns]
         if request.group_limit:
             result, took_s, everything = self._turns.take(
@@ -100,6 +110,7 @@ class Takes:
             )
         else:
             (result,) = self._flights.run([("TAKE", (*asked, *stretches))], deadline)
+            wire.check_told(result)
             took_s, everything = wire.took_s(result), behind
         rows, exhausted = wire.claimed(result)
         for rank, end in {job.rank: (job.due_at, job.id) for job, _ in rows}.items():

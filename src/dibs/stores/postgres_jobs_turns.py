@@ -51,6 +51,7 @@ class Turns:
         for look_max in dict.fromkeys(looks):
             statements.append(("TAKE_IN_ORDER", (*asked, *stretches, limit, b"%d" % look_max)))
             *cleared, result = self._alone(asked[:1], statements, deadline)
+            wire.check_told(result)
             took_s += wire.took_s(result) + sum(float8(told.get_value(0, 1)) for told in cleared)
             looked = wire.looked_in_vain(result)
             if looked is None:

@@ -12,7 +12,7 @@ whoever mixes them with takes that have one has no limit.)
 
 from __future__ import annotations
 
-from dibs.stores.postgres_jobs_sql import CLAIM, FREE, FREE_THERE, SEEN, STRETCHES
+from dibs.stores.postgres_jobs_sql import CLAIM, FREE, FREE_THERE, SEEN, STRETCHES, TOLD_OF_UNTOLD, UNTOLD
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {turn} (       -- jobs of groups that were claimed with a limit; some of the claims are over
@@ -77,22 +77,22 @@ WHERE NOT EXISTS (SELECT FROM seen)
 
 # The first in their order, within the stretches. What others of its group that are free precede need not be looked at.
 TAKE_IN_ORDER = f"""\
-WITH first AS MATERIALIZED (
+WITH {UNTOLD}, first AS MATERIALIZED (
     SELECT f.*
     FROM {STRETCHES}
     CROSS JOIN LATERAL (
         SELECT j.id, -j.priority AS rank, j.due_at, j.group_name
         FROM {{job}} AS j
         WHERE {FREE_THERE}
-        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $13::integer
+        ORDER BY -j.priority, j.due_at, j.id + 0 LIMIT $14::integer
     ) AS f
-    LIMIT $13::integer
+    LIMIT $14::integer
 ), looked AS MATERIALIZED (
     SELECT f.id
     FROM (SELECT f.*, row_number() OVER (PARTITION BY f.group_name ORDER BY f.id) AS nth FROM first AS f) AS f
-    WHERE f.group_name IS NULL OR f.nth <= $12::integer
+    WHERE f.group_name IS NULL OR f.nth <= $13::integer
     ORDER BY f.rank, f.due_at, f.id
-{_take("$12", "first")}"""
+{_take("$13", "first")}{TOLD_OF_UNTOLD}"""
 
 # The first of each group, found by a step in the index for each of them. For how many jobs without a group it looks is
 # the last parameter, 0 as a rule: there is no index on them, so that all others are passed over.

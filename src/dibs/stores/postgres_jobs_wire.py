@@ -121,6 +121,11 @@ class Claimed(NamedTuple):
 _CLAIMED = Struct("!4x8xq8xq8xi8xi8xi8xq8xq8xi8xq")
 _ONE_ID = Struct("!4x8xq")
 _LOOKED = Struct("!4x8xi")
+_UNTOLD = Struct("!4x8x?")
+
+
+class PriorityUntold(Exception):
+    """There are jobs of a priority that the take was not told of, so it took none."""
 
 
 def claimed(result: PGresult) -> tuple[list[tuple[Claimed, int]], list[int]]:
@@ -136,6 +141,13 @@ def claimed(result: PGresult) -> tuple[list[tuple[Claimed, int]], list[int]]:
             exhausted += _ONE_ID.unpack(fixed)
     rows.sort(key=_order)
     return rows, exhausted
+
+
+def check_told(result: PGresult) -> None:
+    """Raise PriorityUntold if that is what a take tells."""
+    last = result.ntuples - 1
+    if last >= 0 and len(result.get_value(last, 0) or b"") == _UNTOLD.size:
+        raise PriorityUntold
 
 
 def looked_in_vain(result: PGresult) -> int | None:
