@@ -31,6 +31,7 @@ from dibs.stores import mysql_jobs_ends as ends
 from dibs.stores import mysql_jobs_put as puts
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_jobs_take import Takes, held
+from dibs.stores.mysql_jobs_turns import Turns
 from dibs.stores.mysql_values import hexed, us
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dibs.jobs import JobOutcome, JobRequest, KeyTaken, Taken
     from dibs.store import Held
     from dibs.stores.mysql_drivers import Answer
+    from dibs.stores.mysql_jobs_turns import Outcome
     from dibs.stores.mysql_link import Connection
     from dibs.stores.mysql_tables import Tables
 
@@ -57,6 +59,9 @@ class MySQLJobs:
         self._schema = tables.jobs_schema()
         self._text = tables.text
         self._takes = Takes(tables.text)
+        self._turns = Turns(self._takes, tables.text)
+        #: The takes with a limit lock a row of a table that serves leases, too.
+        self._whole_schema = tables.schema() + self._schema
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -150,12 +155,25 @@ class MySQLJobs:
         return self._transaction(work, deadline)
 
     def _take(self, take: Take, deadline: Deadline) -> Taken | Held:
+        if take.group_limit:
+            return self._take_in_turn(take, deadline)
         taken, spent = self._transaction(partial(self._takes.take, take), deadline)
         if spent:
             self._transaction(partial(ends.bury, spent, self._text), deadline)
         ask = partial(self._ask, deadline=deadline)
         taken = taken or self._takes.again(take, ask)
         return taken or held(self._takes.next_in(take, ask))
+
+    def _take_in_turn(self, take: Take, deadline: Deadline) -> Taken | Held:
+        def transaction(work: Callable[[Callable[[str], Answer]], Outcome]) -> Outcome:
+            outcome = self._connection.transaction(work, deadline, self._whole_schema)
+            self._connection.wrote = self._connection.wrote or outcome.taken is not None
+            return outcome
+
+        def bury(spent: Sequence[int]) -> None:
+            self._transaction(partial(ends.bury, spent, self._text), deadline)
+
+        return self._turns.take(take, partial(self._ask, deadline=deadline), transaction, bury)
 
     # -- somebody else's transaction ------------------------------------------------------------------------------
 

@@ -123,7 +123,8 @@ WHERE j.id = a.id AND {NOT_CLAIMED}"""
 
 # -- take -------------------------------------------------------------------------------------------------------------
 
-RANKS = "SELECT DISTINCT priority_rank FROM {job} WHERE queue = x'%s'"
+# A step in the index, however many jobs there are.
+NEXT_RANK = "(SELECT MIN(priority_rank) FROM {job} FORCE INDEX (PRIMARY) WHERE queue = x'%s' AND priority_rank > %d)"
 _TAKEN = f"""\
 j.id, j.priority_rank, j.due_at, j.payload, j.payload_bytes, j.tries, j.max_tries, j.crashes, j.claim_id IS NOT NULL,
 j.fencing_token, {unix_us("j.created_at")}, j.job_key, j.job_group"""
@@ -132,12 +133,8 @@ SCAN = f"""\
 SELECT {_TAKEN}, {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY)
 WHERE j.queue = x'%s' AND (%s) AND j.due_at <= {NOW} AND {NOT_CLAIMED} AND (
 SELECT COUNT(*) FROM {{job}} AS mine FORCE INDEX (job_claim)
-WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) = 0%s
+WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) = 0
 ORDER BY j.priority_rank, j.due_at, j.id LIMIT %d FOR UPDATE SKIP LOCKED"""
-# Only the first of a group: none of them is later than the last that has its turn.
-HAS_ITS_TURN = """
-AND (j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {job} AS g FORCE INDEX (job_group)
-WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT %d, 1), j.id))"""
 # By the primary key, whose entries the scan has locked, and by nothing else.
 CLAIM = f"""\
 UPDATE {{job}} AS j FORCE INDEX (PRIMARY) SET j.crashes = j.crashes + (j.id IN (%s)), j.tries = j.tries + 1,
@@ -150,10 +147,53 @@ WHERE j.claim_id = x'%s' AND j.queue = x'%s' AND j.expires_at > {NOW} ORDER BY j
 # When a job of one priority is due, or a claim on one expires; 0 for one that is ready.
 NEXT = f"""\
 (SELECT MIN(IF({IN_FORCE}, {unix_us("j.expires_at")} - {unix_us(NOW)}, 0)) FROM {{job}} AS j FORCE INDEX (PRIMARY)
-WHERE j.queue = x'%s' AND j.priority_rank = %d AND j.due_at <= {NOW}%s)"""
+WHERE j.queue = x'%s' AND j.priority_rank = %d AND j.due_at <= {NOW})"""
 NEXT_DUE = f"""\
 (SELECT {unix_us("MIN(j.due_at)")} - {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY)
 WHERE j.queue = x'%s' AND j.priority_rank = %d AND j.due_at > {NOW})"""
+
+# -- take with a limit ------------------------------------------------------------------------------------------------
+
+# The row that stands for a queue.
+LOCK_QUEUE = "SELECT value FROM {meta} WHERE what = x'%s' FOR UPDATE"
+MAKE_LOCK = "INSERT IGNORE INTO {meta} (what, value) VALUES (x'%s', 0)"
+_FREE = f"j.due_at <= {NOW} AND {NOT_CLAIMED}"
+_IN_ORDER = "ORDER BY j.priority_rank, j.due_at, j.id"
+_PLACE = "j.priority_rank, j.due_at, j.id, j.job_group"
+# Of so many that are free, those that are among the first of their groups. Nothing, if the claim has jobs already.
+LOOK = f"""\
+SELECT {_PLACE} FROM (
+SELECT j.queue, {_PLACE} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} AND (
+SELECT COUNT(*) FROM {{job}} AS mine FORCE INDEX (job_claim)
+WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) = 0
+{_IN_ORDER} LIMIT %d) AS j
+WHERE j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {{job}} AS g FORCE INDEX (job_group)
+WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT %d, 1), j.id) {_IN_ORDER}"""
+COUNT_FREE = f"""\
+SELECT COUNT(*) FROM (
+SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} {_IN_ORDER} LIMIT %d) AS j"""
+# Those of these places that are free, without waiting.
+LOCK_FREE = f"""\
+SELECT {_TAKEN}, {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} FOR UPDATE SKIP LOCKED"""
+# Jobs of these groups that are claimed, with greater ids than this, and whether that is in force.
+WORKED = f"""\
+SELECT {_PLACE}, j.expires_at > {NOW} FROM {{job}} AS j FORCE INDEX (job_claim)
+WHERE j.claim_id IS NOT NULL AND j.queue = x'%s' AND j.job_group IN (%s) AND j.id > %d"""
+FIRST_IDS = """\
+SELECT g.id FROM {job} AS g FORCE INDEX (job_group) WHERE g.queue = x'%s' AND g.job_group = x'%s'
+ORDER BY g.id LIMIT %d"""
+# The first of the group that comes next, and which of them are free; and those without a group.
+FIRST_OF_NEXT = f"""\
+SELECT {_PLACE}, {_FREE} FROM {{job}} AS j FORCE INDEX (job_group) WHERE j.queue = x'%s' AND j.job_group = (
+SELECT MIN(g.job_group) FROM {{job}} AS g FORCE INDEX (job_group) WHERE g.queue = x'%s' AND g.job_group %s)
+ORDER BY j.id LIMIT %d"""
+UNGROUPED = f"""\
+SELECT {_PLACE} FROM {{job}} AS j FORCE INDEX (job_group) WHERE j.queue = x'%s' AND j.job_group IS NULL AND {_FREE}
+{_IN_ORDER} LIMIT %d"""
+# When the next claim expires.
+NEXT_OVER = f"""\
+(SELECT {unix_us("MIN(j.expires_at)")} - {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (job_claim)
+WHERE j.claim_id IS NOT NULL AND j.queue = x'%s' AND j.expires_at > {NOW})"""
 
 # -- ends -------------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.clock import boot_now
-from dibs.jobs import CRASHES_MAX, LOOK_BACK_PART, LOOK_BACK_S, Taken, TakenJob
+from dibs.jobs import CRASHES_MAX, LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX, Taken, TakenJob
 from dibs.store import Held
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_sql import NOW
@@ -69,116 +69,79 @@ class Row(NamedTuple):
         )
 
 
-class _Found:
+class Found:
     """What a take has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
         self.chosen: list[Row] = []
         #: Jobs without tries left.
         self.spent: list[int] = []
         #: There is no more to be had by this take.
         self.full = False
+        #: Some were locked by somebody.
+        self.locked = False
+
+    def add(self, row: Row) -> None:
+        """Decide on a job that is ready, and is locked by this take."""
+        if self.full:
+            return
+        crashes = row.crashes + row.crashed
+        if row.max_tries and row.tries >= row.max_tries:
+            self.spent.append(row.id)
+        elif crashes < CRASHES_MAX:
+            self.chosen.append(row)
+            self.full = len(self.chosen) == self._wanted
+        elif not self.chosen:
+            self.chosen.append(row)
+            self.full = True
 
 
-class _Queue:
+class Queue:
+    """What a connection remembers of a queue."""
+
     def __init__(self) -> None:
         self.ranks: Ranks = {}
         #: When to look back, by the boot clock, and how long it took the last time.
         self.look_at = float("-inf")
         self.look_took_s = 0.0
+        #: When to search, and behind which group (see dibs.stores.mysql_jobs_turns).
+        self.search_at = float("-inf")
+        self.searched: str | None = None
+
+    def looked_back(self, began: float) -> None:
+        self.look_took_s = boot_now() - began
+        self.look_at = began + max(LOOK_BACK_S, LOOK_BACK_PART * self.look_took_s)
 
 
 class Takes:
-    """The takes of one connection."""
+    """The takes of one connection, but for those with a limit (see dibs.stores.mysql_jobs_turns)."""
 
     def __init__(self, text: Callable[[str], str]) -> None:
-        self._ranks, self._scan, self._claim = text(sql.RANKS), text(sql.SCAN), text(sql.CLAIM)
-        self._turn, self._taken, self._extend = text(sql.HAS_ITS_TURN), text(sql.TAKEN), text(sql.EXTEND)
-        self._next, self._next_due = text(sql.NEXT), text(sql.NEXT_DUE)
-        self._queues: dict[str, _Queue] = {}
+        self._scan, self._claim = text(sql.SCAN), text(sql.CLAIM)
+        self._taken, self._extend = text(sql.TAKEN), text(sql.EXTEND)
+        self._next, self._next_due, self._next_rank = text(sql.NEXT), text(sql.NEXT_DUE), text(sql.NEXT_RANK)
+        self._queues: dict[str, Queue] = {}
 
     def take(self, take: Take, execute: Execute) -> tuple[Taken | None, list[int]]:
         """Inside a transaction: what was claimed, and jobs that were found to have no tries left."""
-        queue = self._queue(take.name)
-        found = _Found()
+        queue = self.queue(take.name)
+        found = Found(take.n)
         if boot_now() < queue.look_at:
             self._choose(take, queue.ranks, found, execute)
-        some = bool(found.chosen) and not take.group_limit and queue.look_took_s > SHORT_LOOK_S
+        some = bool(found.chosen) and queue.look_took_s > SHORT_LOOK_S
         if not found.full and not (some and boot_now() < queue.look_at):
             began = boot_now()
-            (*ranks,) = (int(rank or 0) for (rank,) in execute(self._ranks % hexed(take.name)).rows)
-            found = _Found()
-            self._choose(take, dict.fromkeys(ranks), found, execute)
-            queue.ranks = dict.fromkeys(ranks) | queue.ranks
-            queue.look_took_s = boot_now() - began
-            queue.look_at = began + max(LOOK_BACK_S, LOOK_BACK_PART * queue.look_took_s)
-        if not found.chosen:
-            return None, found.spent
-        queue.ranks |= {row.rank: (row.due_at, row.id) for row in found.chosen}
-        return self._claimed(take, found.chosen, execute), found.spent
+            ranks: Ranks = dict.fromkeys(self.live_ranks(take.name, queue, execute))
+            found = Found(take.n)
+            self._choose(take, ranks, found, execute)
+            queue.ranks = ranks | queue.ranks
+            queue.looked_back(began)
+        return self.claimed(take, found.chosen, execute) if found.chosen else None, found.spent
 
-    def look_back(self, name: str) -> None:
-        """With the next take: jobs were put back in their places."""
-        self._queue(name).look_at = float("-inf")
-
-    def again(self, take: Take, ask: Execute) -> Taken | None:
-        """What the claim has already, which goes on for ``ttl`` seconds at least."""
-        values = hexed(take.claim_id), hexed(take.name)
-        rows = _rows(ask(self._taken % values).rows)
-        if not rows:
-            return None
-        ids = ",".join(str(row.id) for row in sorted(rows))
-        ours = f"j.id IN ({ids}) AND j.claim_id = x'{hexed(take.claim_id)}' AND {sql.IN_FORCE}"
-        ask(self._extend % ("job_id", us(take.ttl), ours))
-        rows = _rows(ask(self._taken % values).rows)
-        return Taken(rows[0].token, rows[0].now_us / 1e6, tuple(row.told() for row in rows)) if rows else None
-
-    def next_in(self, take: Take, ask: Execute) -> float:
-        """After how many seconds there may be something."""
-        name = hexed(take.name)
-        ranks = [int(rank or 0) for (rank,) in ask(self._ranks % name).rows]
-        if not ranks:
-            return float("inf")
-        turn = self._has_its_turn(take)
-        asked = [self._next % (name, rank, turn) for rank in ranks] + [self._next_due % (name, rank) for rank in ranks]
-        (row,) = ask(f"SELECT {','.join(asked)}").rows
-        return min((max(0.0, int(value) / 1e6) for value in row if value is not None), default=float("inf"))
-
-    def _queue(self, name: str) -> _Queue:
-        queue = self._queues.get(name)
-        if queue is None:
-            if len(self._queues) >= QUEUES_MAX:
-                self._queues.clear()
-            queue = self._queues[name] = _Queue()
-        return queue
-
-    def _has_its_turn(self, take: Take) -> str:
-        return self._turn % (take.group_limit - 1) if take.group_limit else ""
-
-    def _choose(self, take: Take, ranks: Ranks, found: _Found, execute: Execute) -> None:
-        """Scan, and decide on each job that is ready and was not locked by anybody."""
-        name, turn = hexed(take.name), self._has_its_turn(take)
-        where = _after(ranks, None)
-        for _ in range(SCANS_MAX):
-            missing = take.n - len(found.chosen)
-            rows = _rows(execute(self._scan % (name, where, hexed(take.claim_id), name, turn, missing)).rows)
-            for row in rows:
-                crashes = row.crashes + row.crashed
-                if row.max_tries and row.tries >= row.max_tries:
-                    found.spent.append(row.id)
-                elif crashes < CRASHES_MAX:
-                    found.chosen.append(row)
-                elif not found.chosen:
-                    found.chosen.append(row)
-                    found.full = True
-                    return
-            found.full = len(found.chosen) == take.n
-            if found.full or len(rows) < missing:
-                return
-            last = rows[-1]
-            where = _after({**ranks, last.rank: (last.due_at, last.id)}, last.rank)
-
-    def _claimed(self, take: Take, chosen: Sequence[Row], execute: Execute) -> Taken:
+    def claimed(self, take: Take, chosen: Sequence[Row], execute: Execute) -> Taken:
+        """Inside a transaction: claim these, which it has locked, and remember where they were."""
+        self.queue(take.name).ranks |= {row.rank: (row.due_at, row.id) for row in chosen}
         token, now_us = max(row.token for row in chosen) + 1, chosen[0].now_us
         crashed = ",".join(str(row.id) for row in chosen if row.crashed) or "0"
         places = sql.at_places(hexed(take.name), [(row.rank, row.due_at, row.id) for row in chosen])
@@ -187,12 +150,76 @@ class Takes:
         jobs = (row._replace(tries=row.tries + 1, crashes=row.crashes + row.crashed).told() for row in chosen)
         return Taken(token, now_us / 1e6, tuple(jobs))
 
+    def look_back(self, name: str) -> None:
+        """With the next take: jobs were put back in their places."""
+        self.queue(name).look_at = float("-inf")
+
+    def again(self, take: Take, ask: Execute) -> Taken | None:
+        """What the claim has already, which goes on for ``ttl`` seconds at least."""
+        values = hexed(take.claim_id), hexed(take.name)
+        rows = rows_of(ask(self._taken % values).rows)
+        if not rows:
+            return None
+        ids = ",".join(str(row.id) for row in sorted(rows))
+        ours = f"j.id IN ({ids}) AND j.claim_id = x'{hexed(take.claim_id)}' AND {sql.IN_FORCE}"
+        ask(self._extend % ("job_id", us(take.ttl), ours))
+        rows = rows_of(ask(self._taken % values).rows)
+        return Taken(rows[0].token, rows[0].now_us / 1e6, tuple(row.told() for row in rows)) if rows else None
+
+    def next_in(self, take: Take, ask: Execute) -> float:
+        """After how many seconds there may be something."""
+        name = hexed(take.name)
+        ranks = self.live_ranks(take.name, self.queue(take.name), ask)
+        return self.soonest(
+            [next_one % (name, rank) for next_one in (self._next, self._next_due) for rank in ranks], ask
+        )
+
+    def soonest(self, asked: Sequence[str], ask: Execute) -> float:
+        """The smallest of these numbers of microseconds, in seconds."""
+        if not asked:
+            return float("inf")
+        (row,) = ask(f"SELECT {','.join(asked)}").rows
+        return min((max(0.0, int(value) / 1e6) for value in row if value is not None), default=float("inf"))
+
+    def live_ranks(self, name: str, queue: Queue, ask: Execute) -> list[int]:
+        """The priorities in which there are jobs: behind each that is known the next one, until all are known."""
+        known = set(queue.ranks)
+        while True:
+            asked = [self._next_rank % (hexed(name), rank) for rank in (-PRIORITY_MAX - 1, *known)]
+            (row,) = ask(f"SELECT {','.join(asked)}").rows
+            found = {int(rank) for rank in row if rank is not None}
+            if found <= known:
+                return sorted(found)
+            known |= found
+
+    def queue(self, name: str) -> Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                self._queues.clear()
+            queue = self._queues[name] = Queue()
+        return queue
+
+    def _choose(self, take: Take, ranks: Ranks, found: Found, execute: Execute) -> None:
+        """Scan, and decide on each job that is ready and was not locked by anybody."""
+        name = hexed(take.name)
+        where = after(ranks)
+        for _ in range(SCANS_MAX):
+            missing = take.n - len(found.chosen)
+            rows = rows_of(execute(self._scan % (name, where, hexed(take.claim_id), name, missing)).rows)
+            for row in rows:
+                found.add(row)
+            if found.full or len(rows) < missing:
+                return
+            last = rows[-1]
+            where = after({**ranks, last.rank: (last.due_at, last.id)}, last.rank)
+
 
 def held(free_in: float) -> Held:
     return Held(None, 0, 0.0, free_in)
 
 
-def _after(ranks: Ranks, first: int | None) -> str:
+def after(ranks: Ranks, first: int | None = None) -> str:
     """The condition for what lies behind these places, in the priorities from ``first`` on (None: in all)."""
     wanted, before = [], first
     for rank in sorted(ranks):
@@ -215,7 +242,7 @@ def _after(ranks: Ranks, first: int | None) -> str:
     return " OR ".join([*wanted, f"j.priority_rank > {before:d}"])
 
 
-def _rows(rows: Sequence[tuple[Any, ...]]) -> list[Row]:
+def rows_of(rows: Sequence[tuple[Any, ...]]) -> list[Row]:
     return [
         Row(
             int(job),

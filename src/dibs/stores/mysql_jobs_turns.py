@@ -1,0 +1,263 @@
+"""Takes from the queues of MySQL and MariaDB with a limit for each group: whose turn it is, and how that is found.
+
+*The limit.* Takes with a limit from one queue go one after the other: each first locks a row that stands for the queue,
+and all it counts by is read in statements that begin after that, so that it sees what was claimed before. It locks that
+row before any job and waits for no job, so nobody waits in a circle. A job has its turn while fewer than n others of
+its group are live with smaller ids, or claimed with greater ones. Were everything committed in the order of the ids,
+the former would do. But a job that is put within somebody's transaction has its id before others can see it, and a
+later one of its group may be worked by then. Claimed jobs are found by the index of the claims, where there are few.
+
+*The search.* A take looks at LOOK_MAX free jobs in the claim order. Where all of them wait for their turns, it lets go
+of the lock, and steps from group to group in their index, however many jobs each has; the jobs without a group stand
+in one stretch of the same index. What it finds it claims under the lock, where it is looked at once more.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from dibs.clock import boot_now
+from dibs.jobs import LOOK_BACK_PART
+from dibs.stores import mysql_jobs_sql as sql
+from dibs.stores.mysql_jobs_take import Found, after, held, rows_of
+from dibs.stores.mysql_values import hexed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from dibs.jobs import Take, Taken
+    from dibs.store import Held
+    from dibs.stores.mysql_drivers import Answer
+    from dibs.stores.mysql_jobs_take import Queue, Ranks, Takes
+
+    Execute = Callable[[str], Answer]
+    Work = Callable[[Execute], "Outcome"]
+
+# Free jobs that are looked at in the claim order: first some more than are wanted, then so many.
+LOOK_FIRST, LOOK_MAX = 20, 500
+# Groups of one search; the next one goes on behind them. And how many jobs more than are wanted it brings, since others
+# may have claimed some of them when it has the lock.
+SEARCH_GROUPS_MAX = 200
+SEARCH_SPARE = 20
+# After a search that took longer there is none for LOOK_BACK_PART times as long as it took.
+SEARCH_SHORT_S = 0.003
+# How often one take buries jobs without tries left, and looks again at what they kept waiting.
+ROUNDS_MAX = 100
+# When to ask again, where a job that has its turn was locked by somebody.
+LOCKED_S = 0.05
+# Queues share so many rows to lock, so that there are no more of them, whatever queues come and go.
+LOCKS_MAX = 1000
+
+
+class _NoLock(Exception):
+    """The row that is to be locked has not been made yet."""
+
+
+class _Place(NamedTuple):
+    """Where a job is in the claim order, and in which group."""
+
+    rank: int
+    due_at: str
+    id: int
+    group: str | None
+
+
+class Outcome(NamedTuple):
+    """What came of a transaction."""
+
+    taken: Taken | None
+    spent: list[int]
+    #: A job that has its turn was locked by somebody.
+    locked: bool
+    #: There may be jobs behind those that were looked at.
+    deep: bool = False
+
+
+class Turns:
+    """The takes with a limit of one connection."""
+
+    def __init__(self, takes: Takes, text: Callable[[str], str]) -> None:
+        self._takes = takes
+        self._lock, self._make_lock = text(sql.LOCK_QUEUE), text(sql.MAKE_LOCK)
+        self._look, self._count, self._lock_free = text(sql.LOOK), text(sql.COUNT_FREE), text(sql.LOCK_FREE)
+        self._worked, self._first_ids = text(sql.WORKED), text(sql.FIRST_IDS)
+        self._first_of_next, self._ungrouped = text(sql.FIRST_OF_NEXT), text(sql.UNGROUPED)
+        self._next_over, self._next_due = text(sql.NEXT_OVER), text(sql.NEXT_DUE)
+
+    def take(
+        self,
+        take: Take,
+        ask: Execute,
+        transaction: Callable[[Work], Outcome],
+        bury: Callable[[Sequence[int]], object],
+    ) -> Taken | Held:
+        """Claim jobs in a transaction; ``bury`` those that are found to have no tries left."""
+        queue = self._takes.queue(take.name)
+        locked = partial(self._locked, take.name, ask, transaction)
+        for _ in range(ROUNDS_MAX):
+            outcome = locked(partial(self._in_order, take, queue))
+            deep = outcome.deep
+            if deep and not outcome.spent and boot_now() >= queue.search_at:
+                places = self._searched(take, queue, ask)
+                if places:
+                    outcome = locked(partial(self._among, take, places))
+            if outcome.spent:
+                bury(outcome.spent)
+            if outcome.taken or not outcome.spent:
+                break
+        taken = outcome.taken or self._takes.again(take, ask)
+        if taken:
+            return taken
+        soon = [LOCKED_S] * outcome.locked + [max(0.0, queue.search_at - boot_now())] * deep
+        return held(min([*soon, self._next_in(take, queue, ask)]))
+
+    def _next_in(self, take: Take, queue: Queue, ask: Execute) -> float:
+        """When the next job is due or the next claim expires: what is free now, and waits, waits for one of these."""
+        name = hexed(take.name)
+        due = [self._next_due % (name, rank) for rank in self._takes.live_ranks(take.name, queue, ask)]
+        return self._takes.soonest([self._next_over % name, *due], ask)
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _locked(self, name: str, ask: Execute, transaction: Callable[[Work], Outcome], work: Work) -> Outcome:
+        lock = hexed(f"take_{crc32(name.encode()) % LOCKS_MAX}")
+
+        def locked(execute: Execute) -> Outcome:
+            if not execute(self._lock % lock).rows:
+                raise _NoLock
+            return work(execute)
+
+        try:
+            return transaction(locked)
+        except _NoLock:
+            # Outside of the transaction: those that make it at once would wait for each other's ends.
+            ask(self._make_lock % lock)
+            return transaction(locked)
+
+    def _in_order(self, take: Take, queue: Queue, execute: Execute) -> Outcome:
+        """What comes first in the claim order: from the beginning, or behind the last that was taken."""
+        began = boot_now()
+        look_back = began >= queue.look_at
+        looks: list[Found] = []
+        deep = False
+        for from_beginning in (True, False) if look_back else (False, True):
+            if from_beginning:
+                queue.ranks = dict.fromkeys(self._takes.live_ranks(take.name, queue, execute)) | queue.ranks
+            elif not any(queue.ranks.values()):
+                continue
+            ranks: Ranks = dict.fromkeys(queue.ranks) if from_beginning else queue.ranks
+            where = f"j.queue = x'{hexed(take.name)}' AND ({after(ranks)})"
+            look = self._chosen(take, where, execute)
+            looks.append(look)
+            if look.full or (look.chosen and look_back):
+                break
+            if from_beginning and not look.chosen:
+                ((count,),) = execute(self._count % (where, LOOK_MAX)).rows
+                deep = int(count or 0) >= LOOK_MAX
+        if look_back:
+            queue.looked_back(began)
+        return self._claimed(take, looks, execute, deep)
+
+    def _among(self, take: Take, places: Sequence[_Place], execute: Execute) -> Outcome:
+        """What a search has found, if it has its turn still."""
+        where = sql.at_places(hexed(take.name), [place[:3] for place in places])
+        return self._claimed(take, [self._chosen(take, where, execute)], execute)
+
+    def _chosen(self, take: Take, where: str, execute: Execute) -> Found:
+        """Of the first that are free, those that have their turn and are not locked by anybody; they are, then."""
+        found = Found(take.n)
+        name = hexed(take.name)
+        tried: set[int] = set()
+        for most in sorted({min(take.n + LOOK_FIRST, LOOK_MAX), LOOK_MAX}):
+            rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
+            places = [place for place in _places(rows) if place.id not in tried]
+            tried.update(place.id for place in places)
+            places = self._in_turn(take, places, execute)
+            while places and not found.full:
+                missing = take.n - len(found.chosen)
+                some, places = places[:missing], places[missing:]
+                at_places = sql.at_places(name, [place[:3] for place in some])
+                locked = {row.id: row for row in rows_of(execute(self._lock_free % at_places).rows)}
+                for place in some:
+                    row = locked.get(place.id)
+                    if row is None or row.group != place.group:  # it was replaced, and is another job now
+                        found.locked = True
+                    else:
+                        found.add(row)
+            if found.full:
+                break
+        return found
+
+    def _in_turn(self, take: Take, places: list[_Place], execute: Execute) -> list[_Place]:
+        """Those that have their turn beside what is worked of their groups, and was first before they were committed.
+
+        None of them has as many jobs of its group before it as may be worked.
+        """
+        first: dict[str, int] = {}
+        for place in places:
+            if place.group is not None:
+                first[place.group] = min(place.id, first.get(place.group, place.id))
+        if not first:
+            return places
+        name = hexed(take.name)
+        groups = ",".join(f"x'{hexed(group)}'" for group in sorted(first))
+        worked: dict[str, list[int]] = {}
+        over: list[_Place] = []
+        for *where, in_force in execute(self._worked % (name, groups, min(first.values()))).rows:
+            (job,) = _places([where])
+            assert job.group is not None
+            if job.id > first[job.group]:
+                worked.setdefault(job.group, []).append(job.id)
+                over += [job] * (in_force != b"1")
+        if over:
+            # An extension that was asked for in time may be about to be committed. What nobody has locked is over.
+            at_places = sql.at_places(name, [place[:3] for place in over])
+            ended = {row.id for row in rows_of(execute(self._lock_free % at_places).rows)}
+            worked = {group: [job for job in jobs if job not in ended] for group, jobs in worked.items()}
+        for group, jobs in worked.items():
+            rows = execute(self._first_ids % (name, hexed(group), take.group_limit)).rows
+            before = {int(job or 0): count for count, (job,) in enumerate(rows)}
+            places = [
+                place
+                for place in places
+                if place.group != group
+                or before.get(place.id, take.group_limit) + sum(job > place.id for job in jobs) < take.group_limit
+            ]
+        return places
+
+    def _claimed(self, take: Take, looks: list[Found], execute: Execute, deep: bool = False) -> Outcome:
+        """Claim what the last look chose that chose any."""
+        spent = sorted({job for look in looks for job in look.spent})
+        for look in reversed(looks):
+            if look.chosen:
+                return Outcome(self._takes.claimed(take, look.chosen, execute), spent, locked=False)
+        return Outcome(None, spent, any(look.locked for look in looks), deep)
+
+    # -- the search -----------------------------------------------------------------------------------------------
+
+    def _searched(self, take: Take, queue: Queue, ask: Execute) -> list[_Place]:
+        """The first in the claim order of what is free among the first jobs of each group, and without a group."""
+        began = boot_now()
+        name, most = hexed(take.name), take.n + SEARCH_SPARE
+        found = _places(ask(self._ungrouped % (name, most)).rows)
+        for _ in range(SEARCH_GROUPS_MAX):
+            behind = ">= x''" if queue.searched is None else f"> x'{hexed(queue.searched)}'"
+            rows = ask(self._first_of_next % (name, name, behind, take.group_limit)).rows
+            if not rows:
+                queue.searched = None
+                break
+            found += _places(place for *place, free in rows if free == b"1")
+            queue.searched = _places([rows[0][:4]])[0].group
+        now = boot_now()
+        queue.search_at = now + LOOK_BACK_PART * (now - began) if now - began > SEARCH_SHORT_S else now
+        return sorted(found, key=lambda place: place[:3])[:most]
+
+
+def _places(rows: Iterable[Sequence[Any]]) -> list[_Place]:
+    return [
+        _Place(int(rank), due_at.decode(), int(job), None if group is None else group.decode())
+        for rank, due_at, job, group in rows
+    ]
