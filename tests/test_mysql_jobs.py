@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
@@ -277,77 +276,6 @@ def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
     # "a" is the document that says which rows.
     for statement, plan in plans:
         assert not [row for row in plan if row[2] != b"a" and row[3] in (b"ALL", b"index")], (statement, plan)
-
-
-# -- groups -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_counts_what_was_committed_late(queue: Queue, url: str, mysql: MariaDBServer) -> None:
-    """A job with a smaller id that is committed while its group is at its limit waits for its turn."""
-    queue.put("0")
-    other = Queue(url)
-    with closing(mysql.connect(database_of(url))) as connection:
-        connection.begin()
-        queue.within(connection, queue.asked(NewJob("1", group="g")))
-        queue.put(NewJob("2", group="g"))
-        first = queue.take(10, group_limit=1)
-        assert [job.payload for job in first.jobs] == ["0", "2"]
-        connection.commit()
-        assert isinstance(other.take(10, group_limit=1), Held)
-        assert queue.one(finishing(first)) == Finished()
-        assert [job.payload for job in other.take(10, group_limit=1).jobs] == ["1"]
-    other.store.close()
-
-
-def test_a_group_with_a_greater_limit_counts_them_too(queue: Queue, url: str, mysql: MariaDBServer) -> None:
-    """Of jobs committed late so many may be claimed as the limit leaves beside the later ones that are worked."""
-    queue.put("0")
-    with closing(mysql.connect(database_of(url))) as connection:
-        connection.begin()
-        queue.within(connection, queue.asked(*[NewJob(number, group="g") for number in "1234"]))
-        queue.put(*[NewJob(number, group="g") for number in "56789"])
-        first = queue.take(3, group_limit=3)
-        assert [job.payload for job in first.jobs] == ["0", "5", "6"]
-        connection.commit()
-        second = queue.take(10, group_limit=3)
-        assert [job.payload for job in second.jobs] == ["1"]
-        assert isinstance(queue.take(10, group_limit=3), Held)
-        queue.one(finishing(second))
-        third = queue.take(10, group_limit=3)
-        assert [job.payload for job in third.jobs] == ["2"]
-        queue.one(finishing(first))
-        assert [job.payload for job in queue.take(10, group_limit=3).jobs] == ["3", "4"]
-
-
-def test_takes_of_a_group_wait_for_each_other(queue: Queue, url: str, mysql: MariaDBServer) -> None:
-    """While one take is about to claim a later job of a group, no other takes the earlier one, committed just then."""
-    queue.put("0")
-    slow = Queue(url)
-    claiming, go_on = threading.Event(), threading.Event()
-    execute = slow.store._connection._execute
-
-    def slowly(statement: str, deadline: Deadline) -> Any:
-        if statement == "COMMIT":
-            claiming.set()
-            assert go_on.wait(10)
-        return execute(statement, deadline)
-
-    slow.store._connection._execute = slowly
-    with closing(mysql.connect(database_of(url))) as connection, ThreadPoolExecutor(2) as threads:
-        connection.begin()
-        queue.within(connection, queue.asked(NewJob("1", group="g")))
-        queue.put(NewJob("2", group="g"))
-        first = threads.submit(slow.take, 10, group_limit=1)
-        try:
-            assert claiming.wait(10)
-            connection.commit()
-            second = threads.submit(queue.take, 10, group_limit=1)
-            time.sleep(0.3)  # for a take that does not wait
-        finally:
-            go_on.set()
-        assert [job.payload for job in first.result(10).jobs] == ["0", "2"]
-        assert isinstance(second.result(10), Held)
-    slow.store.close()
 
 
 # -- rights, tables ---------------------------------------------------------------------------------------------------

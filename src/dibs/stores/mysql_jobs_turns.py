@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dibs.jobs import Take, Taken
     from dibs.store import Held
     from dibs.stores.mysql_drivers import Answer
-    from dibs.stores.mysql_jobs_take import Queue, Ranks, Takes
+    from dibs.stores.mysql_jobs_take import Queue, Ranks, Row, Takes
 
     Execute = Callable[[str], Answer]
     Work = Callable[[Execute], "Outcome"]
@@ -99,9 +99,9 @@ class Turns:
         locked = partial(self._locked, take.name, ask, transaction)
         for _ in range(ROUNDS_MAX):
             outcome = locked(partial(self._in_order, take, queue))
-            deep = outcome.deep
-            if deep and not outcome.spent and boot_now() >= queue.search_at:
-                places = self._searched(take, queue, ask)
+            unseen = outcome.deep
+            if unseen and not outcome.spent and boot_now() >= queue.search_at:
+                places, unseen = self._searched(take, queue, ask)
                 if places:
                     outcome = locked(partial(self._among, take, places))
             if outcome.spent:
@@ -111,8 +111,12 @@ class Turns:
         taken = outcome.taken or self._takes.again(take, ask)
         if taken:
             return taken
-        soon = [LOCKED_S] * outcome.locked + [max(0.0, queue.search_at - boot_now())] * deep
-        return held(min([*soon, self._next_in(take, queue, ask)]))
+        soon = [self._next_in(take, queue, ask)]
+        if outcome.locked:
+            soon.append(LOCKED_S)
+        if unseen:
+            soon.append(max(0.0, queue.search_at - boot_now()))
+        return held(min(soon))
 
     def _next_in(self, take: Take, queue: Queue, ask: Execute) -> float:
         """When the next job is due or the next claim expires: what is free now, and waits, waits for one of these."""
@@ -150,7 +154,7 @@ class Turns:
                 continue
             ranks: Ranks = dict.fromkeys(queue.ranks) if from_beginning else queue.ranks
             where = f"j.queue = x'{hexed(take.name)}' AND ({after(ranks)})"
-            look = self._chosen(take, where, execute)
+            look = self._chosen(take, where, sorted({min(take.n + LOOK_FIRST, LOOK_MAX), LOOK_MAX}), execute)
             looks.append(look)
             if look.full or (look.chosen and look_back):
                 break
@@ -164,18 +168,21 @@ class Turns:
     def _among(self, take: Take, places: Sequence[_Place], execute: Execute) -> Outcome:
         """What a search has found, if it has its turn still."""
         where = sql.at_places(hexed(take.name), [place[:3] for place in places])
-        return self._claimed(take, [self._chosen(take, where, execute)], execute)
+        return self._claimed(take, [self._chosen(take, where, [len(places)], execute)], execute)
 
-    def _chosen(self, take: Take, where: str, execute: Execute) -> Found:
-        """Of the first that are free, those that have their turn and are not locked by anybody; they are, then."""
+    def _chosen(self, take: Take, where: str, mosts: Sequence[int], execute: Execute) -> Found:
+        """Of so many that are free, those that have their turn and are not locked by anybody; they are, then.
+
+        First of as many as the first of ``mosts`` says; where those do not suffice, of more.
+        """
         found = Found(take.n)
         name = hexed(take.name)
         tried: set[int] = set()
-        for most in sorted({min(take.n + LOOK_FIRST, LOOK_MAX), LOOK_MAX}):
+        for most in mosts:
             rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
             places = [place for place in _places(rows) if place.id not in tried]
             tried.update(place.id for place in places)
-            places = self._in_turn(take, places, execute)
+            places = self._in_turn(take, places, found.chosen, execute)
             while places and not found.full:
                 missing = take.n - len(found.chosen)
                 some, places = places[:missing], places[missing:]
@@ -191,11 +198,8 @@ class Turns:
                 break
         return found
 
-    def _in_turn(self, take: Take, places: list[_Place], execute: Execute) -> list[_Place]:
-        """Those that have their turn beside what is worked of their groups, and was first before they were committed.
-
-        None of them has as many jobs of its group before it as may be worked.
-        """
+    def _in_turn(self, take: Take, places: list[_Place], chosen: Sequence[Row], execute: Execute) -> list[_Place]:
+        """Of the first jobs of their groups those that have their turn beside later ones that are worked, or chosen."""
         first: dict[str, int] = {}
         for place in places:
             if place.group is not None:
@@ -205,6 +209,9 @@ class Turns:
         name = hexed(take.name)
         groups = ",".join(f"x'{hexed(group)}'" for group in sorted(first))
         worked: dict[str, list[int]] = {}
+        for row in chosen:
+            if row.group in first:
+                worked.setdefault(row.group, []).append(row.id)
         over: list[_Place] = []
         for *where, in_force in execute(self._worked % (name, groups, min(first.values()))).rows:
             (job,) = _places([where])
@@ -238,9 +245,12 @@ class Turns:
 
     # -- the search -----------------------------------------------------------------------------------------------
 
-    def _searched(self, take: Take, queue: Queue, ask: Execute) -> list[_Place]:
-        """The first in the claim order of what is free among the first jobs of each group, and without a group."""
-        began = boot_now()
+    def _searched(self, take: Take, queue: Queue, ask: Execute) -> tuple[list[_Place], bool]:
+        """The first in the claim order of what is free among the first jobs of each group, and without a group.
+
+        And whether there are groups that it did not come to.
+        """
+        began, begun_at = boot_now(), queue.searched
         name, most = hexed(take.name), take.n + SEARCH_SPARE
         found = _places(ask(self._ungrouped % (name, most)).rows)
         for _ in range(SEARCH_GROUPS_MAX):
@@ -253,7 +263,7 @@ class Turns:
             queue.searched = _places([rows[0][:4]])[0].group
         now = boot_now()
         queue.search_at = now + LOOK_BACK_PART * (now - began) if now - began > SEARCH_SHORT_S else now
-        return sorted(found, key=lambda place: place[:3])[:most]
+        return sorted(found, key=lambda place: place[:3])[:most], (begun_at, queue.searched) != (None, None)
 
 
 def _places(rows: Iterable[Sequence[Any]]) -> list[_Place]:
