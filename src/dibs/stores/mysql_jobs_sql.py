@@ -169,9 +169,9 @@ WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) 
 {_IN_ORDER} LIMIT %d) AS j
 WHERE j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {{job}} AS g FORCE INDEX (job_group)
 WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT %d, 1), j.id) {_IN_ORDER}"""
-COUNT_FREE = f"""\
-SELECT COUNT(*) FROM (
-SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} {_IN_ORDER} LIMIT %d) AS j"""
+# The last of them.
+LAST_FREE = f"""\
+SELECT {_PLACE} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} {_IN_ORDER} LIMIT %d, 1"""
 # Those of these places that are free, without waiting.
 LOCK_FREE = f"""\
 SELECT {_TAKEN}, {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} FOR UPDATE SKIP LOCKED"""

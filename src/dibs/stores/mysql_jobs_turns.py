@@ -7,8 +7,8 @@ its group are live with smaller ids, or claimed with greater ones. Were everythi
 the former would do. But a job that is put within somebody's transaction has its id before others can see it, and a
 later one of its group may be worked by then. Claimed jobs are found by the index of the claims, where there are few.
 
-*The search.* A take looks at LOOK_MAX free jobs in the claim order. Where all of them wait for their turns, it lets go
-of the lock, and steps from group to group in their index, however many jobs each has; the jobs without a group stand
+*The search.* A take looks at free jobs in the claim order. Where LOOK_MAX of them wait for their turns, it lets go of
+the lock, and steps from group to group in their index, however many jobs each has; the jobs without a group stand
 in one stretch of the same index. What it finds it claims under the lock, where it is looked at once more.
 """
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     Execute = Callable[[str], Answer]
     Work = Callable[[Execute], "Outcome"]
 
-# Free jobs that are looked at in the claim order: first some more than are wanted, then so many.
+# Free jobs that are looked at in the claim order: first so many more than are wanted, then so many for as long as some
+# of them have their turn, and so often at most.
 LOOK_FIRST, LOOK_MAX = 20, 500
+LOOKS_MAX = 40
 # Groups of one search; the next one goes on behind them. And how many jobs more than are wanted it brings, since others
 # may have claimed some of them when it has the lock.
 SEARCH_GROUPS_MAX = 200
@@ -82,7 +84,7 @@ class Turns:
     def __init__(self, takes: Takes, text: Callable[[str], str]) -> None:
         self._takes = takes
         self._lock, self._make_lock = text(sql.LOCK_QUEUE), text(sql.MAKE_LOCK)
-        self._look, self._count, self._lock_free = text(sql.LOOK), text(sql.COUNT_FREE), text(sql.LOCK_FREE)
+        self._look, self._last, self._lock_free = text(sql.LOOK), text(sql.LAST_FREE), text(sql.LOCK_FREE)
         self._worked, self._first_ids = text(sql.WORKED), text(sql.FIRST_IDS)
         self._first_of_next, self._ungrouped = text(sql.FIRST_OF_NEXT), text(sql.UNGROUPED)
         self._next_over, self._next_due = text(sql.NEXT_OVER), text(sql.NEXT_DUE)
@@ -152,51 +154,57 @@ class Turns:
                 queue.ranks = dict.fromkeys(self._takes.live_ranks(take.name, queue, execute)) | queue.ranks
             elif not any(queue.ranks.values()):
                 continue
-            ranks: Ranks = dict.fromkeys(queue.ranks) if from_beginning else queue.ranks
-            where = f"j.queue = x'{hexed(take.name)}' AND ({after(ranks)})"
-            look = self._chosen(take, where, sorted({min(take.n + LOOK_FIRST, LOOK_MAX), LOOK_MAX}), execute)
+            look, more = self._looked(take, dict.fromkeys(queue.ranks) if from_beginning else queue.ranks, execute)
             looks.append(look)
+            deep = more if from_beginning else deep
             if look.full or (look.chosen and look_back):
                 break
-            if from_beginning and not look.chosen:
-                ((count,),) = execute(self._count % (where, LOOK_MAX)).rows
-                deep = int(count or 0) >= LOOK_MAX
         if look_back:
             queue.looked_back(began)
         return self._claimed(take, looks, execute, deep)
 
-    def _among(self, take: Take, places: Sequence[_Place], execute: Execute) -> Outcome:
-        """What a search has found, if it has its turn still."""
-        where = sql.at_places(hexed(take.name), [place[:3] for place in places])
-        return self._claimed(take, [self._chosen(take, where, [len(places)], execute)], execute)
-
-    def _chosen(self, take: Take, where: str, mosts: Sequence[int], execute: Execute) -> Found:
-        """Of so many that are free, those that have their turn and are not locked by anybody; they are, then.
-
-        First of as many as the first of ``mosts`` says; where those do not suffice, of more.
-        """
+    def _looked(self, take: Take, ranks: Ranks, execute: Execute) -> tuple[Found, bool]:
+        """What has its turn behind these places, as far as LOOK_MAX jobs bring any; and whether there are more jobs."""
         found = Found(take.n)
-        name = hexed(take.name)
-        tried: set[int] = set()
-        for most in mosts:
-            rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
-            places = [place for place in _places(rows) if place.id not in tried]
-            tried.update(place.id for place in places)
-            places = self._in_turn(take, places, found.chosen, execute)
-            while places and not found.full:
-                missing = take.n - len(found.chosen)
-                some, places = places[:missing], places[missing:]
-                at_places = sql.at_places(name, [place[:3] for place in some])
-                locked = {row.id: row for row in rows_of(execute(self._lock_free % at_places).rows)}
-                for place in some:
-                    row = locked.get(place.id)
-                    if row is None or row.group != place.group:  # it was replaced, and is another job now
-                        found.locked = True
-                    else:
-                        found.add(row)
+        name, first, most = hexed(take.name), None, min(take.n + LOOK_FIRST, LOOK_MAX)
+        for _ in range(LOOKS_MAX):
+            where = f"j.queue = x'{name}' AND ({after(ranks, first)})"
+            chosen = len(found.chosen)
+            self._choose(take, where, most, found, execute)
             if found.full:
                 break
-        return found
+            rows = execute(self._last % (where, most - 1)).rows
+            if not rows:
+                return found, False
+            if most == LOOK_MAX and len(found.chosen) == chosen:
+                break
+            (last,) = _places(rows)
+            ranks, first, most = {**ranks, last.rank: (last.due_at, last.id)}, last.rank, LOOK_MAX
+        return found, True
+
+    def _among(self, take: Take, places: Sequence[_Place], execute: Execute) -> Outcome:
+        """What a search has found, if it has its turn still."""
+        found = Found(take.n)
+        where = sql.at_places(hexed(take.name), [place[:3] for place in places])
+        self._choose(take, where, len(places), found, execute)
+        return self._claimed(take, [found], execute)
+
+    def _choose(self, take: Take, where: str, most: int, found: Found, execute: Execute) -> None:
+        """Of so many that are free choose those that have their turn, and lock them, unless somebody has."""
+        name = hexed(take.name)
+        rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
+        places = self._in_turn(take, _places(rows), found.chosen, execute)
+        while places and not found.full:
+            missing = take.n - len(found.chosen)
+            some, places = places[:missing], places[missing:]
+            at_places = sql.at_places(name, [place[:3] for place in some])
+            locked = {row.id: row for row in rows_of(execute(self._lock_free % at_places).rows)}
+            for place in some:
+                row = locked.get(place.id)
+                if row is None or row.group != place.group:  # it was replaced, and is another job now
+                    found.locked = True
+                else:
+                    found.add(row)
 
     def _in_turn(self, take: Take, places: list[_Place], chosen: Sequence[Row], execute: Execute) -> list[_Place]:
         """Of the first jobs of their groups those that have their turn beside later ones that are worked, or chosen."""
