@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     Execute = Callable[[str], Answer]
     Work = Callable[[Execute], "Outcome"]
 
-# Free jobs that are looked at in the claim order: first so many more than are wanted, then so many for as long as some
-# of them have their turn, and so often at most.
+# Free jobs that are looked at in the claim order: first so many more than are wanted, then so many. As long as some of
+# them have their turn it goes on, with twice as many each time, and so often at most.
 LOOK_FIRST, LOOK_MAX = 20, 500
-LOOKS_MAX = 40
+LOOKS_MAX = 6
 # Groups of one search; the next one goes on behind them. And how many jobs more than are wanted it brings, since others
 # may have claimed some of them when it has the lock.
 SEARCH_GROUPS_MAX = 200
@@ -164,7 +164,7 @@ class Turns:
         return self._claimed(take, looks, execute, deep)
 
     def _looked(self, take: Take, ranks: Ranks, execute: Execute) -> tuple[Found, bool]:
-        """What has its turn behind these places, as far as LOOK_MAX jobs bring any; and whether there are more jobs."""
+        """What has its turn behind these places, as far as the jobs there bring any; and whether there are more."""
         found = Found(take.n)
         name, first, most = hexed(take.name), None, min(take.n + LOOK_FIRST, LOOK_MAX)
         for _ in range(LOOKS_MAX):
@@ -176,10 +176,11 @@ class Turns:
             rows = execute(self._last % (where, most - 1)).rows
             if not rows:
                 return found, False
-            if most == LOOK_MAX and len(found.chosen) == chosen:
+            if most >= LOOK_MAX and len(found.chosen) == chosen:
                 break
             (last,) = _places(rows)
-            ranks, first, most = {**ranks, last.rank: (last.due_at, last.id)}, last.rank, LOOK_MAX
+            ranks, first = {**ranks, last.rank: (last.due_at, last.id)}, last.rank
+            most = max(LOOK_MAX, 2 * most)
         return found, True
 
     def _among(self, take: Take, places: Sequence[_Place], execute: Execute) -> Outcome:
