@@ -259,6 +259,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_jobs_put",
         "dibs.stores.mysql_jobs_sql",
         "dibs.stores.mysql_jobs_take",
+        "dibs.stores.mysql_jobs_turns",
         "dibs.stores.mysql_values",
     },
     "dibs.stores.mysql_jobs_ends": {
@@ -284,6 +285,15 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores",
         "dibs.stores.mysql_jobs_sql",
         "dibs.stores.mysql_sql",
+        "dibs.stores.mysql_values",
+    },
+    "dibs.stores.mysql_jobs_turns": {
+        "dibs.clock",
+        "dibs.jobs",
+        "dibs.store",
+        "dibs.stores",
+        "dibs.stores.mysql_jobs_sql",
+        "dibs.stores.mysql_jobs_take",
         "dibs.stores.mysql_values",
     },
     "dibs.stores.mysql_link": {

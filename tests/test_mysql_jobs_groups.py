@@ -16,6 +16,7 @@ from dibs.connecting import locate
 from dibs.jobs import BACK, DEAD, REPLACE, RETRY, Finished, NewJob, Take, Taken
 from dibs.store import Held
 from dibs.stores import mysql_jobs_turns
+from dibs.stores.mysql_watch import LOOK_JOBS_MAX
 from dibs.testing.case import within
 from tests.job_queues import NAME, JobQueue, finishing, soon
 from tests.servers.mysql import MariaDBServer
@@ -330,23 +331,37 @@ def test_a_take_that_is_repeated(queue: JobQueue, other: JobQueue) -> None:
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 
+def rows_read(queue: JobQueue) -> int:
+    """By its connection, since that was opened."""
+    rows = queue.store._connection._execute("SHOW SESSION STATUS LIKE 'Handler_read%'", soon()).rows
+    return sum(int(count) for _, count in rows)
+
+
 def test_a_take_reads_a_bounded_part_of_a_backlog(queue: JobQueue, other: JobQueue) -> None:
     """Whether it finds something or nothing, and also in telling when there will be something."""
     queue.put(*jobs("g", *map(str, range(10_000))))
-    execute = other.store._connection._execute
-
-    def read() -> int:
-        rows = execute("SHOW SESSION STATUS LIKE 'Handler_read%'", soon()).rows
-        return sum(int(count) for _, count in rows)
-
     other.take(1, group_limit=3)
     # A first job and its turn; then all of them are passed over, their turns looked at, and they are counted.
     for expected, at_most in ((Taken, 300), (Taken, 300), (Held, 10 * mysql_jobs_turns.LOOK_MAX)):
-        before = read()
+        before = rows_read(other)
         outcome = other.take(1, group_limit=3)
-        cost = read() - before
+        cost = rows_read(other) - before
         assert isinstance(outcome, expected)
         assert cost < at_most
+
+
+def test_a_watch_reads_a_bounded_part_of_a_backlog(queue: JobQueue, other: JobQueue) -> None:
+    """Whether there is something for those who wait, or only what waits for its turn."""
+    queue.put(*jobs("g", *map(str, range(5_000))))
+    watch = other.store.watch("address", soon())
+    ready = []
+    for _ in range(2):
+        before = rows_read(other)
+        ready.append(list(watch.changed([NAME])))
+        watch._jobs_at = float("-inf")
+        assert rows_read(other) - before < 5 * LOOK_JOBS_MAX
+        queue.take(1, group_limit=1)
+    assert ready == [[NAME], []]
 
 
 def test_no_take_with_a_limit_reads_the_whole_table(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:

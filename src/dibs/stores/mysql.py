@@ -535,7 +535,8 @@ class MySQLStore:
 
     def watch(self, address: str, deadline: Deadline) -> MySQLWatch:
         self._connection.ask(sql.CLOCK, deadline)
-        return MySQLWatch(self._connection, self._sql["LOOK"], self._sql["READY"], address)
+        looks = (self._sql[verb] for verb in ("LOOK", "ANY_FREE", "READY"))
+        return MySQLWatch(self._connection, *looks, address=address)
 
     def close(self) -> None:
         self._connection.close()

@@ -175,13 +175,10 @@ SELECT {_PLACE} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} {_I
 # Those of these places that are free, without waiting.
 LOCK_FREE = f"""\
 SELECT {_TAKEN}, {unix_us(NOW)} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} FOR UPDATE SKIP LOCKED"""
-# Jobs of these groups that are claimed, with greater ids than this, and whether that is in force.
+# Jobs of these groups that are claimed, and whether that is in force.
 WORKED = f"""\
 SELECT {_PLACE}, j.expires_at > {NOW} FROM {{job}} AS j FORCE INDEX (job_claim)
-WHERE j.claim_id IS NOT NULL AND j.queue = x'%s' AND j.job_group IN (%s) AND j.id > %d"""
-FIRST_IDS = """\
-SELECT g.id FROM {job} AS g FORCE INDEX (job_group) WHERE g.queue = x'%s' AND g.job_group = x'%s'
-ORDER BY g.id LIMIT %d"""
+WHERE j.claim_id IS NOT NULL AND j.queue = x'%s' AND j.job_group IN (%s)"""
 # The first of the group that comes next, and which of them are free; and those without a group.
 FIRST_OF_NEXT = f"""\
 SELECT {_PLACE}, {_FREE} FROM {{job}} AS j FORCE INDEX (job_group) WHERE j.queue = x'%s' AND j.job_group = (
@@ -274,10 +271,15 @@ MAX(IF(s.state = 'ready', s.age, 0)) FROM (SELECT j.queue, {_STATE} AS state,
 TIMESTAMPDIFF(MICROSECOND, j.due_at, {NOW}) AS age FROM {{job}} AS j WHERE j.queue >= x'%s' AND j.queue < x'%s') AS s
 GROUP BY s.queue"""
 DEPTHS_ENDED = "SELECT queue, SUM(state = 'dead') FROM {job_end} WHERE queue >= x'%s' AND queue < x'%s' GROUP BY queue"
-# Which queues have something ready. Of a group only the first job counts: what it is followed by may not have its turn,
-# and a hint that leads to nothing is worse than one that is left out.
-READY = f"""\
+# Which queues have something that is free, and whether one of them has something ready among the first that are. Of a
+# group only the first job counts: what it is followed by may not have its turn, and a hint that leads to nothing is
+# worse than one that is left out.
+ANY_FREE = f"""\
 SELECT GROUP_CONCAT(a.i) FROM {{asked}} WHERE EXISTS (
-SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = UNHEX(a.name) AND j.due_at <= {NOW} AND {NOT_CLAIMED}
-AND (j.job_group IS NULL OR NOT EXISTS (SELECT 1 FROM {{job}} AS g FORCE INDEX (job_group)
+SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = UNHEX(a.name) AND {_FREE})"""
+READY = f"""\
+(EXISTS (SELECT 1 FROM (
+SELECT j.queue, j.id, j.job_group FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = x'%s' AND {_FREE}
+{_IN_ORDER} LIMIT %d) AS j
+WHERE j.job_group IS NULL OR NOT EXISTS (SELECT 1 FROM {{job}} AS g FORCE INDEX (job_group)
 WHERE g.queue = j.queue AND g.job_group = j.job_group AND g.id < j.id)))"""

@@ -1,11 +1,12 @@
 """Takes from the queues of MySQL and MariaDB with a limit for each group: whose turn it is, and how that is found.
 
-*The limit.* Takes with a limit from one queue go one after the other: each first locks a row that stands for the queue,
-and all it counts by is read in statements that begin after that, so that it sees what was claimed before. It locks that
-row before any job and waits for no job, so nobody waits in a circle. A job has its turn while fewer than n others of
-its group are live with smaller ids, or claimed with greater ones. Were everything committed in the order of the ids,
-the former would do. But a job that is put within somebody's transaction has its id before others can see it, and a
-later one of its group may be worked by then. Claimed jobs are found by the index of the claims, where there are few.
+*The limit.* A job may be claimed when it is one of the first n of its group, and fewer than n of the group are claimed.
+The former alone would do, if no job joined a group before others that are worked. But some do: one that was put within
+somebody's transaction, which has its id before others can see it; one that is revived, or replaced. Claimed jobs are
+found by the index of the claims, where there are few. So that nobody claims between the counting and the claiming,
+takes with a limit from one queue go one after the other: each first locks a row that stands for the queue, and counts
+in statements that begin after that. It locks that row before any job, and waits for no job, so nobody waits in a
+circle.
 
 *The search.* A take looks at free jobs in the claim order. Where LOOK_MAX of them wait for their turns, it lets go of
 the lock, and steps from group to group in their index, however many jobs each has; the jobs without a group stand
@@ -14,6 +15,7 @@ in one stretch of the same index. What it finds it claims under the lock, where 
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
@@ -25,13 +27,13 @@ from dibs.stores.mysql_jobs_take import Found, after, held, rows_of
 from dibs.stores.mysql_values import hexed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from dibs.jobs import Take, Taken
     from dibs.store import Held
     from dibs.stores.mysql_drivers import Answer
-    from dibs.stores.mysql_jobs_take import Queue, Ranks, Row, Takes
+    from dibs.stores.mysql_jobs_take import Queue, Ranks, Takes
 
     Execute = Callable[[str], Answer]
     Work = Callable[[Execute], "Outcome"]
@@ -85,8 +87,8 @@ class Turns:
         self._takes = takes
         self._lock, self._make_lock = text(sql.LOCK_QUEUE), text(sql.MAKE_LOCK)
         self._look, self._last, self._lock_free = text(sql.LOOK), text(sql.LAST_FREE), text(sql.LOCK_FREE)
-        self._worked, self._first_ids = text(sql.WORKED), text(sql.FIRST_IDS)
-        self._first_of_next, self._ungrouped = text(sql.FIRST_OF_NEXT), text(sql.UNGROUPED)
+        self._worked, self._ungrouped = text(sql.WORKED), text(sql.UNGROUPED)
+        self._first_of_next = text(sql.FIRST_OF_NEXT)
         self._next_over, self._next_due = text(sql.NEXT_OVER), text(sql.NEXT_DUE)
 
     def take(
@@ -194,8 +196,13 @@ class Turns:
         """Of so many that are free choose those that have their turn, and lock them, unless somebody has."""
         name = hexed(take.name)
         rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
-        places = self._in_turn(take, _places(rows), found.chosen, execute)
-        while places and not found.full:
+        places = _places(rows)
+        worked = self._worked_of(take, {place.group for place in places if place.group is not None}, execute)
+        worked.update(row.group for row in found.chosen if row.group is not None)
+        while not found.full:
+            places = [place for place in places if place.group is None or worked[place.group] < take.group_limit]
+            if not places:
+                break
             missing = take.n - len(found.chosen)
             some, places = places[:missing], places[missing:]
             at_places = sql.at_places(name, [place[:3] for place in some])
@@ -204,45 +211,30 @@ class Turns:
                 row = locked.get(place.id)
                 if row is None or row.group != place.group:  # it was replaced, and is another job now
                     found.locked = True
-                else:
+                elif row.group is None or worked[row.group] < take.group_limit:
+                    chosen = len(found.chosen)
                     found.add(row)
+                    if row.group is not None:
+                        worked[row.group] += len(found.chosen) - chosen
 
-    def _in_turn(self, take: Take, places: list[_Place], chosen: Sequence[Row], execute: Execute) -> list[_Place]:
-        """Of the first jobs of their groups those that have their turn beside later ones that are worked, or chosen."""
-        first: dict[str, int] = {}
-        for place in places:
-            if place.group is not None:
-                first[place.group] = min(place.id, first.get(place.group, place.id))
-        if not first:
-            return places
-        name = hexed(take.name)
-        groups = ",".join(f"x'{hexed(group)}'" for group in sorted(first))
-        worked: dict[str, list[int]] = {}
-        for row in chosen:
-            if row.group in first:
-                worked.setdefault(row.group, []).append(row.id)
-        over: list[_Place] = []
-        for *where, in_force in execute(self._worked % (name, groups, min(first.values()))).rows:
+    def _worked_of(self, take: Take, groups: Collection[str], execute: Execute) -> Counter[str]:
+        """How many jobs of each of these groups are claimed, wherever they are."""
+        worked: Counter[str] = Counter()
+        if not groups:
+            return worked
+        name, over = hexed(take.name), {}
+        rows = execute(self._worked % (name, ",".join(f"x'{hexed(group)}'" for group in sorted(groups)))).rows
+        for *where, in_force in rows:
             (job,) = _places([where])
-            assert job.group is not None
-            if job.id > first[job.group]:
-                worked.setdefault(job.group, []).append(job.id)
-                over += [job] * (in_force != b"1")
+            worked[job.group or ""] += 1
+            if in_force != b"1":
+                over[job.id] = job
         if over:
             # An extension that was asked for in time may be about to be committed. What nobody has locked is over.
-            at_places = sql.at_places(name, [place[:3] for place in over])
-            ended = {row.id for row in rows_of(execute(self._lock_free % at_places).rows)}
-            worked = {group: [job for job in jobs if job not in ended] for group, jobs in worked.items()}
-        for group, jobs in worked.items():
-            rows = execute(self._first_ids % (name, hexed(group), take.group_limit)).rows
-            before = {int(job or 0): count for count, (job,) in enumerate(rows)}
-            places = [
-                place
-                for place in places
-                if place.group != group
-                or before.get(place.id, take.group_limit) + sum(job > place.id for job in jobs) < take.group_limit
-            ]
-        return places
+            at_places = sql.at_places(name, [job[:3] for job in over.values()])
+            for row in rows_of(execute(self._lock_free % at_places).rows):
+                worked[over[row.id].group or ""] -= 1
+        return worked
 
     def _claimed(self, take: Take, looks: list[Found], execute: Execute, deep: bool = False) -> Outcome:
         """Claim what the last look chose that chose any."""

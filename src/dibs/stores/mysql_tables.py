@@ -52,7 +52,8 @@ class Tables:
         self._names["database"] = "`" + database.replace("`", "``") + "`"
         #: The statements, by their verbs, ready for their values.
         self.sql = {verb: self.text(getattr(sql, verb), *columns) for verb, columns in _ASKED.items()}
-        self.sql["READY"] = self.text(mysql_jobs_sql.READY, "name")
+        self.sql["ANY_FREE"] = self.text(mysql_jobs_sql.ANY_FREE, "name")
+        self.sql["READY"] = self.text(mysql_jobs_sql.READY)
 
     @property
     def lease(self) -> str:

@@ -1,7 +1,8 @@
 """What stands in for a signal on MySQL: a look, every now and then, at all the names that a client waits for.
 
-A name may be a lease's or a queue's. Nothing tells which, so both are looked for; whether a queue has something ready
-takes a look at all its live jobs, in the worst case, so that is done the less often the longer it takes.
+A name may be a lease's or a queue's. Nothing tells which, so both are looked for. Of a queue the first free jobs are
+looked at. Where all of these wait for others of their groups, nothing is told: whoever waits asks again by himself, and
+finds what is behind them. Jobs are looked for the less often the longer it takes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # A look: at how many names, and how long it may take.
 LOOK_NAMES_MAX = 200
 LOOK_LIMIT_S = 1.0
+# Free jobs of a queue that are looked at.
+LOOK_JOBS_MAX = 500
 # Where no queues are kept, it is seen this much later that they are now.
 NO_QUEUES_S = 1.0
 
@@ -34,10 +37,10 @@ class MySQLWatch:
 
     interval_s: float | None = 0.002
 
-    def __init__(self, connection: Connection, look: str, look_for_jobs: str, address: str) -> None:
+    def __init__(self, connection: Connection, look: str, any_free: str, ready: str, *, address: str) -> None:
         self._connection = connection
         self._look = look
-        self._look_for_jobs = look_for_jobs
+        self._any_free, self._ready = any_free, ready
         #: By the boot clock.
         self._jobs_at = float("-inf")
         self._address = hexed(address)
@@ -56,21 +59,26 @@ class MySQLWatch:
         asked = document(f'["{hexed(name)}"]' for name in some)
         deadline = Deadline(RealClock(), boot_now() + LOOK_LIMIT_S)
         found = self._connection.pieces(self._look, (asked, self._address, self._address), deadline)
-        return [some[int(i) - 1] for i in [*found, *self._with_jobs(asked, deadline)]]
+        return [*(some[int(i) - 1] for i in found), *self._with_jobs(some, asked, deadline)]
 
-    def _with_jobs(self, asked: str, deadline: Deadline) -> list[bytes]:
+    def _with_jobs(self, names: list[str], asked: str, deadline: Deadline) -> list[str]:
         """Which of them are queues with something ready."""
         began = boot_now()
         if began < self._jobs_at:
             return []
         try:
-            ((joined,),) = self._connection.attempt(self._look_for_jobs % asked, deadline).rows
+            ((joined,),) = self._connection.attempt(self._any_free % asked, deadline).rows
+            some = [names[int(i) - 1] for i in joined.split(b",")] if joined else []
+            if some:
+                each = ",".join(self._ready % (hexed(name), LOOK_JOBS_MAX) for name in some)
+                (ready,) = self._connection.attempt(f"SELECT {each}", deadline).rows
+                some = [name for name, is_ready in zip(some, ready, strict=True) if is_ready == b"1"]
         except (TablesMissing, SetupRequired):  # or none that this login may read
             self._jobs_at = began + NO_QUEUES_S
             return []
         now = boot_now()
         self._jobs_at = now + LOOK_BACK_PART * (now - began)
-        return joined.split(b",") if joined else []
+        return some
 
     def close(self) -> None:
         self._connection.close()
