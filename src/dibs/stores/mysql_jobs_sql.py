@@ -274,12 +274,13 @@ DEPTHS_ENDED = "SELECT queue, SUM(state = 'dead') FROM {job_end} WHERE queue >= 
 # Which queues have something that is free, and whether one of them has something ready among the first that are. Of a
 # group only the first job counts: what it is followed by may not have its turn, and a hint that leads to nothing is
 # worse than one that is left out.
+# (For an EXISTS MariaDB may read all of them first, into a table of its own.)
 ANY_FREE = f"""\
-SELECT GROUP_CONCAT(a.i) FROM {{asked}} WHERE EXISTS (
-SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = UNHEX(a.name) AND {_FREE})"""
+SELECT GROUP_CONCAT(a.i) FROM {{asked}} WHERE (
+SELECT 1 FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = UNHEX(a.name) AND {_FREE} LIMIT 1) = 1"""
 READY = f"""\
 (EXISTS (SELECT 1 FROM (
 SELECT j.queue, j.id, j.job_group FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = x'%s' AND {_FREE}
 {_IN_ORDER} LIMIT %d) AS j
-WHERE j.job_group IS NULL OR NOT EXISTS (SELECT 1 FROM {{job}} AS g FORCE INDEX (job_group)
-WHERE g.queue = j.queue AND g.job_group = j.job_group AND g.id < j.id)))"""
+WHERE j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {{job}} AS g FORCE INDEX (job_group)
+WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT 1), j.id)))"""
