@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # Free jobs that are looked at in the claim order: first so many more than are wanted, then so many. As long as some of
 # them have their turn it goes on, with twice as many each time, and so often at most.
-LOOK_FIRST, LOOK_MAX = 20, 500
-LOOKS_MAX = 6
+LOOK_FIRST, LOOK_MAX = 20, 200
+LOOKS_MAX = 7
 # Groups of one search; the next one goes on behind them. And how many jobs more than are wanted it brings, since others
 # may have claimed some of them when it has the lock.
 SEARCH_GROUPS_MAX = 200
@@ -115,18 +115,17 @@ class Turns:
         taken = outcome.taken or self._takes.again(take, ask)
         if taken:
             return taken
-        soon = [self._next_in(take, queue, ask)]
+        soon = [self._next_in(take.name, queue, ask)]
         if outcome.locked:
             soon.append(LOCKED_S)
         if unseen:
             soon.append(max(0.0, queue.search_at - boot_now()))
         return held(min(soon))
 
-    def _next_in(self, take: Take, queue: Queue, ask: Execute) -> float:
-        """When the next job is due or the next claim expires: what is free now, and waits, waits for one of these."""
-        name = hexed(take.name)
-        due = [self._next_due % (name, rank) for rank in self._takes.live_ranks(take.name, queue, ask)]
-        return self._takes.soonest([self._next_over % name, *due], ask)
+    def _next_in(self, name: str, queue: Queue, ask: Execute) -> float:
+        """When the next job is due or the next claim expires: what is free and waits for its turn waits for these."""
+        due = [self._next_due % (hexed(name), rank) for rank in queue.ranks]
+        return self._takes.soonest([self._next_over % hexed(name), *due], ask)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOK_NAMES_MAX = 200
 LOOK_LIMIT_S = 1.0
 # Free jobs of a queue that are looked at.
-LOOK_JOBS_MAX = 500
+LOOK_JOBS_MAX = 200
 # Where no queues are kept, it is seen this much later that they are now.
 NO_QUEUES_S = 1.0
 
