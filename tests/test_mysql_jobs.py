@@ -294,7 +294,7 @@ def test_missing_tables_and_missing_rights(mysql: MariaDBServer, url: str) -> No
     admin.store.setup(soon())
     assert "dibs_lease_job_end" in admin.store.schema()
     app.put("1")
-    taken = app.taken()
+    taken = app.take(group_limit=1)
     assert app.one(finishing(taken, DEAD, note="e")) == Finished()
     assert app.jobs.revive(NAME, None, soon()) == 1
     watch = app.store.watch("address", soon())

@@ -328,6 +328,13 @@ def test_a_take_that_is_repeated(queue: JobQueue, other: JobQueue) -> None:
     assert told(other.one(take)) == ["1", "4"]
 
 
+def test_a_take_makes_the_tables(queue: JobQueue) -> None:
+    """Also that of the row which it locks, which is no table of jobs."""
+    assert isinstance(queue.take(1, group_limit=1), Held)
+    queue.put(*jobs("g", "1", "2"))
+    assert told(queue.take(10, group_limit=1)) == ["1"]
+
+
 # -- what it costs ----------------------------------------------------------------------------------------------------
 
 
