@@ -178,6 +178,23 @@ def test_a_take_that_looks_twice(
     assert len(looks) == 2
 
 
+def test_a_take_that_sees_a_job_twice(queue: JobQueue, other: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something comes before what it has looked at already, it looks there again, and counts each job once."""
+    monkeypatch.setattr(mysql_jobs_turns, "LOOK_FIRST", 0)
+    queue.put(*jobs("a", "a1", "a2", "a3"), *jobs("b", "b1"), *jobs("a", "a4"))
+    execute = queue.store._connection._execute
+    came: list[tuple[int, ...]] = []
+
+    def watched(statement: str, deadline: Deadline) -> Any:
+        if statement.endswith("LIMIT 3, 1") and not came:  # which is the fourth, behind which it looks on
+            came.append(other.put(*jobs("z", "urgent", priority=9)))
+        return execute(statement, deadline)
+
+    queue.store._connection._execute = watched
+    assert told(queue.take(4, group_limit=2)) == ["a1", "a2", "b1"]
+    assert came
+
+
 def test_a_take_without_a_limit_waits_for_no_other(queue: JobQueue, url: str, mysql: MariaDBServer) -> None:
     """Only takes with a limit wait for whoever is taking with one."""
     queue.put("1", "2")

@@ -170,14 +170,14 @@ class Turns:
         name, first, most = hexed(take.name), None, min(take.n + LOOK_FIRST, LOOK_MAX)
         for _ in range(LOOKS_MAX):
             where = f"j.queue = x'{name}' AND ({after(ranks, first)})"
-            chosen = len(found.chosen)
+            count = len(found.chosen)
             self._choose(take, where, most, found, execute)
             if found.full:
                 break
             rows = execute(self._last % (where, most - 1)).rows
             if not rows:
                 return found, False
-            if most >= LOOK_MAX and len(found.chosen) == chosen:
+            if most >= LOOK_MAX and len(found.chosen) == count:
                 break
             (last,) = _places(rows)
             ranks, first = {**ranks, last.rank: (last.due_at, last.id)}, last.rank
@@ -195,7 +195,9 @@ class Turns:
         """Of so many that are free choose those that have their turn, and lock them, unless somebody has."""
         name = hexed(take.name)
         rows = execute(self._look % (where, hexed(take.claim_id), name, most, take.group_limit - 1)).rows
-        places = _places(rows)
+        # What has come before them since the last look lets this one see some of them again.
+        chosen = {row.id for row in found.chosen}
+        places = [place for place in _places(rows) if place.id not in chosen]
         worked = self._worked_of(take, {place.group for place in places if place.group is not None}, execute)
         worked.update(row.group for row in found.chosen if row.group is not None)
         while not found.full:
@@ -211,10 +213,10 @@ class Turns:
                 if row is None or row.group != place.group:  # it was replaced, and is another job now
                     found.locked = True
                 elif row.group is None or worked[row.group] < take.group_limit:
-                    chosen = len(found.chosen)
+                    count = len(found.chosen)
                     found.add(row)
                     if row.group is not None:
-                        worked[row.group] += len(found.chosen) - chosen
+                        worked[row.group] += len(found.chosen) - count
 
     def _worked_of(self, take: Take, groups: Collection[str], execute: Execute) -> Counter[str]:
         """How many jobs of each of these groups are claimed, wherever they are."""
