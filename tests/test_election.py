@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.notes import MARK
 from dibs.standby import SEAT_TTL_S
+from dibs.stores.sqlite import SQLiteStore
 from dibs.succession import SPARE_S
 from dibs.waiting import NOTE_AFTER_S
 from tests.between import Between
@@ -242,6 +244,23 @@ def test_a_leader_that_dies_while_it_offers(sqlite_url: str, candidates: list[Ca
         eventually(lambda: looker.election("chief").leader() is None, "the term is not offered")
         standby.kill()
         assert heir.wins() > first
+
+
+def test_a_successor_that_is_not_seen_at_first(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nobody is seen to lead is looked at once more: some stores show nobody while a lease changes hands."""
+    shown, looks = SQLiteStore.leases, count(1)
+
+    def blinking(store: SQLiteStore, *asked: Any) -> Any:
+        is_ours = store is ours._desk.session().lane._store
+        return [] if is_ours and next(looks) % 2 else shown(store, *asked)
+
+    with dibs.connect(sqlite_url) as ours, dibs.connect(sqlite_url) as theirs, ThreadPoolExecutor(1) as pool:
+        term = won(ours.election("chief", value="one"))
+        standby = pool.submit(won, theirs.election("chief", value="two"))
+        eventually(lambda: waiting(ours, "chief") == 1, "the standby does not stand by")
+        monkeypatch.setattr(SQLiteStore, "leases", blinking)
+        assert term.resign(to="two", timeout=10)
+        assert standby.result(10).value == "two"
 
 
 def test_a_dead_standby_makes_room(client: dibs.Client, sqlite_url: str, candidates: list[Candidate]) -> None:

@@ -110,13 +110,17 @@ def _answered(session: Session, request: Any) -> Steps[Any]:
 
 
 def _look(session: Session, key: str) -> Steps[StoredLease | None]:
-    ask = session.act(lambda store, deadline: store.leases(key, key + "\x01", deadline))
-    if not (yield session, ask, session.request_timeout_s + session.patience_s):
-        ask.dropped = True
-        raise StoreUnavailable("the store did not answer; the leader has resigned")
-    if ask.error is not None:
-        raise once_more(ask.error)
-    return next(iter(ask.outcome), None)
+    """Who has the name. Nobody, when that is seen twice: ZooKeeper may not show what is just changing hands."""
+    for _ in range(2):
+        ask = session.act(lambda store, deadline: store.leases(key, key + "\x01", deadline))
+        if not (yield session, ask, session.request_timeout_s + session.patience_s):
+            ask.dropped = True
+            raise StoreUnavailable("the store did not answer; the leader has resigned")
+        if ask.error is not None:
+            raise once_more(ask.error)
+        if ask.outcome:
+            return ask.outcome[0]  # type: ignore[no-any-return]
+    return None
 
 
 def _leads(record: StoredLease | None, to: Any) -> bool:

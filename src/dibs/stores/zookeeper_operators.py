@@ -42,25 +42,23 @@ class Operators:
         return found
 
     def _stored(self, session: Session, name: str) -> Flights:
-        """The leases on a name. It may change hands between two reads; then it is read once more."""
+        """The leases on a name."""
         permit, line = self._nodes.permit(name), self._nodes.line(name)
-        for _ in range(TRIES):
-            there, nodes, names = yield [session.get(permit), session.children(permit), session.children(line)]
-            if type(there) is No or type(nodes) is No or not nodes:
-                return []
-            waiting = 0 if type(names) is No else len(waiters(line, names))
-            ledger = ledger_of(there[0])
-            if ledger is not None:
-                held = entries(ledger, nodes)
-                return (yield from self._permits.stored(session, permit, name, held, there[1], waiting))
-            (holder,) = yield [session.get(f"{permit}/{nodes[0]}")]
-            if type(holder) is not No:
-                words, stat = unpacked(there[0]), there[1]
-                _, renewed_at_ms = unbroken(holder[0], holder[1].mtime)
-                ends = self._pool.ends(renewed_at_ms / 1000, words["ttl"])
-                since = stat.ctime / 1000
-                return [StoredLease(name, 1, words["holder"], stat.czxid, since, *ends, words["info"], waiting)]
-        return []
+        there, nodes, names = yield [session.get(permit), session.children(permit), session.children(line)]
+        if type(there) is No or type(nodes) is No or not nodes:
+            return []
+        waiting = 0 if type(names) is No else len(waiters(line, names))
+        ledger = ledger_of(there[0])
+        if ledger is not None:
+            held = entries(ledger, nodes)
+            return (yield from self._permits.stored(session, permit, name, held, there[1], waiting))
+        (holder,) = yield [session.get(f"{permit}/{nodes[0]}")]
+        if type(holder) is No:
+            return []
+        words, stat = unpacked(there[0]), there[1]
+        _, renewed_at_ms = unbroken(holder[0], holder[1].mtime)
+        ends = self._pool.ends(renewed_at_ms / 1000, words["ttl"])
+        return [StoredLease(name, 1, words["holder"], stat.czxid, stat.ctime / 1000, *ends, words["info"], waiting)]
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         session = self._pool.any_session(deadline)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from threading import Event
 from typing import TYPE_CHECKING
 
 from dibs.store import GONE, RELEASED, Granted, Release, Renew, Renewed, Transfer
-from dibs.testing.case import STORE_CASES, asking, claims, equal, fifo, gone, granted, held, pools, rising, together
+from dibs.testing.case import STORE_CASES, asking, claims, equal, fifo, gone, granted, held, pools, rising
 from dibs.testing.pool_cases import permits, slot
 
 if TYPE_CHECKING:
@@ -37,30 +35,6 @@ def a_transfer_changes_hands_at_once(bench: Bench) -> None:
     equal(type(other.renew(name, b)), Renewed, "b's renewal")
     equal(other.release(name, b), RELEASED, "b's release")
     rising([second, granted(store.acquire(name, c), "c at last")], "the tokens of b and c")
-
-
-@STORE_CASES.case("P3, P8")
-def what_changes_hands_is_seen_all_the_time(bench: Bench) -> None:
-    """Whoever looks while a lease changes hands sees the one who had it or the one who has it, and never nobody."""
-    store, other, name, hands = bench.open(), bench.open(), bench.name(), claims(40)
-    store.acquire(name, hands[0])
-    over = Event()
-
-    def hand_on() -> list[int]:
-        try:
-            return [granted(store.act(moving(name, a, b))[0], "the next") for a, b in pairwise(hands)]
-        finally:
-            over.set()
-
-    def look() -> list[int]:
-        seen = [other.shown(name).fencing_token]
-        while not over.is_set():
-            seen.append(other.shown(name).fencing_token)
-        return seen
-
-    given, seen = together([hand_on, look])
-    rising(given, "the tokens that were given")
-    equal(seen, sorted(seen), "the tokens that were seen")
 
 
 @STORE_CASES.case("P2, P5, P8")
