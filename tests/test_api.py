@@ -545,7 +545,7 @@ def test_ctrl_c_while_the_server_is_stuck_leaves_a_ttl_at_most(own_postgres: Pos
         had(client.lock("signalled")).release()
         for _ in range(3):
             process = start(url, "busy", ttl="2")
-            time.sleep(0.1)
+            time.sleep(0.1)  # somewhere in its acquiring and releasing
             with own_postgres.paused():
                 time.sleep(0.1)  # so that a statement is under way
                 process.send_signal(signal.SIGINT)

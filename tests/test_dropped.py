@@ -21,6 +21,9 @@ if url.startswith("zookeeper"):
 def files():
     return len(os.listdir("/proc/self/fd"))
 
+def somebody_waits(client):  # which begins the thread that waits
+    return client._desk.session().waiting._bell is not None
+
 def use():
     client = dibs.connect(url, ttl=ttl)
     def other():
@@ -29,7 +32,8 @@ def use():
     with client.lock("x"):
         waiter = threading.Thread(target=other)
         waiter.start()
-        time.sleep(0.2)
+        while not somebody_waits(client):
+            time.sleep(0.01)  # before another look
     waiter.join()
     left = client.lock("left").acquire()  # dropped with the client, without release
     return weakref.ref(client), weakref.ref(client._desk.session())
@@ -41,7 +45,8 @@ async def use_async():
             pass
     async with client.lock("x"):
         waiter = asyncio.create_task(other())
-        await asyncio.sleep(0.2)
+        while not somebody_waits(client):
+            await asyncio.sleep(0.01)  # before another look
     await waiter
     left = await client.lock("left").acquire()
     return weakref.ref(client), weakref.ref(client._desk.session())
@@ -58,7 +63,7 @@ while True:
         break
     assert time.monotonic() < end, left
     del left
-    time.sleep(0.02)
+    time.sleep(0.02)  # before another look
 """
 
 

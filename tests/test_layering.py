@@ -225,6 +225,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_columns",
         "dibs.stores.mysql_jobs",
         "dibs.stores.mysql_link",
+        "dibs.stores.mysql_operators",
         "dibs.stores.mysql_pins",
         "dibs.stores.mysql_pools",
         "dibs.stores.mysql_pools_plain",
@@ -304,6 +305,13 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.tables",
     },
     "dibs.stores.mysql_pins": {"dibs.stores", "dibs.stores.mysql_sql", "dibs.stores.mysql_values"},
+    "dibs.stores.mysql_operators": {
+        "dibs.store",
+        "dibs.stores",
+        "dibs.stores.mysql_sql",
+        "dibs.stores.mysql_values",
+        "dibs.stores.tables",
+    },
     "dibs.stores.mysql_pools": {
         "dibs.store",
         "dibs.stores.mysql_pools_plain",
@@ -884,7 +892,7 @@ LONG = {
     "dibs.session": "what may happen to a hold, under one mutex: asked for, ended, lost, closed",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
-    "dibs.stores.mysql": "the acts: releasing, renewing, acquiring, the line, what operators see, in one place",
+    "dibs.stores.mysql": "the acts on leases: acquiring, the line, renewing, releasing, each for one and for many",
 }
 
 

@@ -9,13 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import DibsError
 from dibs.store import ANY_TICKET, RELEASED, Acquire, Granted, Held, Mismatch, Release, Transfer
@@ -24,17 +21,9 @@ from dibs.stores.mysql import MySQLStore
 from dibs.stores.mysql_pools_plain import LOCKED_TIMES, plainly
 from dibs.stores.permits import Grant, State, decide
 from tests import test_store_machine as machine
+from tests.job_queues import soon
 from tests.servers.mysql import MariaDBServer
-
-DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
-
-
-def database_of(url: str) -> str:
-    return urlsplit(url).path[1:]
-
-
-def soon(seconds: float = 10) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
+from tests.test_mysql_jobs import DRIVERS, database_of
 
 
 def asked(claim_id: str, limit: int, take: int = 1, **how: Any) -> Acquire:
@@ -361,14 +350,14 @@ while now() < until:
         if not isinstance(outcome, Held):
             break
         ticket = outcome.ticket
-        time.sleep(chance.random() * 0.005)
+        time.sleep(chance.random() * 0.005)  # before another look
     if isinstance(outcome, Held):
         if ticket is not None:
             store.act([Release("gate", claim, 1, ticket)], soon())
         continue
     assert isinstance(outcome, Granted), outcome
     tell("in", claim, outcome.slot, outcome.fencing_token, take, now(), sent + ttl - 0.05)
-    time.sleep(chance.random() * 0.01)
+    time.sleep(chance.random() * 0.01)  # the work
     what = chance.random()
     if what < 0.2:
         sent = now()
@@ -409,7 +398,7 @@ def test_a_crowd_never_has_more_than_there_is(url: str, store: MySQLStore) -> No
         process.stdin.write("\n")
         process.stdin.flush()
     for process in processes[:3]:
-        time.sleep(seconds / 5)
+        time.sleep(seconds / 5)  # so that the crowd goes on for a while with those that are left
         process.kill()
     for process, listener in zip(processes, listeners, strict=True):
         listener.join(120)

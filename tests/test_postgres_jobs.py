@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import time
 from collections.abc import Generator, Iterator
@@ -41,10 +40,10 @@ from dibs.jobs import (
 from dibs.store import Held, StoreBusy
 from dibs.stores import postgres_jobs
 from dibs.stores.postgres_jobs_places import Place, Stretch
-from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.testing.case import together
 from tests.callers import KINDS, Caller
 from tests.job_queues import JobQueue, finishing, soon
+from tests.planned import check_plans
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually
 
@@ -213,7 +212,6 @@ def test_a_claim_writes_no_index(queue: Queue, postgres_url: str) -> None:
 def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, postgres_url: str) -> None:
     """Whatever a statement was planned for, it finds rows by their order, or by their ids, never by going through."""
     queue.put("1")
-    sql = JobTables("public", "dibs_lease").sql
     largest = 2**63 - 1
     stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{NULL}}', '{{{largest}}}', '{{-100,1}}', '{{-1,100}}'"
     found_by = {
@@ -229,23 +227,8 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
         "PUT_keep": ("'p', 'q', '{a,b}', '{1,2}', '{}', '{}', '{}', '{}', '{}', '{}'", "(key = a.key)"),
         "PUT": ("'{p}', '{q}', '{0}', '{}', '{1,2}', '{}', '{}', '{}', '{}', '{}', '{}', true", "(put_id = ANY"),
     }
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        for setting in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "material"):
-            connection.execute(f"SET enable_{setting} = off")
-        connection.execute("SET plan_cache_mode = force_generic_plan")
-        for state in ("new", "emptied"):
-            if state == "emptied":
-                connection.execute("DELETE FROM dibs_lease_job")
-                connection.execute("VACUUM ANALYZE dibs_lease_job")
-            for verb, (values, place) in found_by.items():
-                connection.execute(b"PREPARE s AS " + sql[verb])
-                rows = connection.execute(f"EXPLAIN EXECUTE s ({values})").fetchall()
-                plan = "\n".join(row for (row,) in rows)
-                assert place in plan, f"{verb} on a table that is {state}:\n{plan}"
-                assert "Seq Scan on dibs" not in plan, f"{verb} on a table that is {state}:\n{plan}"
-                by = re.findall(r"Scan using (\S+) on .*\n +Index Cond: \(id ", plan)
-                assert all(index.endswith("_pkey") for index in by), f"{verb} on a table that is {state}:\n{plan}"
-                connection.execute("DEALLOCATE s")
+    places = {verb: (values, [place]) for verb, (values, place) in found_by.items()}
+    check_plans(postgres_url, ["dibs_lease_job"], places, "")
 
 
 def test_takes_look_on_from_where_the_last_ended() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import dibs
-from dibs.clock import Deadline, RealClock
-from dibs.connecting import locate
 from dibs.store import (
     ANY_SLOT,
     GONE,
@@ -28,29 +25,18 @@ from dibs.store import (
     Store,
     Transfer,
 )
+from tests.job_queues import soon
 from tests.servers.redis import RedisServer
+from tests.test_redis import opened
 
 # How much lower than any time a free slot's number stands in the set of a name's slots.
 FREE = 10**10
 IDLE_KEEP_MS = 2 * 3600 * 1000
 
 
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
-
-
 @pytest.fixture
 def prefix(redis_url: str) -> str:
     return redis_url.partition("prefix=")[2]
-
-
-@contextmanager
-def opened(url: str) -> Iterator[Store]:
-    store = locate(url)[0].open()
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def now_on(look: Any) -> float:
@@ -141,7 +127,7 @@ def test_dead_holders_of_permits_leave_nothing(redis: RedisServer, redis_url: st
     with opened(redis_url) as store:
         asked = [Acquire("n:x", f"a-{i}", 0.05, "h", permits=5) for i in range(5)]
         store.act([*asked, Acquire("n:y", "a-1", 0.05, "h", permits=5)], soon())
-        time.sleep(0.1)
+        time.sleep(0.1)  # their time is over
         assert store.leases("n:", "n;", soon()) == []
         store.act([Acquire("n:x", "b-1", 60, "h", permits=5)], soon())
         with redis.client() as look:
@@ -189,7 +175,7 @@ def test_a_grant_that_leaves_permits_wakes_the_next(redis: RedisServer, redis_ur
             return isinstance(store.act([asking(who)], soon())[0], Granted)
 
         store.act([asking("a", 3), asking("dead")], soon())
-        time.sleep(LINE_GRACE_S + 0.1)
+        time.sleep(LINE_GRACE_S + 0.1)  # who has not asked again is dead
         store.act([asking("b"), asking("c"), asking("d"), asking("e")], soon())
         assert heard() == []
         store.act([Release("n:x", "a-1")], soon())
@@ -232,7 +218,7 @@ def test_out_of_memory_a_refused_acquire_changes_nothing(own_redis: RedisServer)
         store.act([Acquire("n:x", f"a-{i}", 60, "h", permits=9) for i in range(5)], soon())
         store.act([Acquire("n:x", f"b-{i}", 0.05, "h", permits=9) for i in range(3)], soon())
         store.act([Release("n:x", "a-1", 2)], soon())
-        time.sleep(0.1)
+        time.sleep(0.1)  # the time of three of them is over
         own_redis.ask("CONFIG", "SET", "maxmemory", "1kb")
 
         def everything() -> dict[str, Any]:

@@ -18,9 +18,9 @@ crashed ``CRASHES_MAX`` times is claimed alone, so that its neighbours are not c
 Jobs are taken in the order of their priority (the greatest first), of ``due_at``, and of their ids. Of a *group* with
 a limit of n only the n live jobs with the smallest ids may be claimed, and only while fewer than n of the group are (a
 job that is revived, replaced, or committed late, joins it before some that are worked). So at most n of a group are
-worked at a time, and with a limit of 1 in the order in which they were put, also while one waits for its next try.
-However many jobs of busy groups come first, a take finds those that may be claimed behind them; it may find fewer than
-it asked for, and a job without a group somewhat later than its turn.
+worked at a time, if all who take have that limit, and with a limit of 1 in the order in which they were put, also while
+one waits for its next try. However many jobs of busy groups come first, a take finds those that may be claimed behind
+them; it may find fewer than it asked for, and a job without a group somewhat later than its turn.
 
 Every act is atomic by itself, and repeating it is safe: a put is told by its queue and ``put_id``, a take by its
 ``claim_id``; what was ended once is reported as gone. A put is told for as long as one of its jobs has not ended,

@@ -48,6 +48,7 @@ from dibs.stores import mysql_address, mysql_check, mysql_columns, mysql_pools, 
 from dibs.stores import mysql_sql as sql
 from dibs.stores.columns import Columns, in_call
 from dibs.stores.mysql_link import Connection
+from dibs.stores.mysql_operators import Operators
 from dibs.stores.mysql_pins import Pins
 from dibs.stores.mysql_tables import Tables
 from dibs.stores.mysql_values import (
@@ -65,7 +66,6 @@ from dibs.stores.mysql_values import (
 )
 from dibs.stores.mysql_watch import MySQLWatch
 from dibs.stores.rounds import Row, Seen
-from dibs.stores.tables import TablesMissing, without_history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -98,8 +98,6 @@ CAPABILITIES = Capabilities(
     guard=True,
 )
 OPTIONS = mysql_address.OPTIONS
-# Steps of one purge.
-PURGE_STEPS_MAX = 100_000
 
 
 class MySQLStore:
@@ -112,6 +110,7 @@ class MySQLStore:
         self._columns = Columns(partial(mysql_columns.rows_of, self._connection))
         self._plain = mysql_pools_plain.Plain(self._tables.text)
         self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop, self._plain.tallies)
+        self._operators = Operators(self._connection, self._tables, self._pools, self._pins)
 
     @cached_property
     def jobs(self) -> MySQLJobs:
@@ -436,57 +435,13 @@ class MySQLStore:
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
-        rows = self._connection.rows(self._sql["LIST"], (hexed(first), hexed(before)), deadline)
-        return [
-            StoredLease(
-                name.decode(),
-                int(slot),
-                (holder or b"").decode(),
-                int(token),
-                int(since_us) / 1e6,
-                int(until_us) / 1e6,
-                int(left_us) / 1e6,
-                None if info is None else info.decode(),
-                int(waiting),
-                int(take),
-            )
-            for name, slot, holder, token, since_us, until_us, left_us, info, waiting, take in rows
-        ]
+        return self._operators.leases(first, before, deadline)
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        self._connection.wrote = False
-        which = (hexed(name), fencing_token)
-        broken = self._connection.write(self._sql["BREAK"], which, deadline)
-        if broken and now:  # as a second step, so that a history can tell it from a release
-            self._connection.write(self._sql["BREAK_NOW"], which, deadline)
-        return bool(broken)
+        return self._operators.break_lease(name, fencing_token, now, deadline)
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
-        self._connection.wrote = False
-        self._connection.write(self._sql["PURGE_FLOOR"], (us(older_than),), deadline)
-        purged = 0
-        for _ in range(PURGE_STEPS_MAX):
-            some = self._connection.write(self._sql["PURGE_SOME"], (us(older_than),), deadline)
-            purged += some
-            if some < sql.PURGE_ROWS:
-                break
-        purged += self._purge_pools(older_than, deadline)
-        self._connection.write(self._sql["PURGE_LINE"], (), deadline)
-        for _ in range(PURGE_STEPS_MAX):
-            if not self._connection.transaction(self._pins.drop_rest, deadline):
-                break
-        return purged
-
-    def _purge_pools(self, older_than: float, deadline: Deadline) -> int:
-        purged, after = 0, ""
-        for _ in range(PURGE_STEPS_MAX):
-            names = self._pools.idle(partial(self._connection.ask, deadline=deadline), us(older_than), after)
-            if not names:
-                break
-            after = names[-1]
-            purged += self._connection.transaction(partial(self._pools.purge, names, us(older_than)), deadline)
-            self._connection.wrote = self._connection.wrote or purged > 0
-        return purged
+        return self._operators.purge(older_than, deadline)
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.reopen(deadline)
@@ -513,23 +468,7 @@ class MySQLStore:
         self._connection.make(self.history_schema(keep), deadline)
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
-        self._connection.reopen(deadline)
-        try:
-            rows = self._connection.attempt(self._tables.history() % (hexed(name), limit), deadline).rows
-        except TablesMissing:
-            raise without_history() from None
-        return [
-            StoredGrant(
-                int(slot or 0),
-                (holder or b"").decode(),
-                int(token or 0),
-                int(since_us or 0) / 1e6,
-                None if until_us is None else int(until_us) / 1e6,
-                None if ending is None else ending.decode(),
-                None if info is None else info.decode(),
-            )
-            for slot, holder, token, since_us, until_us, ending, info in rows
-        ]
+        return self._operators.history(name, limit, deadline)
 
     # -- hints ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""What operators see of leases on MySQL and MariaDB, break and clear away."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dibs.store import StoredGrant, StoredLease
+from dibs.stores import mysql_sql as sql
+from dibs.stores.mysql_values import hexed, us
+from dibs.stores.tables import TablesMissing, without_history
+
+if TYPE_CHECKING:
+    from dibs.clock import Deadline
+    from dibs.stores.mysql_link import Connection
+    from dibs.stores.mysql_pins import Pins
+    from dibs.stores.mysql_pools import Pools
+    from dibs.stores.mysql_tables import Tables
+
+# Steps of one purge.
+PURGE_STEPS_MAX = 100_000
+
+
+class Operators:
+    def __init__(self, connection: Connection, tables: Tables, pools: Pools, pins: Pins) -> None:
+        self._connection = connection
+        self._tables = tables
+        self._sql = tables.sql
+        self._pools = pools
+        self._pins = pins
+
+    def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
+        rows = self._connection.rows(self._sql["LIST"], (hexed(first), hexed(before)), deadline)
+        return [
+            StoredLease(
+                name.decode(),
+                int(slot),
+                (holder or b"").decode(),
+                int(token),
+                int(since_us) / 1e6,
+                int(until_us) / 1e6,
+                int(left_us) / 1e6,
+                None if info is None else info.decode(),
+                int(waiting),
+                int(take),
+            )
+            for name, slot, holder, token, since_us, until_us, left_us, info, waiting, take in rows
+        ]
+
+    def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
+        self._connection.wrote = False
+        which = (hexed(name), fencing_token)
+        broken = self._connection.write(self._sql["BREAK"], which, deadline)
+        if broken and now:  # as a second step, so that a history can tell it from a release
+            self._connection.write(self._sql["BREAK_NOW"], which, deadline)
+        return bool(broken)
+
+    def purge(self, older_than: float, deadline: Deadline) -> int:
+        self._connection.wrote = False
+        self._connection.write(self._sql["PURGE_FLOOR"], (us(older_than),), deadline)
+        purged = 0
+        for _ in range(PURGE_STEPS_MAX):
+            some = self._connection.write(self._sql["PURGE_SOME"], (us(older_than),), deadline)
+            purged += some
+            if some < sql.PURGE_ROWS:
+                break
+        purged += self._purge_pools(older_than, deadline)
+        self._connection.write(self._sql["PURGE_LINE"], (), deadline)
+        for _ in range(PURGE_STEPS_MAX):
+            if not self._connection.transaction(self._pins.drop_rest, deadline):
+                break
+        return purged
+
+    def _purge_pools(self, older_than: float, deadline: Deadline) -> int:
+        purged, after = 0, ""
+        for _ in range(PURGE_STEPS_MAX):
+            names = self._pools.idle(partial(self._connection.ask, deadline=deadline), us(older_than), after)
+            if not names:
+                break
+            after = names[-1]
+            purged += self._connection.transaction(partial(self._pools.purge, names, us(older_than)), deadline)
+            self._connection.wrote = self._connection.wrote or purged > 0
+        return purged
+
+    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
+        self._connection.reopen(deadline)
+        try:
+            rows = self._connection.attempt(self._tables.history() % (hexed(name), limit), deadline).rows
+        except TablesMissing:
+            raise without_history() from None
+        return [
+            StoredGrant(
+                int(slot or 0),
+                (holder or b"").decode(),
+                int(token or 0),
+                int(since_us or 0) / 1e6,
+                None if until_us is None else int(until_us) / 1e6,
+                None if ending is None else ending.decode(),
+                None if info is None else info.decode(),
+            )
+            for slot, holder, token, since_us, until_us, ending, info in rows
+        ]
