@@ -39,7 +39,7 @@ _SCHEMES = {
     "zookeeper": "dibs.stores.zookeeper",
 }
 # Other packages add stores with entry points of this group. Their names are URL schemes; what they point to is called
-# with the URL as ``urllib.parse.urlsplit`` takes it apart and a dict of its options, pops those that it knows, raises
+# with the URL as a ``urllib.parse.SplitResult`` and a dict of its options, pops those that it knows, raises
 # InvalidOption for whatever is wrong, and returns a ``dibs.store.StoreAddress``. The module it is in may list the
 # options in ``OPTIONS``, for errors that help.
 ENTRY_POINT_GROUP = "dibs.stores"
@@ -167,17 +167,16 @@ def locate(where: object = None, options: dict[str, str] | None = None) -> tuple
 def _parsed(
     url: str, scheme: str, load: Callable[..., StoreAddress], more: dict[str, str]
 ) -> tuple[StoreAddress, dict[str, Any]]:
-    from urllib.parse import parse_qsl, unquote, urlsplit
+    from urllib.parse import parse_qsl, unquote
 
     from dibs.store import StoreAddress
+    from dibs.urls import split_url
 
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        if "," not in parts.netloc:  # the ports of several hosts are for the store to read
-            parts.port  # noqa: B018 - urlsplit checks the port when it is read
     except ValueError:
-        raise InvalidOption("that URL cannot be taken apart: look at its port, its brackets and its ?query") from None
+        raise InvalidOption("that URL cannot be taken apart: look at its ports, its brackets and its ?query") from None
     options: dict[str, str] = {}
     for key, value in [*query, *more.items()]:
         if key in options:

@@ -117,6 +117,13 @@ class CommandError(Exception):
         self.code = code
 
 
+class _Plain:
+    """No colour for anything."""
+
+    def __getattr__(self, name: str) -> str:
+        return ""
+
+
 class Help(argparse.RawDescriptionHelpFormatter):
     """Help as wide as the terminal, up to 110 columns."""
 
@@ -127,6 +134,11 @@ class Help(argparse.RawDescriptionHelpFormatter):
         except (OSError, ValueError):
             width = 110
         super().__init__(prog, max_help_position=26, width=max(40, min(width, 110) - 2))
+
+    def _set_color(self, color: object) -> None:
+        # From Python 3.14 on argparse asks for colours when an option is added, not only when help is shown. What knows
+        # them brings dataclasses and inspect: 8 ms of each start.
+        self._theme, self._decolor = _Plain(), str
 
 
 class Parser(argparse.ArgumentParser):

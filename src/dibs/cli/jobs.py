@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def _put_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dibs put QUEUE [PAYLOAD] [--delay T | --at TIME] [options]"
     parser.description = """\
 Put a job into QUEUE, and print its id once it is stored for good. PAYLOAD is JSON; - reads it from standard input, as
 when nothing is given and that is no terminal. With --lines each line of standard input is a job.
@@ -92,6 +93,7 @@ A payload of bytes is in "payload_base64" instead of "payload".
 
 
 def _done_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dibs done QUEUE ID --token N [--result JSON | --fail ERROR | --skip] [options]"
     parser.description = """\
 End a job that `dibs take` gave you: it is done, or with --fail it has failed, or with --skip it is given back. Exits 76
 when it is not yours any more: its time was over, or somebody cancelled it; nothing is changed then."""

@@ -329,7 +329,7 @@ def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:
 
 
 def _has_password(url: str) -> bool:
-    from urllib.parse import urlsplit
+    from dibs.urls import split_url
 
-    parts = urlsplit(url)
+    parts = split_url(url)
     return parts.password is not None or "password" in parts.query

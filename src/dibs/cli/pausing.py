@@ -31,6 +31,7 @@ examples:
   dibs pause                                    which pauses there are
   dibs pause --json | jq -r '.[].name'          for a script
 """
+    parser.usage = "dibs pause [NAME | PREFIX* | --queue NAME] [options]"
     which = parser.add_mutually_exclusive_group()
     which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
     which.add_argument("--queue", metavar="NAME", help="or a queue: who works a job goes on, and nobody takes another")
@@ -50,6 +51,7 @@ examples:
   dibs pause --json | jq -r '.[].name' | while read -r name; do dibs resume "$name"; done
                                                 all pauses
 """
+    parser.usage = "dibs resume (NAME | PREFIX* | --queue NAME) [options]"
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what was paused")
     which.add_argument("--queue", metavar="NAME", help="the queue to resume")

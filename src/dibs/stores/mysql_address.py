@@ -48,6 +48,8 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     database = unquote(url.path[1:])
     if not database:
         raise InvalidOption("a MySQL URL names a database: mysql://user@host/database")
+    if "," in url.netloc.rpartition("@")[2]:
+        raise InvalidOption("name one MySQL server: grants are made by the primary; its address may be that of a proxy")
     unix_socket = options.pop("unix_socket", "")
     host = url.hostname or "localhost"
     where = Where(
