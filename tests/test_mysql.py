@@ -182,6 +182,12 @@ def test_a_url_names_a_database() -> None:
         dibs.connect("mysql://nobody@192.0.2.1")
 
 
+def test_one_server_is_named() -> None:
+    """Of several hosts none could be known to be the primary: InvalidOption."""
+    with pytest.raises(dibs.InvalidOption, match="name one MySQL server"):
+        dibs.connect("mysql://u:p@a:3306,b:3306/d")
+
+
 def test_words_of_the_drivers_are_understood() -> None:
     """What SQLAlchemy and the drivers write in URLs is taken: driver in the scheme, charset, their words for TLS."""
 
@@ -342,11 +348,12 @@ def test_a_new_name_becomes_a_lock_or_a_pool(url: str) -> None:
 
 @pytest.mark.parametrize("kind", ["MariaDB", "MySQL"])
 def test_who_stops_in_the_middle_of_a_decision_does_not_keep_the_name(
-    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    url: str, mysql: MariaDBServer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that stops with a pool locked is ended by the server; others are granted permits soon after."""
-    if kind == "MySQL":  # what is done where only whole connections can be ended
+    if kind == "MySQL" or not mysql.is_mariadb:  # what is done where only whole connections can be ended
         monkeypatch.setattr("dibs.stores.mysql_link.IDLE_CONNECTION_S", 2)
+    if kind == "MySQL":
         read = Connection.read_facts
         monkeypatch.setattr(
             Connection,
@@ -717,13 +724,11 @@ def test_tls_that_the_server_has_not_is_a_misconfiguration(url: str) -> None:
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_settings_of_the_server_are_not_ours() -> None:
+def test_settings_of_the_server_are_not_ours(mysql: MariaDBServer) -> None:
     """Odd sql_mode, time zone, isolation and autocommit of the server change nothing."""
-    modes = (
-        "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,SIMULTANEOUS_ASSIGNMENT,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH"
-    )
+    modes = "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH"
     settings = {
-        "sql-mode": modes,
+        "sql-mode": f"{modes},SIMULTANEOUS_ASSIGNMENT" if mysql.is_mariadb else modes,
         "default-time-zone": "+05:30",
         "transaction-isolation": "SERIALIZABLE",
         "autocommit": "OFF",

@@ -36,6 +36,7 @@ from dibs.stores.mysql_link import Connection
 from dibs.testing.case import within
 from tests.callers import KINDS, Caller
 from tests.job_queues import NAME, JobQueue, finishing, soon
+from tests.mysql_plans import EXPLAIN, Step, steps
 from tests.servers.mysql import MariaDBServer
 
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
@@ -241,10 +242,10 @@ def test_a_take_reads_in_claim_order(queue: Queue, url: str, mysql: MariaDBServe
     queue.one(finishing(queue.taken(10), BACK))  # so that the scan can be repeated
     (scan,) = [statement for statement in sent if "SKIP LOCKED" in statement]
     with closing(mysql.connect(database_of(url))) as connection, connection.cursor() as cursor:
-        cursor.execute("EXPLAIN " + scan)
-        plan = [row for row in cursor.fetchall() if row[2] == "j"]
-        assert [(row[3], row[5]) for row in plan] == [("range", "PRIMARY")], plan
-        assert "filesort" not in plan[0][9]
+        cursor.execute(EXPLAIN + scan)
+        plan = [step for step in steps(cursor.fetchall()) if step.table == "j"]
+        assert [(step.how, step.key) for step in plan] == [("range", "PRIMARY")], plan
+        assert "filesort" not in plan[0].besides
         cursor.execute("FLUSH STATUS")
         cursor.execute(scan)
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read_next'")
@@ -255,12 +256,12 @@ def test_a_take_reads_in_claim_order(queue: Queue, url: str, mysql: MariaDBServe
 def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
     """Rows are named by a key, whatever the planner thinks of lists: one that is only looked at would be locked."""
     queue.put(*[NewJob("1", key=f"k{number}", max_tries=2) for number in range(n)], *map(str, range(200)))
-    plans: list[tuple[str, list[Any]]] = []
+    plans: list[tuple[str, list[Step]]] = []
     execute = queue.store._connection._execute
 
     def explained(statement: str, deadline: Deadline) -> Any:
         if statement.startswith(("UPDATE", "DELETE")) or " FOR UPDATE" in statement:
-            plans.append((statement[:300], list(execute("EXPLAIN " + statement, deadline).rows)))
+            plans.append((statement[:300], steps(execute(EXPLAIN + statement, deadline).rows)))
         return execute(statement, deadline)
 
     queue.store._connection._execute = explained
@@ -275,7 +276,7 @@ def test_no_act_reads_the_whole_table(queue: Queue, n: int) -> None:
     assert len(plans) >= 20
     # "a" is the document that says which rows.
     for statement, plan in plans:
-        assert not [row for row in plan if row[2] != b"a" and row[3] in (b"ALL", b"index")], (statement, plan)
+        assert not [step for step in plan if step.table != "a" and step.how in ("ALL", "index")], (statement, plan)
 
 
 # -- rights, tables ---------------------------------------------------------------------------------------------------

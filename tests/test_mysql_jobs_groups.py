@@ -18,6 +18,7 @@ from dibs.store import Held
 from dibs.stores import mysql_jobs_turns
 from dibs.stores.mysql_watch import LOOK_JOBS_MAX
 from tests.job_queues import NAME, JobQueue, finishing, soon
+from tests.mysql_plans import EXPLAIN, Step, steps
 from tests.servers.mysql import MariaDBServer
 
 # How long a test waits for what must come: a search is left out for a while after one that took long.
@@ -359,12 +360,14 @@ def rows_read(queue: JobQueue) -> int:
     return sum(int(count) for _, count in rows)
 
 
-def test_a_take_reads_a_bounded_part_of_a_backlog(queue: JobQueue, other: JobQueue) -> None:
+def test_a_take_reads_a_bounded_part_of_a_backlog(queue: JobQueue, other: JobQueue, mysql: MariaDBServer) -> None:
     """Whether it finds something or nothing, and also in telling when there will be something."""
     queue.put(*jobs("g", *map(str, range(10_000))))
     other.take(1, group_limit=3)
-    # A first job and its turn; then all of them are passed over, their turns looked at, and they are counted.
-    for expected, at_most in ((Taken, 300), (Taken, 300), (Held, 10 * mysql_jobs_turns.LOOK_MAX)):
+    # A first job and its turn; then all of them are passed over, their turns looked at, and they are counted. (For the
+    # same look MySQL counted 1,002 reads where MariaDB counted 406.)
+    look = (10 if mysql.is_mariadb else 15) * mysql_jobs_turns.LOOK_MAX
+    for expected, at_most in ((Taken, 300), (Taken, 300), (Held, look)):
         before = rows_read(other)
         outcome = other.take(1, group_limit=3)
         cost = rows_read(other) - before
@@ -390,12 +393,12 @@ def test_no_take_with_a_limit_reads_the_whole_table(queue: JobQueue, monkeypatch
     """Each table is read by a key, those that a statement makes for itself apart."""
     monkeypatch.setattr(mysql_jobs_turns, "LOOK_MAX", 30)
     queue.put(*jobs("g", *map(str, range(200))), *"12345", *jobs("h", "1", "2"))
-    plans: list[tuple[str, list[Any]]] = []
+    plans: list[tuple[str, list[Step]]] = []
     execute = queue.store._connection._execute
 
     def explained(statement: str, deadline: Deadline) -> Any:
         if statement.startswith(("SELECT", "UPDATE", "DELETE")):
-            plans.append((statement[:300], list(execute("EXPLAIN " + statement, deadline).rows)))
+            plans.append((statement[:300], steps(execute(EXPLAIN + statement, deadline).rows)))
         return execute(statement, deadline)
 
     queue.store._connection._execute = explained
@@ -406,7 +409,7 @@ def test_no_take_with_a_limit_reads_the_whole_table(queue: JobQueue, monkeypatch
     assert len(plans) > 30
     assert any("SELECT MIN(g.job_group)" in statement for statement, _ in plans)
     for statement, plan in plans:
-        assert not [row for row in plan if row[2] == b"j" and row[3] in (b"ALL", b"index")], (statement, plan)
+        assert not [step for step in plan if step.table == "j" and step.how in ("ALL", "index")], (statement, plan)
 
 
 # -- many at once -----------------------------------------------------------------------------------------------------

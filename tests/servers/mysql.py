@@ -1,4 +1,4 @@
-"""A private MariaDB, which stands for MySQL too."""
+"""A private MariaDB, or a MySQL where there is no MariaDB."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from pymysql.constants import CLIENT
 
 from tests.servers.server import Server, find_program
 
+# What MySQL and newer MariaDBs have unless they are told not to: TLS, and MySQL a second port and a folder.
+NO_TLS = {"mariadbd": {"ssl": "OFF"}, "mysqld": {"tls-version": ""}}
+ALONE = {"mariadbd": {}, "mysqld": {"mysqlx": "OFF", "secure-file-priv": "NULL"}}
+
 
 class MariaDBServer(Server):
-    """A MariaDB of the tests' own, durable as shipped, where everybody needs a password.
+    """A MariaDB (or MySQL) of the tests' own, durable as shipped, where everybody needs a password.
 
     It listens on 127.0.0.1 and on the socket `socket_path`. `settings` go on the server's command line.
     """
@@ -29,6 +33,14 @@ class MariaDBServer(Server):
         self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
         self._databases = 0
         super().__init__()
+
+    @property
+    def _kind(self) -> str:
+        return Path(self._program).name
+
+    @property
+    def is_mariadb(self) -> bool:
+        return self._kind == "mariadbd"
 
     @property
     def data_folder(self) -> Path:
@@ -93,11 +105,14 @@ class MariaDBServer(Server):
     # How it starts
 
     def _prepare(self) -> None:
-        self._program = find_program("mariadbd", "/usr/sbin", package="mariadb-server")
-        install = find_program("mariadb-install-db", "/usr/bin", package="mariadb-server")
+        self._program = find_program("mariadbd", "mysqld", package="mariadb-server")
         # Its temporary tables, too: two that begin together have been seen to take one file in /tmp for their own.
-        options = ["--no-defaults", f"--datadir={self.data_folder}", f"--tmpdir={self.folder}", "--skip-test-db"]
-        self.process.run_tool([install, *options, "--auth-root-authentication-method=normal"])
+        options = ["--no-defaults", f"--datadir={self.data_folder}", f"--tmpdir={self.folder}"]
+        if self.is_mariadb:
+            install = find_program("mariadb-install-db", package="mariadb-server")
+            self.process.run_tool([install, *options, "--skip-test-db", "--auth-root-authentication-method=normal"])
+        else:
+            self.process.run_tool([self._program, *options, "--initialize-insecure"])
         password = self._passwords[self.SUPERUSER]
         at_start = self.folder / "at-start.sql"
         at_start.write_text(
@@ -111,7 +126,7 @@ class MariaDBServer(Server):
         self.socket_path.unlink(missing_ok=True)
 
     def _command(self) -> Sequence[str]:
-        options = {
+        options: dict[str, object] = {
             "datadir": self.data_folder,
             "tmpdir": self.folder,
             "socket": self.socket_path,
@@ -119,6 +134,8 @@ class MariaDBServer(Server):
             "port": self.port,
             "bind-address": "127.0.0.1",
             "init-file": self.folder / "at-start.sql",
+            **ALONE[self._kind],
+            **({} if "ssl-cert" in self._settings else NO_TLS[self._kind]),
             **self._settings,
         }
         return [self._program, "--no-defaults", *(f"--{name}={value}" for name, value in options.items())]

@@ -403,7 +403,8 @@ class MySQLStore:
         self._connection.wrote = False
         if ROW_MARK in request.name:
             return self._row(request, deadline).pin(request)
-        return Pin(self._pins.make(request, partial(self._connection.ask, deadline=deadline)))
+        pin = self._pins.make(request, partial(self._connection.ask, deadline=deadline))
+        return Pin(self._connection.for_caller(pin))
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         self._connection.wrote = False

@@ -177,7 +177,8 @@ class MySQLRows:
     def _locked(self, execute: Execute, told: str, rows: Sequence[str], condition: str) -> list[bytes]:
         """What is told of the rows that meet the condition and that nobody else has locked; they are ours then."""
         joined = self._joined([f"{row}]" for row in rows], _CLAIM)
-        found = execute(f"SELECT GROUP_CONCAT({told}) FROM {joined} WHERE {condition} FOR UPDATE SKIP LOCKED").rows
+        lock = f"{sql.locking('t')} SKIP LOCKED"
+        found = execute(f"SELECT GROUP_CONCAT({told}) FROM {joined} WHERE {condition} {lock}").rows
         text: bytes | None = found[0][0]
         return text.split(b",") if text else []
 
@@ -208,7 +209,8 @@ class MySQLRows:
         row = f"{self._this(request)} AND SUBSTRING_INDEX(dibs_claim, ' ', 1) = x'{hexed(request.claim_id)}'"
         lock = f"SELECT 1 FROM {self._where} WHERE {row} AND dibs_until > {sql.NOW} FOR UPDATE"
         release = f"UPDATE {self._where} SET dibs_claim = NULL, dibs_until = NULL WHERE {row}"
-        return Pin(lock, decides=True, release=lambda keep: release)
+        for_caller = self._connection.for_caller
+        return Pin(for_caller(lock), decides=True, release=lambda keep: for_caller(release))
 
     def pinned(self, request: Renew, deadline: Deadline) -> bool:
         """Whether somebody has locked the row."""

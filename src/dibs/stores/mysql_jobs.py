@@ -186,11 +186,11 @@ class MySQLJobs:
         self._connection.wrote = False
         if isinstance(request, Put):
             seen = puts.look(request, self._text, lambda statement: self._ask(statement, deadline).rows)
-            return _said(puts.putting_within(request, seen, self._tables.within))
+            return self._said(puts.putting_within(request, seen, self._tables.within))
         which = ends.in_force([request], self._text)
         rows = self._ask(self._text(sql.PLACES) % which.joined(), deadline).rows
         places = [(int(rank or 0), (due_at or b"").decode(), int(job or 0)) for rank, due_at, job in rows]
-        return _said(self._ending_within(request, places))
+        return self._said(self._ending_within(request, places))
 
     def _ending_within(self, finish: Finish, places: list[tuple[int, str, int]]) -> Generator[str, Any, Finished]:
         """By the primary key, in which the server locks these rows alone, however the transaction is isolated."""
@@ -201,6 +201,16 @@ class MySQLJobs:
             done = yield from ends.ending(finish, which, self._tables.within)
             gone &= set(done.gone)
         return Finished(tuple(job for job in finish.ids if job in gone))
+
+    def _said(self, statements: Generator[str, Any, _T]) -> Generator[Said, DoorAnswer, _T]:
+        """The statements for a door; what it raises is raised where the statement stands."""
+        try:
+            statement = next(statements)
+            while True:
+                answer = yield Said(self._connection.for_caller(statement))
+                statement = statements.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -285,16 +295,6 @@ class MySQLJobs:
 
     def _ids(self, answer: Answer) -> list[int]:
         return [int(job or 0) for (job,) in answer.rows]
-
-
-def _said(statements: Generator[str, Any, _T]) -> Generator[Said, DoorAnswer, _T]:
-    """The statements for a door; what it raises is raised where the statement stands."""
-    try:
-        statement = next(statements)
-        while True:
-            statement = statements.send((yield Said(statement)))
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
 
 
 def _only(ids: Sequence[int] | None) -> str:

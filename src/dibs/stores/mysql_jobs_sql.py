@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.stores.mysql_sql import EPOCH, NOW
+from dibs.stores.mysql_sql import EPOCH, NOW, locking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,8 @@ MAKE_LOCK = "INSERT IGNORE INTO {meta} (what, value) VALUES (x'%s', 0)"
 _FREE = f"j.due_at <= {NOW} AND {NOT_CLAIMED}"
 _IN_ORDER = "ORDER BY j.priority_rank, j.due_at, j.id"
 _PLACE = "j.priority_rank, j.due_at, j.id, j.job_group"
-# Of so many that are free, those that are among the first of their groups. Nothing, if the claim has jobs already.
+# Of so many that are free, those that are among the first of their groups. Nothing, if the claim has jobs already. (To
+# MySQL the order of an index is the order of all its columns, or it sorts.)
 LOOK = f"""\
 SELECT {_PLACE} FROM (
 SELECT j.queue, {_PLACE} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} AND (
@@ -168,7 +169,8 @@ SELECT COUNT(*) FROM {{job}} AS mine FORCE INDEX (job_claim)
 WHERE mine.claim_id = x'%s' AND mine.queue = x'%s' AND mine.expires_at > {NOW}) = 0
 {_IN_ORDER} LIMIT %d) AS j
 WHERE j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {{job}} AS g FORCE INDEX (job_group)
-WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT %d, 1), j.id) {_IN_ORDER}"""
+WHERE g.queue = j.queue AND g.job_group = j.job_group
+ORDER BY g.queue, g.job_group, g.id LIMIT %d, 1), j.id) {_IN_ORDER}"""
 # The last of them.
 LAST_FREE = f"""\
 SELECT {_PLACE} FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE %s AND {_FREE} {_IN_ORDER} LIMIT %d, 1"""
@@ -207,7 +209,7 @@ BY_PLACES = (
 )
 # With one of these, and a condition.
 _WHERE = " FROM %s WHERE %s"
-LOCK = f"SELECT j.id, j.tries, j.max_tries{_WHERE} FOR UPDATE"
+LOCK = f"SELECT j.id, j.tries, j.max_tries{_WHERE} {locking('j')}"
 PLACES = f"SELECT j.priority_rank, j.due_at, j.id{_WHERE}"
 REMOVE = f"DELETE j{_WHERE}"
 # With an index, and a condition that gives a list of its keys: an UPDATE of one table does as it is told.
@@ -239,7 +241,7 @@ _BY_IDS = (
 )
 FORGET = f"DELETE e FROM {_BY_IDS}"
 ALL_DEAD = "SELECT id FROM {job_end} WHERE queue = x'%s' AND state = 'dead'%s AND id > %d ORDER BY id LIMIT %d"
-DEAD = f"SELECT e.id, e.job_key FROM {_BY_IDS} WHERE e.state = 'dead' FOR UPDATE"
+DEAD = f"SELECT e.id, e.job_key FROM {_BY_IDS} WHERE e.state = 'dead' {locking('e')}"
 REVIVE = f"""\
 INSERT INTO {{job}} (id, queue, payload, payload_bytes, priority_rank, due_at, job_key, job_group, max_tries,
 fencing_token, holder, expires_at, error, created_at)
@@ -283,4 +285,4 @@ READY = f"""\
 SELECT j.queue, j.id, j.job_group FROM {{job}} AS j FORCE INDEX (PRIMARY) WHERE j.queue = x'%s' AND {_FREE}
 {_IN_ORDER} LIMIT %d) AS j
 WHERE j.job_group IS NULL OR j.id <= COALESCE((SELECT g.id FROM {{job}} AS g FORCE INDEX (job_group)
-WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.id LIMIT 1), j.id)))"""
+WHERE g.queue = j.queue AND g.job_group = j.job_group ORDER BY g.queue, g.job_group, g.id LIMIT 1), j.id)))"""

@@ -53,8 +53,8 @@ _LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 
 _RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
 _TLS = frozenset((CR_SSL, 3159))
 # Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
-# a statement that ran into a limit or was killed.
-_NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024))
+# a statement that ran into a limit or was killed, a connection that MySQL had ended because nothing happened on it.
+_NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024, 4031))
 
 
 class _ThereAlready(Exception):
@@ -131,6 +131,16 @@ class Connection:
         """The same, where missing tables are the caller's business."""
         self.reopen(deadline)
         return self._patiently(partial(self._transaction, work, deadline), deadline)
+
+    def for_caller(self, statement: str) -> str:
+        """A statement of ours as it goes into the caller's transaction, which may have begun before our row was so."""
+        ours = statement.startswith(("SELECT", "INSERT", "UPDATE", "DELETE"))
+        return sql.NO_SNAPSHOT_FOR + statement if ours and self._locks_by_snapshot else statement
+
+    @property
+    def _locks_by_snapshot(self) -> bool:
+        """Whether the server may refuse a lock on a row that has changed since somebody looked."""
+        return "innodb_snapshot_isolation" in self.facts
 
     @property
     def counts_by_one(self) -> bool:
@@ -340,6 +350,8 @@ class Connection:
         self._limited = "MariaDB" in version
         if self._limited:
             self._execute(sql.ON_MARIADB % IDLE_TRANSACTION_S, deadline)
+        if self._locks_by_snapshot:
+            self._execute(sql.NO_SNAPSHOT, deadline)
         self._server_clock = (0, float("-inf"))
 
     def read_facts(self, deadline: Deadline) -> None:

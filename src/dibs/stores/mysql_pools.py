@@ -37,8 +37,8 @@ LOCK = "SELECT name, permits, fencing_token FROM {pool} WHERE name IN (%s) ORDER
 MAKE = """\
 INSERT INTO {pool} (name, permits, fencing_token)
 SELECT UNHEX(a.name), a.permits, m.value
-FROM {asked} STRAIGHT_JOIN {meta} AS m ON m.what = 'token_floor' LOCK IN SHARE MODE
-ON DUPLICATE KEY UPDATE permits = {pool}.permits"""
+FROM {asked} STRAIGHT_JOIN (SELECT value FROM {meta} WHERE what = 'token_floor' LOCK IN SHARE MODE) AS m
+WHERE TRUE ON DUPLICATE KEY UPDATE permits = {pool}.permits"""
 # The slots, free ones too, or the one row of a lock; and the line.
 READ = f"""\
 SELECT l.name, l.slot, l.claim_id, l.take, l.holder, l.fencing_token,

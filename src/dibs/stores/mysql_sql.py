@@ -87,12 +87,16 @@ SETTINGS = (
 # nothing any more. MySQL cannot, but it can end a connection: those that have had a transaction are ended when idle.
 ON_MARIADB = "SET SESSION in_predicate_conversion_threshold = 0, SESSION idle_transaction_timeout = %d"
 ON_MYSQL = "SET SESSION wait_timeout = %d"
+# MariaDB 11.6 began to refuse a lock on a row that has changed since the statement, or the transaction, first looked. A
+# conditional write looks at the row that it has locked, and that is what we want to write.
+NO_SNAPSHOT = "SET SESSION innodb_snapshot_isolation = OFF"
+NO_SNAPSHOT_FOR = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
     " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
     " 'group_replication_group_name', 'group_replication_single_primary_mode', 'max_allowed_packet',"
-    " 'auto_increment_increment')"
+    " 'auto_increment_increment', 'innodb_snapshot_isolation')"
 )
 TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
 ENGINES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
@@ -127,6 +131,14 @@ def asked(*columns: str) -> str:
     """The document as a table of these columns, called ``a``; ``i`` is the row's number from 1."""
     paths = ", ".join(_COLUMNS[column].format(index) for index, column in enumerate(columns))
     return f"JSON_TABLE('%s', '$[*]' COLUMNS (i FOR ORDINALITY, {paths})) AS a"
+
+
+def locking(table: str) -> str:
+    """What locks the rows of this table that a SELECT with a document finds, which MySQL refuses to lock, too.
+
+    (The table is named in a comment that MySQL reads and MariaDB does not; there it locks what can be locked.)
+    """
+    return f"FOR UPDATE /*!80000 OF {table} */"
 
 
 _TEXT = "CONVERT(UNHEX(a.{0}) USING utf8mb4)"
@@ -219,13 +231,14 @@ l.take, (SELECT p.permits FROM {{pool}} AS p WHERE p.name = UNHEX(a.name))
 FROM {{asked}} LEFT JOIN {_LEASE}"""
 
 # The rows of new names. The floor is locked against a purge that would raise it between its reading here and the new
-# row. Where somebody else has made the row, be it a lock's or a pool's first slot, that one stays as it is.
+# row; it alone, since MySQL refuses to lock the document. Where somebody else has made the row, be it a lock's or a
+# pool's first slot, that one stays as it is.
 MAKE = f"""\
 INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info)
 SELECT UNHEX(a.name), 1, UNHEX(a.claim_id), {_TEXT.format("holder")}, m.value + 1, {NOW},
 {NOW} + INTERVAL a.us MICROSECOND, {_TEXT.format("info")}
-FROM {{asked}} STRAIGHT_JOIN {{meta}} AS m ON m.what = 'token_floor' LOCK IN SHARE MODE
-ON DUPLICATE KEY UPDATE slot = {{lease}}.slot"""
+FROM {{asked}} STRAIGHT_JOIN (SELECT value FROM {{meta}} WHERE what = 'token_floor' LOCK IN SHARE MODE) AS m
+WHERE TRUE ON DUPLICATE KEY UPDATE slot = {{lease}}.slot"""
 
 LINE_UP = f"""\
 INSERT INTO {{line}} (name, claim_id, wake, seen_at)
