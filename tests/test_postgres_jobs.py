@@ -216,6 +216,7 @@ def test_statements_planned_on_an_empty_table_serve_a_full_one(queue: Queue, pos
     stretch = f"'{{0}}', '{{NULL}}', '{{0}}', '{{NULL}}', '{{{largest}}}', '{{-100,1}}', '{{-1,100}}'"
     found_by = {
         "TAKE": (f"'q', 'c', 10, 60, 'h', {stretch}", "((- priority) = r.rank) AND (ROW(due_at, (id + 0)) >"),
+        "NEXT": ("'q', 0", ".rank) AND (due_at <= statement_timestamp())"),  # not all that are due later
         "DONE": ("'q', '{1,2}', 1", "Index Cond: (id = ANY"),
         "RETRY": ("'q', '{1,2}', 1, NULL, 0", "Index Cond: (id = ANY"),
         "KEEP": ("'q', '{1,2}', 1, 'dead', NULL, NULL", "Index Cond: (id = ANY"),

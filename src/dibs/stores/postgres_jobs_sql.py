@@ -248,7 +248,8 @@ SELECT array_agg(v.rank::bigint ORDER BY v.rank), extract(epoch FROM clock_times
 FROM level AS v WHERE v.rank IS NOT NULL
 """
 # When the next job is due or the next claim expires, for who found nothing. What is free, and waits for no turn of its
-# group, was locked by somebody just now.
+# group, was locked by somebody just now. (Each rank is looked at by itself; a join could be turned around, and then the
+# index is read over all that is due later.)
 NEXT = f"""\
 WITH {_LEVELS}, later AS (
     SELECT min(x.due_at) AS at FROM level AS v CROSS JOIN LATERAL (
@@ -257,11 +258,13 @@ WITH {_LEVELS}, later AS (
         ORDER BY j.due_at LIMIT 1
     ) AS x
 ), now AS (
-    SELECT min(CASE WHEN NOT {FREE} THEN j.expires_at
-                    WHEN $2::integer = 0 OR j.group_name IS NULL
-                    THEN statement_timestamp() + interval '100 milliseconds' END) AS at
-    FROM level AS v JOIN {{job}} AS j
-        ON j.queue = $1::text AND -j.priority = v.rank AND j.due_at <= statement_timestamp()
+    SELECT min(x.at) AS at FROM level AS v CROSS JOIN LATERAL (
+        SELECT min(CASE WHEN NOT {FREE} THEN j.expires_at
+                        WHEN $2::integer = 0 OR j.group_name IS NULL
+                        THEN statement_timestamp() + interval '100 milliseconds' END) AS at
+        FROM {{job}} AS j
+        WHERE j.queue = $1::text AND -j.priority = v.rank AND j.due_at <= statement_timestamp()
+    ) AS x
 )
 SELECT extract(epoch FROM least(later.at, now.at) - clock_timestamp())::float8,
     extract(epoch FROM clock_timestamp() - statement_timestamp())::float8

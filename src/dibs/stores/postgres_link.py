@@ -149,10 +149,11 @@ class Connection:
             if several:
                 pg.enter_pipeline_mode()
             for name, (sql, parameters) in zip(names, statements, strict=True):
+                values = list(parameters)  # psycopg 3.2 takes no other sequence
                 if name:
-                    pg.send_query_prepared(name, parameters, result_format=1)
+                    pg.send_query_prepared(name, values, result_format=1)
                 else:
-                    pg.send_query_params(sql, parameters, result_format=1)
+                    pg.send_query_params(sql, values, result_format=1)
             if several:
                 pg.pipeline_sync()
             results = self._results(pg, deadline)
