@@ -112,7 +112,7 @@ class ZooKeeperStore:
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         if not requests:
-            self._ask(self._pool.any_session(deadline).exists(self._nodes.root), deadline)
+            self._ask(self._pool.any_session(deadline).exists(self._nodes.leases), deadline)
             return []
         outcomes: list[Any] = [GONE] * len(requests)
         for numbers in rounds_of(requests):
@@ -294,9 +294,11 @@ class ZooKeeperStore:
         self._run(self._make_nodes(session, "this login may not"), deadline)
 
     def _make_nodes(self, session: Session, may_not: str) -> Flights:
-        paths = self._nodes.all()
-        there = yield [session.exists(path) for path in paths]
-        for path, stat in zip(paths, there, strict=True):
+        for path in self._nodes.all():
+            try:
+                (stat,) = yield [session.exists(path)]
+            except SetupRequired:
+                continue  # somebody else's, which ZooKeeper from 3.9 on hides from this login: it is there
             if stat is None:
                 try:
                     yield [session.multi([("create", path, b"", self._acl)])]
