@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import dibs
+from dibs.clock import Deadline, RealClock, boot_now
 from dibs.connecting import locate
+from dibs.store import Acquire, Release
 from dibs.testing import check_store
 from dibs.testing.case import STORE_CASES
 from tests.servers.mysql import MariaDBServer
@@ -68,8 +71,33 @@ def test_every_grant_of_a_crowd_is_written_down(url: str, client: dibs.Client) -
     assert len({record.holder for record in records}) == crowd
     for newer, older in pairwise(records):
         assert older.ended_at is not None
+        assert older.acquired_at <= older.ended_at
         # MySQL tells when the statement began that then waited for its row.
         assert url.startswith("mysql") or older.ended_at <= newer.acquired_at
+
+
+def test_who_was_held_up_on_the_way_to_sqlite_began_after_the_one_before(sqlite_url: str) -> None:
+    """A thread may stand still between asking and writing: the history has the moment at which it was granted."""
+    soon = Deadline(RealClock(), boot_now() + 10)
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        client.setup(history=KEEP)
+        first, second = (locate(sqlite_url)[0].open() for _ in range(2))
+        first.act([Acquire("default:x", "one", 10.0, "first")], soon)
+
+        def stand_still(statement: str) -> None:
+            if statement.startswith("UPDATE"):
+                time.sleep(0.05)
+                first.act([Release("default:x", "one")], soon)
+
+        second._file.open().set_trace_callback(stand_still)  # type: ignore[attr-defined]
+        (granted,) = second.act([Acquire("default:x", "two", 10.0, "second")], soon)
+        newer, older = client.history("x")
+        for store in (first, second):
+            store.close()
+    assert (newer.holder, older.holder) == ("second", "first")
+    assert older.ended_at is not None
+    assert older.ended_at <= newer.acquired_at
+    assert newer.acquired_at.timestamp() == pytest.approx(granted.acquired_at)  # type: ignore[union-attr]
 
 
 def test_the_last_of_each_name_is_kept(url: str, client: dibs.Client) -> None:

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.store": set(),
     "dibs.jobs": set(),
     "dibs.queries": {"dibs.errors"},
+    "dibs.urls": set(),
     "dibs.columns": {"dibs.door", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
     # Stores: the contract and their own kind. Never a session, and never each other.
     "dibs.stores": set(),
@@ -91,7 +92,13 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_sql",
     },
     "dibs.stores.sqlite_forks": set(),
-    "dibs.stores.sqlite_history": {"dibs.clock", "dibs.store", "dibs.stores.identifiers", "dibs.stores.tables"},
+    "dibs.stores.sqlite_history": {
+        "dibs.clock",
+        "dibs.store",
+        "dibs.stores.identifiers",
+        "dibs.stores.sqlite_sql",
+        "dibs.stores.tables",
+    },
     "dibs.stores.sqlite_jobs": {
         "dibs.clock",
         "dibs.door",
@@ -772,6 +779,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.borrowed",
         "dibs.stores",
         "dibs.stores.sqlite",
+        "dibs.urls",
     },
     "dibs": {"dibs._version"},
     # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
@@ -813,6 +821,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.history",
         "dibs.names",
         "dibs.store",
+        "dibs.urls",
     },
     "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.pauses"},
     "dibs.cli.advise": {"dibs.cli", "dibs.cli.looks"},

@@ -31,9 +31,10 @@ from dibs.stores import (
     sqlite_columns,
     sqlite_file,
     sqlite_history,
-    sqlite_pools,
+    sqlite_sql,
     sqlite_watch,
 )
+from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.testing.case import within
 from tests.servers.postgres import PostgresServer
 from tests.test_api import ended, eventually, in_a_fork
@@ -131,13 +132,14 @@ class Machine:
     """What the SQLite store takes for the machine's clocks and boot id."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
         self.boot = "first boot"
         self.boot_offset = self.wall_offset = 0.0
         for module in (sqlite_file, sqlite_columns):
             monkeypatch.setattr(module, "boot_id", lambda: self.boot)
         for module in (sqlite, sqlite_boots, sqlite_columns, sqlite_file, sqlite_history, sqlite_watch):
             monkeypatch.setattr(module, "boot_now", lambda: boot_now() + self.boot_offset)
-        for module in (sqlite, sqlite_boots, sqlite_columns, sqlite_pools):
+        for module in (sqlite, sqlite_boots, sqlite_columns):
             monkeypatch.setattr(module, "wall_now", lambda: wall_now() + self.wall_offset)
 
     def reboot(self, off_s: float) -> None:
@@ -145,6 +147,8 @@ class Machine:
         self.boot = f"after {self.boot}"
         self.boot_offset = 7.0 - boot_now()
         self.wall_offset += off_s
+        # Grants and the history ask SQLite itself: clients made from now on.
+        self.monkeypatch.setattr(sqlite_sql, "WALL_NOW", f"({WALL_NOW} + {self.wall_offset})")
 
 
 def test_a_success_outlives_reboots_on_sqlite(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,34 +210,6 @@ def test_a_call_is_one_commit_that_waits_for_the_disk_if_it_must(queue: Queue) -
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_takes_step_through_indexes(queue: Queue) -> None:
-    """No statement of a take, an end or a put reads a table from its start to its end, or sorts one."""
-    queue.put("1")
-    db = queue.store._file._db
-    assert db is not None
-    for analysed in (False, True):
-        if analysed:  # what somebody's ANALYZE finds must change nothing
-            queue.put(*[NewJob(str(number), group="g", key=str(number)) for number in range(1000)])
-            queue.taken(500)
-            db.execute("ANALYZE")
-            queue.store.close()
-            queue.take()
-            db = queue.store._file._db
-            assert db is not None
-        for verb, sql in queue.jobs._sql.items():
-            if verb == "mark" or verb.startswith(("find", "list", "revive", "forget")) or verb.endswith("depths"):
-                continue
-            text = sql.replace("{rows}", "(1, 2)" if verb == "with_keys" else "(1,1,1,1,1,1,1,1,1)")
-            plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {text}", (1,) * text.count("?"))]
-            scans = [step for step in plan if step.startswith("SCAN") and "dibs_lease" in step]
-            assert not scans, f"{verb}: {plan}"
-            # What is sorted there are the jobs of one claim, those of one take, and the priorities there are.
-            sorts = "USE TEMP B-TREE FOR ORDER BY" in plan
-            assert not sorts or verb in ("repeated", "priorities", "these"), f"{verb}: {plan}"
-        (plan,) = [[row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {queue.jobs._sql['take']}", (NAME, 1, 1))]]
-        assert "dibs_lease_job_ready" in plan[0], plan
-
-
 def test_a_job_that_is_claimed_costs_the_next_take_nothing(queue: Queue) -> None:
     """A take looks at no job that others work, however many they are."""
     queue.put(*[str(number) for number in range(2500)])

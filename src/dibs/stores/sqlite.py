@@ -152,7 +152,7 @@ class SQLiteStore:
             name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
             if ticket is not None or permits:
                 return None
-            values = (name, claim_id, holder, info, file.boot, now, now + ttl, wall_now(), file.floor)
+            values = (name, claim_id, holder, info, file.boot, now, now + ttl, file.floor)
             granted = db.execute(self._grant_at_once, values).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
@@ -190,7 +190,7 @@ class SQLiteStore:
             floor = max(floor, pool[1])
         if not from_claim:
             return GONE
-        values = (name, slot, claim_id, from_claim, holder, info, self._file.boot, now, now + ttl, wall_now(), floor)
+        values = (name, slot, claim_id, from_claim, holder, info, self._file.boot, now, now + ttl, floor)
         moved = db.execute(self._sql["transfer"], (*values, not permits)).fetchall()
         if not moved:
             return GONE
@@ -230,10 +230,10 @@ class SQLiteStore:
                 until = max(until, free_at)  # a repetition, however late, never shortens what a renewal gave
             else:
                 token = max(token, self._file.floor) + 1
-                granted_wall = wall_now()
-            db.execute(
+            since = granted_wall if mine else None
+            ((granted_wall,),) = db.execute(
                 self._sql["grant"],
-                (name, claim_id, request.holder, token, self._file.boot, granted_wall, now, until, request.info),
+                (name, claim_id, request.holder, token, self._file.boot, since, now, until, request.info),
             )
             if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
                 db.execute(self._sql["leave_until"], (name, ticket))

@@ -3,7 +3,8 @@
 A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
 '' with the same end: broken. Another token takes its place before its end: transferred. Another one does later, or its
 row is deleted: it had expired. A renewal changes none of this, and fires no trigger. (REPLACE deletes a row without a
-trigger, so what it takes the place of is looked up before.)
+trigger, so what it takes the place of is looked up before.) An end by expiry is
+never later than the next grant: it is counted on the boot clock, from a moment before the statement that granted.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING
 from dibs.clock import boot_now
 from dibs.store import StoredGrant
 from dibs.stores.identifiers import quoted_table
+from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.stores.tables import without_history
 
 if TYPE_CHECKING:
     from dibs.stores.sqlite_file import SQLiteFile
 
-_NOW = "(julianday('now') - 2440587.5) * 86400.0"
 _GRANT = "NEW.claim_id <> ''"  # (false for NULL)
 _WRITE = """\
 INSERT OR IGNORE INTO {history} (name, fencing_token, slot, holder, info, granted_wall)
@@ -53,8 +54,8 @@ CREATE TRIGGER {{made}} AFTER INSERT ON {{lease}} WHEN {_GRANT} BEGIN
 END""",
     """\
 CREATE TRIGGER {replaced} BEFORE INSERT ON {lease} BEGIN
-    UPDATE {history} SET ending = 'expired', ended_wall = (SELECT granted_wall + expires_boot - granted_boot
-        FROM {lease} AS l WHERE l.name = NEW.name AND l.slot = NEW.slot)
+    UPDATE {history} SET ending = 'expired', ended_wall = (SELECT min(NEW.granted_wall, granted_wall + expires_boot
+        - granted_boot) FROM {lease} AS l WHERE l.name = NEW.name AND l.slot = NEW.slot)
     WHERE name = NEW.name AND ended_wall IS NULL AND fencing_token = (SELECT fencing_token
         FROM {lease} AS l WHERE l.name = NEW.name AND l.slot = NEW.slot AND l.fencing_token <> NEW.fencing_token);
 END""",
@@ -65,7 +66,7 @@ WHEN OLD.claim_id <> '' AND (NEW.claim_id IS NOT OLD.claim_id OR NEW.fencing_tok
         ending = CASE WHEN {_IS_MOVE} THEN 'transferred' WHEN NEW.fencing_token <> OLD.fencing_token THEN 'expired'
             WHEN NEW.claim_id = '' AND NEW.expires_boot = OLD.expires_boot THEN 'broken' ELSE 'released' END,
         ended_wall = CASE WHEN {_IS_MOVE} THEN NEW.granted_wall
-            WHEN NEW.fencing_token <> OLD.fencing_token THEN {_OLD_END} ELSE {_NOW} END
+            WHEN NEW.fencing_token <> OLD.fencing_token THEN min(NEW.granted_wall, {_OLD_END}) ELSE {WALL_NOW} END
     WHERE name = OLD.name AND fencing_token = OLD.fencing_token AND ended_wall IS NULL;
 END""",
     f"""\

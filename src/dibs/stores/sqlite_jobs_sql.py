@@ -94,25 +94,27 @@ _IN_ORDER = "ORDER BY priority DESC, due_wall, id"
 _READY = f"{_WAITING} AND priority = {VALUE} AND due_wall <= {VALUE}"
 
 
-def _ended(where: str, error: str) -> str:
+def _ended(where: str, error: str, jobs: str = "{job}") -> str:
     """A copy of these jobs for the table of those that have ended, of which they are deleted next."""
     return (
         f"INSERT INTO {{end}} ({_COPIED}, error, state, ended_wall, keep_until, result)"
-        f" SELECT {_COPIED}, {error}, {VALUE}, {VALUE}, {VALUE}, {VALUE} FROM {{job}} WHERE {where}"
+        f" SELECT {_COPIED}, {error}, {VALUE}, {VALUE}, {VALUE}, {VALUE} FROM {jobs} WHERE {where}"
     )
 
 
-def _left(where: str) -> str:
-    return f"DELETE FROM {{job}} WHERE {where} RETURNING id"
+def _left(where: str, jobs: str = "{job}") -> str:
+    return f"DELETE FROM {jobs} WHERE {where} RETURNING id"
 
 
+# Each statement names the index that it goes by. What ANALYZE found at some moment (one queue, one claim, one group)
+# would make SQLite read whole tables ever after. Only a search for ids, which has no index to name, is left to it.
 _STATEMENTS = {
     # Put. Results are numbers only: a connection of the caller's may turn text into whatever it likes.
-    "known": f"SELECT id FROM {{job}} WHERE put_id = {VALUE} AND +name = {VALUE} ORDER BY id",
+    "known": f"SELECT id FROM {{by_put}} WHERE put_id = {VALUE} AND +name = {VALUE} ORDER BY id",
     "with_keys": (
         "WITH new(place, unique_key) AS (VALUES {rows}) SELECT new.place, job.id, job.claim_id IS NOT NULL"
         f" AND job.boot = {VALUE} AND job.expires_boot > {VALUE} FROM new CROSS JOIN {{job}} AS job"
-        f" ON job.name = {VALUE} AND job.unique_key = new.unique_key"
+        f" INDEXED BY {{key_here}} ON job.name = {VALUE} AND job.unique_key = new.unique_key"
     ),
     "insert": (
         "INSERT INTO {job} (name, put_id, created_wall, payload, priority, due_wall, unique_key, group_name, max_tries)"
@@ -125,49 +127,51 @@ _STATEMENTS = {
     ),
     # Take.
     "repeated": (
-        f"SELECT {_TAKEN}, claimed_wall FROM {{job}} WHERE claim_id = {VALUE} AND +name = {VALUE} AND +boot = {VALUE}"
-        f" AND expires_boot > {VALUE} {_IN_ORDER}"
+        f"SELECT {_TAKEN}, claimed_wall FROM {{by_claim}} WHERE claim_id = {VALUE} AND +name = {VALUE}"
+        f" AND +boot = {VALUE} AND expires_boot > {VALUE} {_IN_ORDER}"
     ),
-    "over": f"SELECT 1 FROM {{job}} WHERE {_OVER} LIMIT 1",
-    "count_crashes": f"UPDATE {{job}} SET crashes = crashes + 1 WHERE {_OVER}",
-    "bury": _ended(f"{_OVER} AND {_EXHAUSTED}", VALUE),
-    "buried": _left(f"{_OVER} AND {_EXHAUSTED}"),
-    "free": f"UPDATE {{job}} SET claim_id = NULL WHERE {_OVER}",
+    "over": f"SELECT 1 FROM {{by_over}} WHERE {_OVER} LIMIT 1",
+    "count_crashes": f"UPDATE {{by_over}} SET crashes = crashes + 1 WHERE {_OVER}",
+    "bury": _ended(f"{_OVER} AND {_EXHAUSTED}", VALUE, "{by_over}"),
+    "buried": _left(f"{_OVER} AND {_EXHAUSTED}", "{by_over}"),
+    "free": f"UPDATE {{by_over}} SET claim_id = NULL WHERE {_OVER}",
     # Each priority at which jobs wait, and when the first of them is due: a step in the index each, however many wait.
     "priorities": (
         "WITH RECURSIVE of_queue(name, priority) AS ("
-        f" SELECT {VALUE}, {2**31} UNION ALL SELECT name, (SELECT max(priority) FROM {{job}} AS job"
+        f" SELECT {VALUE}, {2**31} UNION ALL SELECT name,"
+        " (SELECT max(priority) FROM {job} AS job INDEXED BY {ready_here}"
         " WHERE job.name = of_queue.name AND claim_id IS NULL AND job.priority < of_queue.priority)"
         " FROM of_queue WHERE priority IS NOT NULL)"
-        " SELECT priority, (SELECT min(due_wall) FROM {job} AS job"
+        " SELECT priority, (SELECT min(due_wall) FROM {job} AS job INDEXED BY {ready_here}"
         " WHERE job.name = of_queue.name AND claim_id IS NULL AND job.priority = of_queue.priority)"
         f" FROM of_queue WHERE priority < {2**31} ORDER BY priority DESC"
     ),
-    "take": f"SELECT {_TAKEN} FROM {{job}} WHERE {_READY} ORDER BY due_wall, id",
+    "take": f"SELECT {_TAKEN} FROM {{by_ready}} WHERE {_READY} ORDER BY due_wall, id",
     # Where only the first of a group may be taken: the groups that are worked now, once for each of their jobs ...
     "worked": (
-        f"SELECT group_name FROM {{job}} WHERE name = {VALUE} AND claim_id IS NOT NULL AND +group_name IS NOT NULL"
+        f"SELECT group_name FROM {{by_over}} WHERE name = {VALUE} AND claim_id IS NOT NULL AND +group_name IS NOT NULL"
     ),
     # ... of the first jobs in the order, whether they are among the first of their group ...
     "turns": (
-        "SELECT id, group_name, group_name IS NULL OR (SELECT count(*) FROM (SELECT 1 FROM {job} AS before"
-        " WHERE before.name = job.name AND before.group_name = job.group_name AND before.id < job.id"
-        f" LIMIT {VALUE})) < {VALUE} FROM (SELECT id, name, group_name FROM {{job}} WHERE {_READY}"
-        f" ORDER BY due_wall, id LIMIT {VALUE}) AS job"
+        "SELECT id, group_name, group_name IS NULL OR (SELECT count(*) FROM"
+        " (SELECT 1 FROM {job} AS before INDEXED BY {group_here}"
+        " WHERE before.name = waiting.name AND before.group_name = waiting.group_name AND before.id < waiting.id"
+        f" LIMIT {VALUE})) < {VALUE} FROM (SELECT id, name, group_name FROM {{by_ready}} WHERE {_READY}"
+        f" ORDER BY due_wall, id LIMIT {VALUE}) AS waiting"
     ),
     # ... the first of each group, found by a step in the index from one group to the next ...
     "firsts": (
-        "WITH RECURSIVE groups(of_group) AS (SELECT (SELECT min(group_name) FROM {job}"
+        "WITH RECURSIVE groups(of_group) AS (SELECT (SELECT min(group_name) FROM {by_group}"
         f" WHERE name = {VALUE} AND group_name IS NOT NULL)"
-        f" UNION ALL SELECT (SELECT min(group_name) FROM {{job}} WHERE name = {VALUE} AND group_name > of_group)"
+        f" UNION ALL SELECT (SELECT min(group_name) FROM {{by_group}} WHERE name = {VALUE} AND group_name > of_group)"
         " FROM groups WHERE of_group IS NOT NULL)"
         " SELECT -priority, due_wall, id, group_name FROM groups CROSS JOIN {job} AS job ON job.id IN"
-        f" (SELECT id FROM {{job}} AS first WHERE first.name = {VALUE} AND first.group_name = of_group"
+        f" (SELECT id FROM {{by_group}} WHERE name = {VALUE} AND group_name = of_group"
         f" ORDER BY id LIMIT {VALUE}) WHERE claim_id IS NULL AND due_wall <= {VALUE}"
     ),
     # ... and the first that have none.
     "ungrouped": (
-        f"SELECT -priority, due_wall, id, group_name FROM {{job}} WHERE {_READY} AND group_name IS NULL"
+        f"SELECT -priority, due_wall, id, group_name FROM {{by_ready}} WHERE {_READY} AND group_name IS NULL"
         f" ORDER BY due_wall, id LIMIT {VALUE}"
     ),
     "these": f"SELECT {_TAKEN} FROM {{job}} WHERE {_OF_IDS} {_IN_ORDER}",
@@ -175,9 +179,11 @@ _STATEMENTS = {
         f"UPDATE {{job}} SET claim_id = {VALUE}, holder = {VALUE}, fencing_token = {VALUE}, boot = {VALUE},"
         f" claimed_wall = {VALUE}, expires_wall = {VALUE}, expires_boot = {VALUE}, tries = tries + 1 WHERE {_OF_IDS}"
     ),
-    "next_due": f"SELECT min(due_wall) FROM {{job}} WHERE {_WAITING} AND priority = {VALUE} AND due_wall > {VALUE}",
+    "next_due": (
+        f"SELECT min(due_wall) FROM {{by_ready}} WHERE {_WAITING} AND priority = {VALUE} AND due_wall > {VALUE}"
+    ),
     "next_over": (
-        f"SELECT min(expires_boot) FROM {{job}} WHERE name = {VALUE} AND claim_id IS NOT NULL AND boot = {VALUE}"
+        f"SELECT min(expires_boot) FROM {{by_over}} WHERE name = {VALUE} AND claim_id IS NOT NULL AND boot = {VALUE}"
     ),
     # Extend, and each way to finish.
     "extend": (
@@ -193,7 +199,7 @@ _STATEMENTS = {
     "back": f"UPDATE {{job}} SET claim_id = NULL, tries = tries - 1 WHERE {_MINE} RETURNING id",
     "drop_old": (
         "DELETE FROM {end} WHERE id IN"
-        f" (SELECT id FROM {{end}} WHERE keep_until <= {VALUE} ORDER BY keep_until LIMIT {VALUE})"
+        f" (SELECT id FROM {{by_keep}} WHERE keep_until <= {VALUE} ORDER BY keep_until LIMIT {VALUE})"
     ),
     # Before anything is read on a connection of the caller's: from here on nobody else writes.
     "lock": "UPDATE {job} SET tries = tries WHERE id = 0",
@@ -204,15 +210,15 @@ _STATEMENTS = {
     ),
     # See and mend.
     "waiting_depths": (
-        f"SELECT name, sum(due_wall <= {VALUE}), sum(due_wall > {VALUE}), min(due_wall) FROM {{job}}"
+        f"SELECT name, sum(due_wall <= {VALUE}), sum(due_wall > {VALUE}), min(due_wall) FROM {{by_ready}}"
         f" WHERE name >= {VALUE} AND name < {VALUE} AND claim_id IS NULL GROUP BY name"
     ),
     "claimed_depths": (
-        f"SELECT name, boot = {VALUE} AND expires_boot > {VALUE}, due_wall FROM {{job}}"
+        f"SELECT name, boot = {VALUE} AND expires_boot > {VALUE}, due_wall FROM {{by_over}}"
         f" WHERE name >= {VALUE} AND name < {VALUE} AND claim_id IS NOT NULL"
     ),
     "ended_depths": (
-        f"SELECT name, sum(state = 'dead') FROM {{end}} WHERE name >= {VALUE} AND name < {VALUE} GROUP BY name"
+        f"SELECT name, sum(state = 'dead') FROM {{by_ended}} WHERE name >= {VALUE} AND name < {VALUE} GROUP BY name"
     ),
     "find_live": (
         f"SELECT id, claim_id IS NOT NULL AND boot = {VALUE} AND expires_boot > {VALUE}, {_SHOWN}"
@@ -220,42 +226,54 @@ _STATEMENTS = {
     ),
     "find_ended": (f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{end}} WHERE {_OF_IDS} AND +name = {VALUE}"),
     "list_waiting": (
-        f"SELECT id, 0, {_SHOWN} FROM {{job}} WHERE {_WAITING} AND (due_wall <= {VALUE}) = {VALUE}"
+        f"SELECT id, 0, {_SHOWN} FROM {{by_ready}} WHERE {_WAITING} AND (due_wall <= {VALUE}) = {VALUE}"
         f" {_IN_ORDER} LIMIT {VALUE}"
     ),
     "list_claimed": (
-        f"SELECT id, boot = {VALUE} AND expires_boot > {VALUE}, {_SHOWN} FROM {{job}}"
+        f"SELECT id, boot = {VALUE} AND expires_boot > {VALUE}, {_SHOWN} FROM {{by_over}}"
         f" WHERE name = {VALUE} AND claim_id IS NOT NULL {_IN_ORDER}"
     ),
     "list_ended": (
-        f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{end}} WHERE name = {VALUE} AND state = {VALUE}"
+        f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{by_ended}} WHERE name = {VALUE} AND state = {VALUE}"
         f" ORDER BY ended_wall DESC, id DESC LIMIT {VALUE}"
     ),
     "keep_cancelled": _ended(f"{_OF_IDS} AND +name = {VALUE}", "error"),
     "cancel": _left(f"{_OF_IDS} AND +name = {VALUE}"),
     # One after the other, so that of two with the same key the older is revived.
     "revive": (
-        f"INSERT OR IGNORE INTO {{job}} ({_COPIED}, error) SELECT {_COPIED}, error FROM {{end}}"
+        f"INSERT OR IGNORE INTO {{job}} ({_COPIED}, error) SELECT {_COPIED}, error FROM {{by_ended}}"
         f" WHERE name = {VALUE} AND state = 'dead' AND ({VALUE} OR {_OF_IDS}) ORDER BY id"
     ),
     "revived": (
         f"UPDATE {{job}} SET tries = 0, crashes = 0, due_wall = {VALUE} WHERE id IN"
-        f" (SELECT id FROM {{end}} WHERE name = {VALUE} AND state = 'dead')"
+        f" (SELECT id FROM {{by_ended}} WHERE name = {VALUE} AND state = 'dead')"
     ),
-    "revived_left": (f"DELETE FROM {{end}} WHERE name = {VALUE} AND state = 'dead' AND id IN (SELECT id FROM {{job}})"),
-    "forget": f"DELETE FROM {{end}} WHERE name = {VALUE} AND ended_wall <= {VALUE} AND ({VALUE} OR {_OF_IDS})",
+    "revived_left": (
+        f"DELETE FROM {{by_ended}} WHERE name = {VALUE} AND state = 'dead' AND id IN (SELECT id FROM {{job}})"
+    ),
+    "forget": f"DELETE FROM {{by_ended}} WHERE name = {VALUE} AND ended_wall <= {VALUE} AND ({VALUE} OR {_OF_IDS})",
 }
+
+
+# By the table that each is of.
+_INDEXES = {"job": ("ready", "over", "claim", "put", "key", "group"), "end": ("ended", "keep")}
 
 
 def names(table: str, alias: str | None = None) -> dict[str, str]:
     """The tables and indexes by what the statements call them; in the schema that a connection has as ``alias``."""
     schema = "" if alias is None else quoted_table(alias, "schema") + "."
-    of = {"job": table + "_job", "end": table + "_job_end", "meta": table + "_meta"}
-    indexes = ("ready", "over", "claim", "put", "key", "group", "ended", "keep")
+    here = {"job": table + "_job", "end": table + "_job_end", "meta": table + "_meta"}
+    here |= {kind: f"{table}_job_{kind}" for kinds in _INDEXES.values() for kind in kinds}
+    here = {kind: quoted_table(name) for kind, name in here.items()}
+    there = {kind: schema + name for kind, name in here.items()}
     return {
-        **{kind: schema + quoted_table(name) for kind, name in of.items()},
-        **{kind + "_here": quoted_table(name) for kind, name in of.items()},
-        **{kind: schema + quoted_table(f"{table}_job_{kind}") for kind in indexes},
+        **there,
+        **{kind + "_here": name for kind, name in here.items()},
+        **{
+            f"by_{kind}": f"{there[of]} INDEXED BY {here[kind]}"  # an index is in the schema of its table, unsaid
+            for of, kinds in _INDEXES.items()
+            for kind in kinds
+        },
         "rows": "{rows}",  # filled in by whoever knows how many
     }
 

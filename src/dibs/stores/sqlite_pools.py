@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.clock import wall_now
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch
 from dibs.stores.permits import Holding, State, Waiting, decide
 
@@ -40,11 +39,11 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
         if request.permits != permits:
             db.execute(file.sql["write_pool"], (name, request.permits, state.fencing_token))
         return decision
-    granted_wall, until = wall_now(), now + request.ttl
+    granted_wall, until = None, now + request.ttl
     if decision.again is not None:
         granted_wall, until = decision.again.acquired_at, max(until, now + decision.again.ends_in)
     db.execute(file.sql["write_pool"], (name, decision.permits, max(decision.fencing_token, state.fencing_token)))
-    db.execute(
+    ((granted_wall,),) = db.execute(
         file.sql["grant_permits"],
         (
             *(name, decision.slot, claim_id, request.holder, decision.fencing_token, file.boot),
@@ -68,13 +67,13 @@ def _take(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: float
     slot = count + 1
     if count != (highest or 0):
         (slot,) = db.execute(file.sql["first_gap"], whose * 2).fetchone()
-    token, granted_wall = max(last_token, file.floor) + 1, wall_now()
+    token = max(last_token, file.floor) + 1
     db.execute(file.sql["raise_pool"], (token, name))
-    db.execute(
+    ((granted_wall,),) = db.execute(
         file.sql["grant_permits"],
         (
             *(name, slot, claim_id, request.holder, token, file.boot),
-            *(granted_wall, now, now + request.ttl, request.info, request.take),
+            *(None, now, now + request.ttl, request.info, request.take),
         ),
     )
     return Granted(token, granted_wall, slot)

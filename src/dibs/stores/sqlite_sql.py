@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dibs.stores.identifiers import quoted_table
 
+# Unix time, to the millisecond, which is what SQLite has. Not the caller's: a statement asks once it may write, so who
+# comes next is later by this clock, however long a thread stood still between looking at a clock and writing.
+WALL_NOW = "round((julianday('now') - 2440587.5) * 86400.0, 3)"
+
 # Of the tables: 2 has permits.
 VERSION = "2"
 
@@ -61,30 +65,31 @@ _STATEMENTS = {
     ),
     # A name with a row, that is free or this claim's already, and for which nobody waits.
     "grant_at_once": (
-        # 1 name, 2 claim, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 Unix time, 9 floor
+        # 1 name, 2 claim, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 floor
         "UPDATE {lease} SET claim_id = ?2, holder = ?3, info = ?4, boot = ?5,"
         " expires_boot = CASE WHEN claim_id = ?2 THEN max(expires_boot, ?7) ELSE ?7 END, granted_boot = ?6,"
-        " granted_wall = CASE WHEN claim_id = ?2 THEN granted_wall ELSE ?8 END,"
-        " fencing_token = CASE WHEN claim_id = ?2 THEN fencing_token ELSE max(fencing_token, ?9) + 1 END"
+        " granted_wall = CASE WHEN claim_id = ?2 THEN granted_wall ELSE {wall_now} END,"
+        " fencing_token = CASE WHEN claim_id = ?2 THEN fencing_token ELSE max(fencing_token, ?8) + 1 END"
         " WHERE name = ?1 AND slot = 1 AND take IS NULL AND (claim_id = ?2 AND boot = ?5"
         " OR (claim_id IS NULL OR boot <> ?5 OR expires_boot <= ?6)"
-        " AND NOT EXISTS (SELECT 1 FROM {line} WHERE name = ?1))"
+        " AND NOT EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1))"
         " RETURNING fencing_token, granted_wall"
     ),
     # A lease in force, of the one claim or, when this is repeated, of the other already.
     "transfer": (
-        # 1 name, 2 slot, 3 claim, 4 from, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 Unix time, 11 floor, 12 lock
+        # 1 name, 2 slot, 3 claim, 4 from, 5 holder, 6 info, 7 boot, 8 now, 9 until, 10 floor, 11 lock
         "UPDATE {lease} SET claim_id = ?3, holder = ?5, info = ?6,"
         " expires_boot = CASE WHEN claim_id = ?3 THEN max(expires_boot, ?9) ELSE ?9 END,"
         " granted_boot = CASE WHEN claim_id = ?3 THEN granted_boot ELSE ?8 END,"
-        " granted_wall = CASE WHEN claim_id = ?3 THEN granted_wall ELSE ?10 END,"
-        " fencing_token = CASE WHEN claim_id = ?3 THEN fencing_token ELSE max(fencing_token, ?11) + 1 END"
+        " granted_wall = CASE WHEN claim_id = ?3 THEN granted_wall ELSE {wall_now} END,"
+        " fencing_token = CASE WHEN claim_id = ?3 THEN fencing_token ELSE max(fencing_token, ?10) + 1 END"
         " WHERE name = ?1 AND slot = ?2 AND claim_id IN (?3, ?4) AND boot = ?7 AND expires_boot > ?8"
-        " AND (take IS NULL) = ?12 RETURNING fencing_token, granted_wall"
+        " AND (take IS NULL) = ?11 RETURNING fencing_token, granted_wall"
     ),
+    # Since when: NULL for now.
     "grant": (
         "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
-        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, coalesce(?, {wall_now}), ?, ?, ?) RETURNING granted_wall"
     ),
     "renew": (
         "UPDATE {lease} SET expires_boot = max(expires_boot, ?)"
@@ -107,19 +112,19 @@ _STATEMENTS = {
         " expires_boot = ?2 + min(expires_boot - granted_boot, granted_wall + expires_boot - granted_boot - ?3)"
         " WHERE claim_id = '' AND boot = ?4 AND granted_wall + expires_boot - granted_boot > ?3"
     ),
-    "ahead": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
-    "anybody_before": "SELECT 1 FROM {line} WHERE name = ? AND ticket < ? LIMIT 1",
-    "place": "SELECT ticket FROM {line} WHERE name = ? AND claim_id = ?",
+    "ahead": "SELECT 1 FROM {in_line} WHERE name = ? AND ticket < ? AND claim_id <> ? AND seen_boot > ? LIMIT 1",
+    "anybody_before": "SELECT 1 FROM {in_line} WHERE name = ? AND ticket < ? LIMIT 1",
+    "place": "SELECT ticket FROM {in_line} WHERE name = ? AND claim_id = ?",
     "enter": "INSERT INTO {line} (name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?)",
     "seen": "INSERT OR REPLACE INTO {line} (ticket, name, claim_id, seen_boot, take) VALUES (?, ?, ?, ?, ?)",
     "leave": "DELETE FROM {line} WHERE ticket = ?",
     # With those who ask no more.
-    "leave_claim": "DELETE FROM {line} WHERE name = ? AND (claim_id = ? OR seen_boot <= ?)",
+    "leave_claim": "DELETE FROM {in_line} WHERE name = ? AND (claim_id = ? OR seen_boot <= ?)",
     "read_pool": "SELECT permits, fencing_token FROM {pool} WHERE name = ?",
     "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
     "raise_pool": "UPDATE {pool} SET fencing_token = ? WHERE name = ?",
     "tally": (
-        "SELECT p.fencing_token, EXISTS (SELECT 1 FROM {line} WHERE name = ?1),"
+        "SELECT p.fencing_token, EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1),"
         " max(l.claim_id = ?5), coalesce(sum(l.take), 0), count(l.slot), max(l.slot)"
         " FROM {pool} p LEFT JOIN {lease} l"
         " ON l.name = ?1 AND l.claim_id IS NOT NULL AND l.boot = ?2 AND l.expires_boot > ?3"
@@ -136,28 +141,30 @@ _STATEMENTS = {
         "SELECT slot, claim_id, take, coalesce(holder, ''), fencing_token, granted_wall, expires_boot - ? FROM {lease}"
         " WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
     ),
-    "read_line": "SELECT ticket, claim_id, take, ? - seen_boot FROM {line} WHERE name = ?",
+    "read_line": "SELECT ticket, claim_id, take, ? - seen_boot FROM {in_line} WHERE name = ?",
     "grant_permits": (
         "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
-        " expires_boot, info, take) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " expires_boot, info, take)"
+        " VALUES (?, ?, ?, ?, ?, ?, coalesce(?, {wall_now}), ?, ?, ?, ?) RETURNING granted_wall"
     ),
-    "leave_until": "DELETE FROM {line} WHERE name = ? AND ticket <= ?",
+    "leave_until": "DELETE FROM {in_line} WHERE name = ? AND ticket <= ?",
     "clear_line": "DELETE FROM {line}",
     "peek": (
         "SELECT claim_id IS NULL OR boot <> :boot OR expires_boot <= :now,"
-        " (SELECT claim_id FROM {line} WHERE name = :name ORDER BY ticket LIMIT 1), take IS NOT NULL"
+        " (SELECT claim_id FROM {in_line} WHERE name = :name ORDER BY ticket LIMIT 1), take IS NOT NULL"
         " FROM {lease} WHERE name = :name AND slot = 1"
     ),
     # Whether enough is left for the first in line who is alive.
     "peek_pool": (
         "SELECT w.take <= p.permits - (SELECT coalesce(sum(take), 0) FROM {lease}"
         " WHERE name = :name AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now), w.claim_id"
-        " FROM {pool} p JOIN {line} w ON w.name = p.name WHERE p.name = :name AND w.seen_boot > :alive"
+        " FROM {pool} p JOIN {line} w INDEXED BY {line_index} ON w.name = p.name"
+        " WHERE p.name = :name AND w.seen_boot > :alive"
         " ORDER BY w.ticket LIMIT 1"
     ),
     "list": (
         "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"
-        " (SELECT count(*) FROM {line} w WHERE w.name = l.name), coalesce(take, 1)"
+        " (SELECT count(*) FROM {line} w INDEXED BY {line_index} WHERE w.name = l.name), coalesce(take, 1)"
         " FROM {lease} l WHERE name >= ? AND name < ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
         " ORDER BY name, slot"
     ),
@@ -197,5 +204,8 @@ def names(table: str) -> dict[str, str]:
 
 def statements(names: dict[str, str]) -> dict[str, str]:
     """Every statement by its name, with these names in it."""
-    more = {**names, "old": _OLD.format(**names), "empty": _EMPTY.format(**names)}
+    # Said, because ANALYZE, when it finds all in one line or hardly anybody in any, makes SQLite read the whole table.
+    in_line = "{line} INDEXED BY {line_index}".format(**names)
+    conditions = {"old": _OLD.format(**names), "empty": _EMPTY.format(**names)}
+    more = {**names, **conditions, "in_line": in_line, "wall_now": WALL_NOW}
     return {verb: text.format(**more) for verb, text in _STATEMENTS.items()}
