@@ -55,6 +55,31 @@ at the server's settings: behind a connection pooler `signal` differs; where the
 `durable` and `fencing_token` do; Redis is durable where `appendfsync` is `always`; ZooKeeper's limits follow its
 `tickTime`. The [conformance suite](conformance.md) runs what is declared.
 """
+VERSIONS = """\
+# Versions
+
+What dibs needs, and what its tests were run on. An SQLite, PostgreSQL, MySQL, MariaDB, Redis or memcached that is too
+old is refused when it is reached.
+
+*All tests* are a whole run: on Debian 12 each time, on Debian 13 before a release. *In part* is by hand before a
+release: of a server the conformance suite (of SQLite 3.37, PostgreSQL 14, MariaDB 10.6 and Redis 6.0 without its half
+for asyncio) and of most the store's own tests; of a Python what came with a server, with 3.14 the command line, too.
+
+The tests take the servers that are installed. Where there are two of a kind,
+`DIBS_TEST_WITH="mysqld valkey-server" make test` names the programs to take.
+"""
+# In whole runs, and in part.
+RUN_ON = {
+    "Python": ("3.11, 3.13", "3.10, 3.12, 3.14"),
+    "SQLite": ("3.40, 3.46", "3.37"),
+    "PostgreSQL": ("15, 17", "12, 14, 18"),
+    "MariaDB": ("10.11, 11.8", "10.6"),
+    "MySQL": ("", "8.0.36, 9.7"),
+    "Redis, Valkey": ("Redis 7.0, 8.0", "Redis 6.0, Valkey 9.1"),
+    "memcached": ("1.6.18, 1.6.38", ""),
+    "etcd": ("3.4, 3.5", ""),
+    "ZooKeeper": ("3.8, 3.9", ""),
+}
 CLI = """\
 # Command line
 
@@ -639,7 +664,8 @@ def help_text(words: list[str]) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         dibs.cli.main([*words, "--help"])
-    return text.getvalue().rstrip()
+    # Until Python 3.13 the value stood behind the short option, too: -n N, --limit N.
+    return re.sub(r"^(  -\w) (\w+)(, --\w+ \2) ", r"\1\3 " + "  ", text.getvalue().rstrip(), flags=re.MULTILINE)
 
 
 def conformance() -> list[str]:
@@ -712,6 +738,24 @@ def urls_and_options() -> list[str]:
     ]
 
 
+def versions() -> list[str]:
+    from dibs.stores import memcached_check, mysql_link, postgres_link, redis_wire, sqlite_file
+
+    needed = {
+        "SQLite": sqlite_file.SQLITE_MIN[:2],
+        "PostgreSQL": (postgres_link.SERVER_MIN // 10_000,),
+        "MariaDB": mysql_link.MARIADB_MIN,
+        "MySQL": mysql_link.MYSQL_MIN,
+        "Redis, Valkey": (redis_wire.SERVER_MIN, 0),
+        "memcached": memcached_check.SERVER_MIN,
+        "etcd": (3, 4),
+        "ZooKeeper": (3, 5),
+    }
+    rows: list[Row] = [("Python", "3.10", *RUN_ON["Python"])]
+    rows += [(store, ".".join(map(str, least)), *RUN_ON[store]) for store, least in needed.items()]
+    return [VERSIONS, table(("", "needs", "all tests", "in part"), rows)]
+
+
 def constants(explained: dict[str, dict[str, str]]) -> list[Row]:
     return [
         (f"`{module.rpartition('.')[2]}.{name}`", number(getattr(import_module(module), name)), meaning)
@@ -738,6 +782,7 @@ PAGES = {
     "errors.md": errors,
     "schema.md": schema,
     "urls-and-options.md": urls_and_options,
+    "versions.md": versions,
 }
 
 

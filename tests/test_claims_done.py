@@ -135,8 +135,8 @@ def test_other_stores_have_no_transactions() -> None:
 
     with dibs.connect("memory://") as client, client.claims("resource").take([1]) as batch:
         item = next(batch)
-        with pytest.raises(dibs.Unsupported):
-            item.done(connection=sqlite3.connect(":memory:"))
+        with closing(sqlite3.connect(":memory:")) as other, pytest.raises(dibs.Unsupported):
+            item.done(connection=other)
         with pytest.raises(dibs.InvalidOption, match="is no connection"):
             item.done(connection=5)
         assert item.held

@@ -44,7 +44,8 @@ from dibs.stores.etcd_gateway import Access, Gateway
 from dibs.stores.etcd_wire import unchunked
 from dibs.testing.case import within
 from tests import test_store_machine as machine
-from tests.servers.etcd import EtcdServer, make_certificates
+from tests.servers.certificates import make_certificates
+from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
 from tests.test_semaphore import started
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
-import subprocess
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,21 +131,3 @@ class EtcdServer(Server):
             return "error" not in self.ask("kv/range", {"key": "AA=="})
         except (OSError, ValueError, http.client.HTTPException):
             return False
-
-
-def make_certificates(folder: Path) -> None:
-    """A private authority, a server's certificate for 127.0.0.1 and a client's, made with openssl."""
-    openssl = shutil.which("openssl") or "openssl"
-
-    def run(*arguments: str | Path) -> None:
-        subprocess.run([openssl, *arguments], check=True, capture_output=True, cwd=folder)
-
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=tests")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-    for name in ("server", "client"):
-        run("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-        run(*sign, "-out", f"{name}.pem", "-days", "2", "-extfile", "names")
-    for file in (folder, *folder.iterdir()):
-        file.chmod(0o755 if file.is_dir() else 0o644)  # for the server's user, too

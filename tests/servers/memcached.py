@@ -23,7 +23,7 @@ class MemcachedServer(Server):
     def __init__(
         self, options: Sequence[str] = (), *, files: Mapping[str, str] | None = None, quiet: bool = False
     ) -> None:
-        self._program = find_program("memcached", "/usr/bin", "/usr/local/bin", package="memcached")
+        self._program = find_program("memcached", package="memcached")
         self._options = list(options)
         self._files = dict(files or {})
         self._quiet = quiet

@@ -129,7 +129,7 @@ class PostgresServer(Server):
         password_file.write_text(self._passwords[self.SUPERUSER])
         password_file.chmod(0o644)  # For the server's user; nobody else can enter the folder.
         # --no-sync: a power cut during the tests need not find this folder. The server itself syncs as shipped.
-        options = ["--no-sync", "--no-instructions", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+        options = ["--no-sync", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         options += [f"--pgdata={self.data_folder}", f"--username={self.SUPERUSER}", f"--pwfile={password_file}"]
         self.process.run_tool([self._programs / "initdb", *options])
         password_file.unlink()

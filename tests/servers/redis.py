@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from tests.servers.certificates import make_certificates
 from tests.servers.process import ServerUnavailable, free_port, wait_until
 from tests.servers.server import Server, find_program
 
@@ -29,7 +29,7 @@ class RedisServer(Server):
     USER = "default"
 
     def __init__(self, settings: Mapping[str, object] | None = None, *, password: str | None = None) -> None:
-        self._program = find_program("redis-server", "/usr/bin", "/usr/local/bin", package="redis-server")
+        self._program = find_program("redis-server", "valkey-server", package="redis-server")
         self.password = secrets.token_urlsafe(16) if password is None else password
         self._settings: dict[str, object] = {
             "appendonly": "yes",
@@ -115,15 +115,7 @@ class TlsRedisServer(RedisServer):
         return self.folder / "ca.pem"
 
     def _prepare(self) -> None:
-        folder = self.folder
-        new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        authority = ["-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=dibs tests", "-days", "2"]
-        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "server.key", "-out", "server.pem", "-days", "2"]
-        names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-        for command in ([*new, *authority], [*new, *signed, *names]):
-            subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        for path in folder.glob("*.key"):
-            path.chmod(0o644)  # for the server's user, as above
+        make_certificates(self.folder)
 
     def _listening(self) -> dict[str, object]:
         return {

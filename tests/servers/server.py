@@ -14,6 +14,9 @@ from tests.servers.process import PORT_TRIES, START_LIMIT_S, ServerProcess, Serv
 
 S = TypeVar("S", bound="Server")
 
+# Where Debian puts programs, some of which are not on the PATH of those who are not root.
+PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/bin")
+
 
 class Server(ABC):
     """One server on 127.0.0.1, in a private folder. It keeps its port and data through `stop`, `kill` and `start`.
@@ -131,12 +134,18 @@ class Server(ABC):
         raise ServerUnavailable(f"{self.NAME} ended while it was starting\n{self.process.log_tail()}")
 
 
-def find_program(name: str, *places: str, package: str) -> str:
-    """The path of a server's program: from PATH, else from the places where Debian puts it."""
-    for folder in [*os.environ.get("PATH", os.defpath).split(os.pathsep), *places]:
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
+def find_program(*names: str, package: str) -> str:
+    """The path of a server's program, the first of these names that is there: on PATH, else where Debian puts it.
+
+    Names in the environment variable DIBS_TEST_WITH go before others: ``DIBS_TEST_WITH="mysqld valkey-server"``.
+    """
+    preferred = os.environ.get("DIBS_TEST_WITH", "").split()
+    for name in sorted(names, key=lambda name: name not in preferred):
+        for folder in [*os.environ.get("PATH", os.defpath).split(os.pathsep), *PLACES]:
+            path = os.path.join(folder, name)
+            if os.access(path, os.X_OK) and os.path.isfile(path):
+                return path
     raise ServerUnavailable(
-        f"{name} is not on this machine; `make test` installs Debian's package {package} as root or with sudo"
+        f"{' or '.join(names)} is not on this machine; "
+        f"`make test` installs Debian's package {package} as root or with sudo"
     )

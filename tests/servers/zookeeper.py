@@ -28,7 +28,7 @@ ANSWER_LIMIT_S = 2.0
 
 def java_command(config: Path, options: Sequence[str] = ()) -> list[str | os.PathLike[str]]:
     """The command that runs a server in the foreground."""
-    java = find_program("java", "/usr/bin", package="zookeeper")
+    java = find_program("java", package="zookeeper")
     # The jar names the others it needs in its manifest, but for two that TLS needs; one more prints messages.
     jars = [JARS / f"{name}.jar" for name in ("zookeeper", "netty-codec", "netty-resolver", "slf4j-simple")]
     if not jars[0].exists():
