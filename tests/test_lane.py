@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealBell, RealClock
 from dibs.errors import StoreUnavailable
-from dibs.lane import Act, Ask, Lane
+from dibs.lane import Lane
 from dibs.store import RELEASED, Acquire, Granted, Release, StoreBusy
 
 if TYPE_CHECKING:

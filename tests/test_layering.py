@@ -17,7 +17,16 @@ LINES_MAX = 400
 # listed here and nothing else of dibs; imports for type checkers only are free.
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
 DATA = {"dibs.names", "dibs.hold", "dibs.holdings", "dibs.terms", "dibs.steps"}
-LANES = {"dibs.lane", "dibs.waiting", "dibs.wishes", "dibs.renewer", "dibs.before", "dibs.notes", "dibs.lock_order"}
+LANES = {
+    "dibs.ask",
+    "dibs.lane",
+    "dibs.waiting",
+    "dibs.wishes",
+    "dibs.renewer",
+    "dibs.before",
+    "dibs.notes",
+    "dibs.lock_order",
+}
 PRIMITIVES = {"dibs.grips", "dibs.lease", "dibs.lock", "dibs.multilock", "dibs.semaphore", "dibs.rwlock"}
 AIO = {
     f"dibs.aio.{subject}"
@@ -543,20 +552,22 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.steps": {"dibs.errors"},
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
-    "dibs.lane": CONTRACT,
-    "dibs.waiting": {*CONTRACT, "dibs.lane"},
-    "dibs.wishes": {*CONTRACT, "dibs.hold", "dibs.lane"},
-    "dibs.before": {"dibs.lane"},
-    "dibs.renewer": {*CONTRACT, "dibs.hold", "dibs.lane"},
+    "dibs.ask": {"dibs.errors"},
+    "dibs.lane": {*CONTRACT, "dibs.ask"},
+    "dibs.waiting": {*CONTRACT, "dibs.ask"},
+    "dibs.wishes": {*CONTRACT, "dibs.ask", "dibs.hold"},
+    "dibs.before": {"dibs.ask"},
+    "dibs.renewer": {*CONTRACT, "dibs.ask", "dibs.hold"},
     # How waiters of several processes know of each other, and what follows.
     "dibs.note": {"dibs.names"},
     "dibs.deadlock": {"dibs.store"},
-    "dibs.notes": {*CONTRACT, "dibs.hold", "dibs.lane", "dibs.waiting", "dibs.note", "dibs.deadlock"},
+    "dibs.notes": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.waiting", "dibs.note", "dibs.deadlock"},
     "dibs.lock_order": {"dibs.errors"},
     "dibs.rings": {"dibs.hold", "dibs.waiting", "dibs.notes", "dibs.lock_order"},
     # The session, and the desk at which both faces stand.
-    "dibs.session": CONTRACT | DATA | LANES | {"dibs.rings"},
-    "dibs.renewing": {*CONTRACT, "dibs.hold", "dibs.lane"},
+    "dibs.keeper": {*CONTRACT, "dibs.ask", "dibs.before", "dibs.hold", "dibs.renewer"},
+    "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings"},
+    "dibs.renewing": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.promises": {"dibs.errors"},
     "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
     "dibs.history": {"dibs.errors", "dibs.names"},
@@ -602,8 +613,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     # Queues.
     "dibs.new_jobs": {"dibs.errors", "dibs.jobs", "dibs.names", "dibs.once_keys"},
-    "dibs.job_hold": {*CONTRACT, "dibs.hold", "dibs.jobs", "dibs.lane"},
-    "dibs.taking": {*CONTRACT, "dibs.job_hold", "dibs.jobs", "dibs.lane", "dibs.waiting", "dibs.wishes"},
+    "dibs.job_hold": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.jobs"},
+    "dibs.taking": {*CONTRACT, "dibs.ask", "dibs.job_hold", "dibs.jobs", "dibs.waiting", "dibs.wishes"},
     "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs", "dibs.renewing"},
     "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
@@ -613,12 +624,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.queue_core": {
         *CONTRACT,
         *DATA,
+        "dibs.ask",
         "dibs.door_jobs",
         "dibs.job",
         "dibs.job_batch",
         "dibs.jobs",
         "dibs.advice",
-        "dibs.lane",
         "dibs.load",
         "dibs.lock",
         "dibs.new_jobs",
@@ -627,10 +638,10 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.taking",
     },
     "dibs.finishing": {
+        "dibs.ask",
         "dibs.errors",
         "dibs.job",
         "dibs.jobs",
-        "dibs.lane",
         "dibs.names",
         "dibs.new_jobs",
         "dibs.queue_core",
@@ -898,7 +909,6 @@ DRIVERS = {
 LONG = {
     "dibs.client": "what a client gives, each with what its user must know",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
-    "dibs.session": "what may happen to a hold, under one mutex: asked for, ended, lost, closed",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
     "dibs.stores.mysql": "the acts on leases: acquiring, the line, renewing, releasing, each for one and for many",

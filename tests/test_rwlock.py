@@ -352,7 +352,7 @@ def test_a_late_downgrade_does_not_take_the_name_again(between: Between) -> None
         session = client._desk.session()
         # Both are queued before anybody serves the lane, which sends releases first.
         ask = give_back_some(session, lease._hold, 1)
-        released = session.release(lease._hold)
+        released = session.keeper.release(lease._hold)
         session.lane.start()
         eventually(lambda: ask.settled and released is not None and released.settled, "no answer")
         had(other.rwlock("page").write(), timeout=5).release()

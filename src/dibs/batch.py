@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from datetime import datetime
 
+    from dibs.ask import Ask
     from dibs.door import Door
     from dibs.guarding import Talk
     from dibs.hold import Hold
-    from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -64,7 +64,7 @@ class Ends:
         if self.forked():
             return False
         kept = True
-        for item, ask in zip(items, self.session.release_all([item._hold for item in items]), strict=True):
+        for item, ask in zip(items, self.session.keeper.release_all([item._hold for item in items]), strict=True):
             if ask is not None:
                 self.pending.append((item.key, item.value, ask))
             elif item._hold.state == LOST:
@@ -76,7 +76,7 @@ class Ends:
         """The same for one that nobody is to have for ``keep`` seconds, shown with ``info`` meanwhile."""
         if self.forked():
             return False
-        ask = self.session.release(item._hold, keep, info)
+        ask = self.session.keeper.release(item._hold, keep, info)
         if ask is not None:
             self.pending.append((item.key, item.value, ask))
         return ask is not None or item._hold.state != LOST

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.lane import Ask
+from dibs.ask import Ask
 
 if TYPE_CHECKING:
-    from dibs.session import Session
+    from dibs.lane import Lane
     from dibs.store import Request
+    from dibs.waiting import Waiting
 
 
 class Before(Ask):
     """What must be answered before the release of a hold is sent, whatever the answer."""
 
-    def __init__(self, request: Request, release: Ask, session: Session) -> None:
+    def __init__(self, request: Request, release: Ask, lane: Lane, waiting: Waiting) -> None:
         super().__init__(request, release.give_up_at)
         self._release = release
-        self._session = session
+        self._lane = lane
+        self._waiting = waiting
 
     # Both are called under the mutex by whoever serves the lane, who also serves what is put into it here.
 
@@ -31,5 +33,5 @@ class Before(Ask):
 
     def _go_on(self) -> None:
         if not self.settled:  # after a Ctrl-C perhaps for the second time: a release sent twice does no harm
-            self._session.lane.put(self._release)
-            self._session.waiting.nudge(self._release.request.name)
+            self._lane.put(self._release)
+            self._waiting.nudge(self._release.request.name)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from dibs.ask import Ask
     from dibs.desk import Desk, LeaseRecord
     from dibs.hold import Hold
-    from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.standby import Seat

@@ -26,8 +26,8 @@ from dibs.queue_core import TURN_S, Patience, whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.ask import Ask
     from dibs.job import JobFacts
-    from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.queue_core import QueueCore
     from dibs.session import Session

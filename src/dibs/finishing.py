@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import JobAsk
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.job import backoff_s, confirmed
 from dibs.jobs import BACK, DEAD, DONE, RETRY, Finish
-from dibs.lane import JobAsk
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text, result_text
 from dibs.queue_core import check_ids, whole

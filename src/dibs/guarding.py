@@ -123,7 +123,7 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
                 door.in_transaction() is not False if rows is not None else (yield _there(session, request, locked))
             )
         elif pin.decides and rows is not None:
-            session.lose(hold, GONE_REASON)
+            session.keeper.lose(hold, GONE_REASON)
             pinned = False
         else:
             yield lease._renewing(None)

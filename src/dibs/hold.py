@@ -2,7 +2,7 @@
 
 A hold is HELD until it is RELEASED by its holder or LOST; both ends are final. ``state`` and ``trusted_until`` change
 only under the session's mutex; reading them needs none, because a reader that finds the trust run out takes the mutex
-and looks again (``Session.expire``) before it says so.
+and looks again (``Keeper.expire``) before it says so.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections import OrderedDict
     from collections.abc import Callable
 
+    from dibs.ask import Ask
     from dibs.door import Door
-    from dibs.lane import Ask
     from dibs.store import Granted, Request
     from dibs.terms import Terms
 

@@ -1,6 +1,6 @@
 """Holdings: who in this process holds what, as far as this process knows.
 
-It answers for finding a hold, by its name and by its owner. What a hold is worth (``Session.is_held``), and when one is
+It answers for finding a hold, by its name and by its owner. What a hold is worth (``Keeper.is_held``), and when one is
 added or removed, is the session's business, under whose mutex all of it changes. Looking needs no mutex.
 """
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
+    from dibs.ask import JobAsk
     from dibs.door import Door
     from dibs.guarding import Talk
     from dibs.jobs import TakenJob
-    from dibs.lane import JobAsk
     from dibs.load import Load
     from dibs.names import Seconds
     from dibs.session import Session
@@ -67,7 +67,7 @@ class Claim:
     def of_these(self, jobs: list[J]) -> list[J]:
         """Those that are held: as ``JobFacts.held``, and the clock is asked once for all of them."""
         live = self.hold.live
-        return [job for job in jobs if job.id in live] if live and self.session.is_held(self.hold) else []
+        return [job for job in jobs if job.id in live] if live and self.session.keeper.is_held(self.hold) else []
 
     def send(
         self,
@@ -175,7 +175,7 @@ class JobFacts:
     @property
     def held(self) -> bool:
         """Whether it is not finished and this process may still rely on its claim. No network, no thread."""
-        return self.id in self._hold.live and self._session.is_held(self._hold)
+        return self.id in self._hold.live and self._session.keeper.is_held(self._hold)
 
     def remaining(self) -> float:
         """Seconds for which the claim can be relied on without another renewal; 0 when it is over."""
@@ -208,7 +208,7 @@ class JobFacts:
         if listeners is None:
             listener()
         else:
-            self._session.when_over(self._hold, listener)
+            self._session.keeper.when_over(self._hold, listener)
 
     def _why(self) -> str:
         job = f"job {self.id} of {self.queue!r} (token {self.fencing_token})"

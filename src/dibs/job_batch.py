@@ -18,7 +18,7 @@ from dibs.new_jobs import error_text
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dibs.lane import JobAsk
+    from dibs.ask import JobAsk
     from dibs.steps import Steps
 
 J = TypeVar("J", bound=JobFacts)
@@ -52,7 +52,7 @@ class JobBatchFacts(Generic[J]):
     def lost(self) -> list[J]:
         """What was not held any more when it was to be worked, finished, or given back."""
         claim = self._claim
-        if claim is None or (not claim.hold.lost and (not claim.hold.live or claim.session.is_held(claim.hold))):
+        if claim is None or (not claim.hold.lost and (not claim.hold.live or claim.session.keeper.is_held(claim.hold))):
             return []
         return [job for job in self._jobs if job._is_lost()]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import JobAsk
 from dibs.errors import StoreUnavailable
 from dibs.hold import HELD, RELEASED, Hold
 from dibs.jobs import BACK, DONE, Extend, Extended, Finish, Finished
-from dibs.lane import JobAsk
 from dibs.store import Granted
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def finish(
             if end != DONE or hold.grouped:
                 session.waiting.nudge(hold.key)
     if over:
-        session.lose(hold, hold.why_over())
+        session.keeper.lose(hold, hold.why_over())
     for listener in listeners:
         listener()
     return ask if mine else None

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
+    from dibs.ask import Ask
     from dibs.copies import LostLease
     from dibs.hold import Hold
-    from dibs.lane import Ask
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -100,7 +100,7 @@ class LeaseFacts:
     @property
     def held(self) -> bool:
         """Whether this process may still rely on the lease. Decided by the clock: no network, no thread."""
-        return self._session.is_held(self._hold)
+        return self._session.keeper.is_held(self._hold)
 
     @property
     def _holds(self) -> tuple[Hold]:
@@ -118,12 +118,12 @@ class LeaseFacts:
         return not self.held and self._hold.state != RELEASED
 
     def _when_over(self, listener: Callable[[], None]) -> None:
-        self._session.when_over(self._hold, listener)
+        self._session.keeper.when_over(self._hold, listener)
 
     def _end(self) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""
         session, hold = self._session, self._hold
-        if session.pid == os.getpid() and session.release(hold) is not None:
+        if session.pid == os.getpid() and session.keeper.release(hold) is not None:
             session.lane.start()
 
     def remaining(self) -> float:
@@ -187,7 +187,7 @@ class LeaseFacts:
 
     def _let_go(self, keep: float = 0.0, info: str | None = None) -> Ask | None:
         """Queue the release; None when it was released before. Raises LeaseLost."""
-        ask = self._session.release(self._hold, keep, info)
+        ask = self._session.keeper.release(self._hold, keep, info)
         if ask is None and self._hold.state == LOST:
             raise LeaseLost(self._why())
         return ask
@@ -196,7 +196,7 @@ class LeaseFacts:
         """Whether the store confirmed the release. Raises LeaseLost if the lease was gone already."""
         gone = isinstance(ask.outcome, Gone)
         if gone and not ask.maybe_applied:
-            self._session.found_gone(self._hold)
+            self._session.keeper.found_gone(self._hold)
             raise LeaseLost(self._why())
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.
         return ask.error is None and not gone
@@ -207,12 +207,12 @@ class LeaseFacts:
         self.check()
         ask = session.pause()
         try:
-            if not session.export(hold, ask):
+            if not session.keeper.export(hold, ask):
                 raise LeaseLost(self._why())
             # Until no renewal is under way any more. No time-out here: that one has its own.
             yield session, ask, None
         except BaseException:
-            session.take_back(hold, ask)
+            session.keeper.take_back(hold, ask)
             raise
         granted, terms, info = hold.granted, hold.terms, self.info
         state: dict[str, Any] = {
@@ -270,7 +270,7 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
         return not leases
     session = leases[0]._session
     try:
-        for lease, ask in zip(leases, session.release_all([lease._hold for lease in leases]), strict=True):
+        for lease, ask in zip(leases, session.keeper.release_all([lease._hold for lease in leases]), strict=True):
             if ask is not None:
                 asks.append((lease, ask))
             elif lease._hold.state == LOST:

@@ -105,7 +105,7 @@ class LockCore(Gripped[L]):
         """Raise WouldDeadlock if this caller would wait for what it holds itself."""
         session = self._desk.session()
         mine = session.holdings.held.get(self._key)
-        if mine is not None and mine.owner == owner and not mine.orphan and session.is_held(mine):
+        if mine is not None and mine.owner == owner and not mine.orphan and session.keeper.is_held(mine):
             raise WouldDeadlock(
                 f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
                 "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
@@ -137,7 +137,7 @@ class LockCore(Gripped[L]):
     def locked(self) -> bool:
         session = self._desk.session()
         hold = session.holdings.held.get(self._key)
-        return hold is not None and session.is_held(hold)
+        return hold is not None and session.keeper.is_held(hold)
 
 
 def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bool]:

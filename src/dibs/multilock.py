@@ -176,7 +176,7 @@ class MultiCore(Gripped[M], Generic[M, L]):
         for hold in holds:
             hold.given = False  # nobody has it in hand
         if holds:
-            self._desk.session().give_back(*holds)
+            self._desk.session().keeper.give_back(*holds)
 
     def timed_out(self) -> LockTimeout:
         return self._refused.timed_out()

@@ -23,10 +23,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import Act, Ask
 from dibs.deadlock import age, as_said, in_turn, reached, ring_of, stuck
 from dibs.errors import WouldDeadlock
 from dibs.hold import HELD
-from dibs.lane import Act, Ask
 from dibs.note import Note, called, spelled_out, understood
 from dibs.store import Acquire, Granted, Held, Release
 from dibs.waiting import NOTE_AFTER_S

@@ -20,8 +20,8 @@ from dibs.store import ROW_MARK, Held
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.ask import Ask
     from dibs.clock import Clock, Deadline
-    from dibs.lane import Ask
     from dibs.store import Store, StoredLease
 
 # A first request for a name is sent only with a list of pauses that was read within this time.

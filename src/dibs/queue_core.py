@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from dibs.ask import JobAsk
 from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
 from dibs.job import Claim, JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
-from dibs.lane import JobAsk
 from dibs.load import WINDOW_S, Load
 from dibs.lock import answered, heard_in_time
 from dibs.names import check_name, check_seconds, check_timeout

@@ -17,10 +17,10 @@ from collections import OrderedDict
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import Ask
 from dibs.clock import Deadline
 from dibs.errors import without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
-from dibs.lane import Ask
 from dibs.store import StoreBusy
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 

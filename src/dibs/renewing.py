@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dibs.ask import Ask, JobAsk
 from dibs.hold import GONE_REASON, HELD
-from dibs.lane import Ask, JobAsk
 from dibs.store import ANY_SLOT, GONE, Acquire, Granted, Release
 from dibs.trust import local_deadline
 
@@ -32,7 +32,7 @@ def renewed(session: Session, hold: Hold, ask: Ask) -> bool:
     with session.mutex:
         expires_at = hold.renewed_by(ask.outcome)
     if expires_at is None:
-        session.lose(hold, GONE_REASON)
+        session.keeper.lose(hold, GONE_REASON)
         return False
     assert ask.t0 is not None
     ttl = ask.request.ttl
@@ -47,7 +47,7 @@ def renewed(session: Session, hold: Hold, ask: Ask) -> bool:
             if not session.renewer.forget(hold):
                 session.renewer.track(hold, ask.t0)
             return True
-    return not session.expire(hold)
+    return not session.keeper.expire(hold)
 
 
 def give_back_some(session: Session, hold: Hold, take: int) -> Ask:

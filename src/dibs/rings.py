@@ -12,7 +12,7 @@ from dibs.hold import FOREVER
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
-    from dibs.lane import Ask
+    from dibs.ask import Ask
     from dibs.lock_order import LockOrder
     from dibs.notes import Notes
     from dibs.session import Session

@@ -57,7 +57,7 @@ class SideCore(LockCore[L]):
         return (yield from super().acquire(owner, blocking, timeout))
 
     def refuse_own(self, owner: object) -> None:
-        if self._desk.session().shared_by(owner, self._key):
+        if self._desk.session().keeper.shared_by(owner, self._key):
             raise WouldDeadlock(
                 f"{self.name!r} is held by this very caller, who would wait for itself for ever once somebody else "
                 "waits to write: release it first, pass a timeout, or build the lock with reentrant=True"
@@ -118,7 +118,7 @@ class RWCore(Generic[L]):
         if ask.error is not None:
             raise once_more(ask.error)
         if not isinstance(ask.outcome, Granted):
-            session.lose(hold, "it had ended when it was to be downgraded")
+            session.keeper.lose(hold, "it had ended when it was to be downgraded")
             raise LeaseLost(grip.lease._why())
 
 

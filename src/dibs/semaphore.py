@@ -80,7 +80,7 @@ class SemaphoreCore(LockCore[L]):
         return confirmed
 
     def refuse_own(self, owner: object) -> None:
-        mine = sum(hold.terms.take for hold in self._desk.session().shared_by(owner, self._key))
+        mine = sum(hold.terms.take for hold in self._desk.session().keeper.shared_by(owner, self._key))
         if mine and mine + self.terms.take > self.terms.permits:
             raise WouldDeadlock(
                 f"this very caller holds {mine} of {self.terms.permits} permits of {self.name!r} and would wait for "

@@ -1,8 +1,8 @@
-"""A session: one client's identity, its holds, and its two lanes to the store.
+"""A session: one client's identity, and everything that it asks of the store, on its two lanes.
 
-It answers for what is promised of a lease while it lives: until when it is trusted, and that every end is final and
-told. How a wish becomes a hold is for ``dibs.wishes``, how requests travel is the lane's business, when to ask again
-is waiting's, and what a user sees is the faces' (``dibs.client``, ``dibs.aio``).
+It answers for what is asked while the client is open, and for nothing being left of it when it is closed. What becomes
+of a hold is its keeper's business (``dibs.keeper``), how a wish becomes one that of ``dibs.wishes``, how requests
+travel the lane's, when to ask again waiting's, and what a user sees the faces' (``dibs.client``, ``dibs.aio``).
 
 One mutex guards the lane's queue, the waiting lines, the renewer's queues and the holds. It is held for a few
 dictionary operations, never during a call to the store or to a user's function.
@@ -15,15 +15,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from dibs.before import Before
+from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable
-from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
+from dibs.hold import Hold
 from dibs.holdings import Holdings
-from dibs.lane import Act, Ask, JobAsk, Lane
-from dibs.renewer import Renewer
+from dibs.keeper import Keeper
+from dibs.lane import Lane
 from dibs.rings import Rings
-from dibs.store import ANY_SLOT, PIN_KEEP_S, Acquire, Release, Transfer
+from dibs.store import Acquire, Transfer
 from dibs.waiting import Waiting
 from dibs.wishes import AcquireAsk, TakeOver
 
@@ -68,21 +68,23 @@ class Session:
         #: Told, in a thread of its own, that a name somebody waits for is paused.
         self.on_paused: Callable[[str], None] = _log
         self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses)
-        self.renewer = Renewer(
-            self.clock,
-            self.mutex,
-            address.open,
-            request_timeout_s,
-            self.margin_s,
-            self.lose,
-            self.give_back,
-            self._renewal_over,
-        )
         self.waiting = Waiting(
             self.clock, self.mutex, self.lane, address.open, self.client_id, request_timeout_s, patience_s
         )
-        self._claims = count(1)
         self.holdings = Holdings()
+        self.keeper = Keeper(
+            self.clock,
+            self.mutex,
+            address.open,
+            self.lane,
+            self.waiting,
+            self.holdings,
+            request_timeout_s=request_timeout_s,
+            patience_s=patience_s,
+            margin_s=self.margin_s,
+        )
+        self.renewer = self.keeper.renewer
+        self._claims = count(1)
         self.rings = Rings(self, lock_order_warnings)
         #: What is counted of the queues that this client takes jobs of (dibs.load), by their names.
         self.loads: dict[str, Load] = {}
@@ -166,7 +168,7 @@ class Session:
                 self.lane.put(ask.undoing())
         if isinstance(hold, Hold):
             hold.given = hold.orphan = False  # whatever was made of it, nobody has it in hand
-            self.give_back(hold)
+            self.keeper.give_back(hold)
         else:
             self.lane.start()
 
@@ -176,251 +178,6 @@ class Session:
             name, on_paused = key.partition(":")[2], self.on_paused
             message = f"{name!r} {held.paused}"
             self.clock.spawn("dibs-paused", lambda: on_paused(message))
-
-    # -- the end of a hold ----------------------------------------------------------------------------------------
-
-    def release(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Ask | None:
-        """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
-
-        With ``keep``, the name is kept for that many seconds from now, and shown with ``info``. The ask's outcome is
-        Released or Gone.
-        """
-        try:
-            with self.mutex:
-                if hold.state != HELD:
-                    return None
-                now = self.clock.now()
-                if now >= hold.trusted_until:
-                    late = True
-                else:
-                    late = False
-                    hold.state = RELEASED
-                    listeners, hold.listeners = hold.listeners, None
-                    ask = self._end(hold, now, keep, info)
-        except BaseException:
-            # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
-            with self.mutex:
-                if hold.state == RELEASED:
-                    self._end(hold, self.clock.now(), keep, info)
-            self.lane.start()
-            raise
-        if late:
-            self.lose(hold, hold.why_over())
-            return None
-        for listener in listeners or ():
-            listener()
-        return ask
-
-    def release_all(self, holds: Sequence[Hold]) -> list[Ask | None]:
-        """``release`` of several, queued at once so that they travel in one call; an ask or None for each."""
-        asks: list[Ask | None] = [None] * len(holds)
-        listeners: list[Callable[[], None]] = []
-        late: list[Hold] = []
-        try:
-            with self.mutex:
-                now = self.clock.now()
-                for place, hold in enumerate(holds):
-                    if hold.state == HELD and now < hold.trusted_until:
-                        hold.state = RELEASED
-                        listeners += hold.listeners or ()
-                        hold.listeners = None
-                        asks[place] = self._end(hold, now)
-                    elif hold.state == HELD:
-                        late.append(hold)
-        except BaseException:
-            # As above; of those that were not reached, the caller's own clean-up takes care.
-            with self.mutex:
-                for hold in holds:
-                    if hold.state == RELEASED:
-                        self._end(hold, self.clock.now())
-            self.lane.start()
-            raise
-        for hold in late:
-            self.lose(hold, hold.why_over())
-        for listener in listeners:
-            listener()
-        return asks
-
-    def export(self, hold: Hold, ask: Ask) -> bool:
-        """End a hold here and leave its lease in force in the store, for whoever adopts it; False when it had ended.
-
-        The trust is over at once. The ask, which has no request, is settled when no renewal is under way any more.
-        """
-        with self.mutex:
-            if hold.state != HELD or self.clock.now() >= hold.trusted_until:
-                return False
-            hold.exported = ask
-            hold.state = RELEASED
-            listeners, hold.listeners = hold.listeners, None
-            self.holdings.remove(hold)
-            if self.renewer.forget(hold):
-                hold.after_renewal = ask
-            else:
-                ask.settle(None)
-        for listener in listeners or ():
-            listener()
-        return True
-
-    def take_back(self, hold: Hold, ask: Ask) -> None:
-        """Release what was exported by this ask, if it was: its state will never be known to anybody."""
-        with self.mutex:
-            if hold.exported is ask:
-                self.holdings.remove(hold)
-                self.lane.put(Ask(self.release_of(hold), self.clock.now() + self.patience_s))
-        self.lane.start()
-
-    def release_of(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Release:
-        """The request that ends a hold in the store."""
-        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
-            keep = max(keep, PIN_KEEP_S)
-        return Release(hold.key, hold.claim_id, ANY_SLOT if hold.any_slot else hold.granted.slot, None, keep, info)
-
-    def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
-        """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
-        self.holdings.remove(hold)
-        if hold.of_jobs:
-            return self._end_of_jobs(hold, now)
-        # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
-        if hold.terms.min_hold and hold.state == RELEASED:
-            keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        ask = Ask(self.release_of(hold, keep, info), now + self.patience_s)
-        sent = ask
-        if hold.first is not None and hold.state == RELEASED:
-            sent = hold.before = Before(hold.first, ask, self)
-        if self.renewer.forget(hold):
-            hold.after_renewal = sent  # so that no renewal reaches the store after the release
-        else:
-            self.lane.put(sent)
-            if sent is ask:
-                self.waiting.nudge(hold.key)
-        return ask
-
-    def _end_of_jobs(self, hold: Hold, now: float) -> Ask:
-        """The same for a claim on jobs. (A renewal that reaches the store after its end finds nothing to extend.)"""
-        self.renewer.forget(hold)
-        ask = JobAsk(hold.giving_back(), now + self.patience_s)  # type: ignore[attr-defined]
-        if hold.state == LOST and hold.given:
-            ask.settle(None)  # it is left to its ttl: whoever lost it was at work, and that counts as a try
-        else:
-            self.lane.put(ask)
-            self.waiting.nudge(hold.key)
-        return ask
-
-    def shared_by(self, owner: object, key: str) -> list[Hold]:
-        """The holds of permits of a name that this owner has, as far as this process knows."""
-        with self.mutex:
-            holds = list(self.holdings.sharing.get(key, ()))
-        return [hold for hold in holds if hold.owner == owner and not hold.orphan and self.is_held(hold)]
-
-    def _renewal_over(self, hold: Hold) -> None:
-        with self.mutex:
-            ask, hold.after_renewal = hold.after_renewal, None
-            if ask is not None and ask.request is None:
-                ask.settle(None)  # it was exported: there is nothing to send
-            elif ask is not None:
-                self.lane.put(ask)
-                self.waiting.nudge(hold.key)
-        self.lane.start()
-
-    def give_back(self, *holds: Hold) -> None:
-        """Release grants that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
-        lost: list[Hold] = []
-        try:
-            with self.mutex:
-                for hold in holds:
-                    self._give_back(hold, lost)
-        except BaseException:
-            # Ctrl-C in between: a release sent twice does no harm.
-            with self.mutex:
-                for hold in holds:
-                    if hold.state == LOST and not hold.orphan and not self.closed:
-                        self._end(hold, self.clock.now())
-                    self._give_back(hold, lost)
-            self.lane.start()
-            raise
-        self.lane.start()
-        for hold in lost:
-            self._tell_loss(hold)
-
-    def _give_back(self, hold: Hold, lost: list[Hold]) -> None:
-        if hold.state != HELD:
-            return
-        hold.state = LOST
-        if hold.orphan:
-            hold.reason = "its Lease object was dropped without release()"
-            self.renewer.forget(hold)
-            self.holdings.remove(hold)
-            return
-        if hold.given:  # its thread came with the Lease in hand just as its trust was over: a loss like any other
-            hold.reason = hold.why_over()
-            hold.loud = True
-            lost.append(hold)
-            return
-        hold.reason = "it was granted to a caller that was gone"
-        if not self.closed:
-            self._end(hold, self.clock.now())
-
-    def lose(self, hold: Hold, reason: str) -> None:
-        """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
-        marked = False  # by this thread, which is then the one to tell
-        try:
-            with self.mutex:
-                if hold.state != HELD:
-                    return
-                marked = True
-                hold.reason = reason
-                hold.loud = hold.given
-                hold.state = LOST
-            self._tell_loss(hold)
-        except BaseException:
-            # Ctrl-C in whoever noticed the loss: those who must hear of it hear of it all the same.
-            if marked and hold.state == LOST and not hold.told:
-                self.clock.spawn("dibs-lost", lambda: self._tell_loss(hold))
-            raise
-
-    def _tell_loss(self, hold: Hold) -> None:
-        with self.mutex:
-            if not self.closed:
-                self._end(hold, self.clock.now())
-        self.lane.start()
-        for listener in hold.listeners or ():  # left in their place, for whoever goes on after a Ctrl-C
-            listener()
-        hold.listeners = None
-        on_lost = hold.terms.on_lost if hold.loud else None
-        hold.told = True
-        if on_lost is not None:
-            # In a thread of its own: a slow callback must not delay the next renewal.
-            self.clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
-
-    def found_gone(self, hold: Hold) -> None:
-        """A release found that the store no longer knew the lease: it had been lost without a sign."""
-        with self.mutex:
-            hold.state = LOST
-            hold.reason = GONE_REASON
-
-    def is_held(self, hold: Hold) -> bool:
-        """Whether the holder may still believe in it, decided by the clock alone."""
-        if hold.state != HELD or self.pid != os.getpid():
-            return False
-        return self.clock.now() < hold.trusted_until or not self.expire(hold)
-
-    def expire(self, hold: Hold) -> bool:
-        """Mark a hold lost whose trust has run out; False when a renewal got in first."""
-        with self.mutex:
-            if hold.state != HELD:
-                return True
-            if self.clock.now() < hold.trusted_until:
-                return False
-        self.lose(hold, hold.why_over())
-        return True
-
-    def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the hold is released or lost, or at once when it is over already."""
-        with self.mutex:
-            if hold.state == HELD:
-                hold.listeners = [*(hold.listeners or ()), listener]
-                return
-        listener()
 
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 
@@ -478,17 +235,10 @@ class Session:
             if self.closed:
                 return []
             self.closed = True
-            now = self.clock.now()
             waiters = self.waiting.everybody()
             releases = self.rings.withdraw()
-            listeners: list[Callable[[], None]] = []
-            for hold in self.renewer.tracked():
-                if hold.state == HELD:
-                    hold.state = RELEASED
-                    listeners += hold.listeners or ()
-                    hold.listeners = None
-                    release = self._end(hold, now)
-                    releases += [release] if hold.before is None else [hold.before, release]
+            ends, listeners = self.keeper.close(self.clock.now())
+            releases += ends
             for ask in waiters:
                 ask.dropped = True
                 if ask.may_be_known():

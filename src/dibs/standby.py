@@ -77,7 +77,7 @@ class Seat:
     def left(self) -> Steps[None]:
         """The same, and wait until the store has been told, or for as long as a request may take."""
         session = self._lease._session
-        ask = session.release(self._lease._hold)
+        ask = session.keeper.release(self._lease._hold)
         if ask is not None:
             yield session, ask, session.request_timeout_s
 

@@ -15,8 +15,8 @@ from dibs.errors import LeaseLost, StoreUnavailable, once_more
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.ask import Ask
     from dibs.clock import Deadline
-    from dibs.lane import Ask
     from dibs.session import Session
     from dibs.store import Store
 

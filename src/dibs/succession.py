@@ -68,7 +68,7 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
     lease.check()
     parting = session.pause()
     try:
-        if not session.export(hold, parting):
+        if not session.keeper.export(hold, parting):
             raise LeaseLost(lease._why())
         yield session, parting, None
         ttl = max(timeout_s + SPARE_S, session.address.capabilities.ttl_min_s)
@@ -76,8 +76,8 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         outcome = yield from _answered(session, request)
         if isinstance(outcome, Gone):
             # Where it is pinned (guard), it is nobody's to hand over: it is free when that transaction has ended.
-            if not hold.pins or isinstance((yield from _answered(session, session.release_of(hold))), Gone):
-                session.found_gone(hold)
+            if not hold.pins or isinstance((yield from _answered(session, session.keeper.release_of(hold))), Gone):
+                session.keeper.found_gone(hold)
                 raise LeaseLost(lease._why())
             return False
         until = session.clock.now() + timeout_s
@@ -95,7 +95,7 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         # Whatever came in between: it is resigned, and neither claim is kept.
         if hold.exported is parting:
             session.ask(Release(hold.key, claim))
-            session.ask(session.release_of(hold))
+            session.ask(session.keeper.release_of(hold))
         session.lane.start()
         raise
 

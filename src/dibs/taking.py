@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import JOBS, Ask, JobAsk
 from dibs.errors import StoreUnavailable
 from dibs.job_hold import JobHold
 from dibs.jobs import BACK, HINT_EVERY_S, Finish, Take, Taken
-from dibs.lane import JOBS, Ask, JobAsk
 from dibs.store import Held
 from dibs.waiting import LOOK_AGAIN_S
 from dibs.wishes import AcquireAsk

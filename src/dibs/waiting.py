@@ -19,8 +19,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
-from dibs.lane import JOBS, Ask
 from dibs.store import LINE_GRACE_S
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dibs.ask import Ask
 from dibs.errors import LimitMismatch, StoreUnavailable
 from dibs.hold import Hold
-from dibs.lane import Ask
 from dibs.store import ANY_SLOT, ANY_TICKET, PERMITS_MAX, PIN_LOOK_S, Acquire, Gone, Granted, Held, Mismatch, Release
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class AcquireAsk(Ask):
             hold = self.hold
             if hold is None:
                 hold = self.hold = Hold(request.name, request.claim_id, outcome, terms, self.owner, t0)
-            session.holdings.add(hold)
-            session.renewer.track(hold, t0)
+            session.keeper.look_after(hold, t0)
             if self.blocking:
                 session.waiting.leave_line(self)
             self.settle(hold)

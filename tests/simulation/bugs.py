@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dibs.rwlock
 import dibs.stores.memory
 import dibs.trust
+from dibs.keeper import Keeper
 from dibs.lane import Lane
 from dibs.lock import LockCore
 from dibs.renewer import Renewer
@@ -160,9 +161,9 @@ BUGS = (
         110,
         (
             Edit(
-                Session,
+                Keeper,
                 "is_held",
-                "return self.clock.now() < hold.trusted_until or not self.expire(hold)",
+                "return self._clock.now() < hold.trusted_until or not self.expire(hold)",
                 "return True",
             ),
         ),
@@ -238,7 +239,7 @@ BUGS = (
         "an exporter that goes on trusting its lease",
         _TWO_HOLDERS,
         40,
-        (Edit(Session, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
+        (Edit(Keeper, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
     ),
     Bug(
         "a transfer under the old token",
@@ -256,7 +257,7 @@ BUGS = (
         "an export that does not wait for the renewal under way",
         ("P10",),
         60,
-        (Edit(Session, "export", "hold.after_renewal = ask", "ask.settle(None)"),),
+        (Edit(Keeper, "export", "hold.after_renewal = ask", "ask.settle(None)"),),
     ),
     Bug(
         "a new claim id for a retry",
@@ -284,7 +285,7 @@ BUGS = (
         ("P9", "P7"),
         2700,
         (
-            Edit(Session, "_withdraw", "self.give_back(hold)", "pass"),
+            Edit(Session, "_withdraw", "self.keeper.give_back(hold)", "pass"),
             Edit(Renewer, "_sort", "not hold.given", "False"),
         ),
     ),
@@ -322,7 +323,7 @@ BUGS = (
         "a loss that is not told",
         ("loss", "P4"),
         20,
-        (Edit(Session, "_tell_loss", "if on_lost is not None:", "if False:"),),
+        (Edit(Keeper, "_tell_loss", "if on_lost is not None:", "if False:"),),
     ),
 )
 
@@ -426,7 +427,7 @@ PERMIT_BUGS = (
         "an exporter that goes on trusting its permits",
         _TOO_MANY,
         50,
-        (Edit(Session, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
+        (Edit(Keeper, "is_held", "if hold.state != HELD or", "if (hold.state != HELD and not hold.exported) or"),),
     ),
     Bug(
         "a downgraded lease exported as that of a writer",

@@ -1,7 +1,7 @@
 """What may not happen. The checker sees everything at once: every store act, every call, every lease by its own clock.
 
 It believes nobody: tokens and claims are what the store answered, but order, ownership and time are its own. A lease's
-trust is asked of the shipped ``Session.is_held`` after every step of the world, for processes that are paused, too.
+trust is asked of the shipped ``Keeper.is_held`` after every step of the world, for processes that are paused, too.
 Promises are numbered as in ``docs/explanation/safety.md``.
 """
 
@@ -442,8 +442,8 @@ class Checker:
         return [(name, p.claim_id) for name, p in permits if p.claim_id is not None and p.expires_at > self.world.now]
 
     def _held(self, tenure: Tenure) -> bool:
-        """The shipped answer, asked from outside: SimSession.expire does not mark anything then."""
-        return tenure.session.is_held(tenure.hold)
+        """The shipped answer, asked from outside: nothing is marked then (SimSession)."""
+        return tenure.session.keeper.is_held(tenure.hold)
 
     def _counts(self, tenure: Tenure) -> bool:
         return not (tenure.process.dead or tenure.dropped or self.claims[tenure.claim_id].broken_at_once)

@@ -68,7 +68,7 @@ class InHand(NamedTuple):
     def held(self) -> bool:
         """The shipped answer, for who has not dropped it."""
         hold = self.hold
-        return self.job in hold.live and not (self.process.dead or hold.orphan) and self.session.is_held(hold)
+        return self.job in hold.live and not (self.process.dead or hold.orphan) and self.session.keeper.is_held(hold)
 
 
 class JobChecker(Checker):

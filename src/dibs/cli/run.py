@@ -196,7 +196,7 @@ def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractCon
         try:
             with lease_of(client) as lease:
                 signals.collect()
-                lease._session.when_over(lease._hold, signals.ring)
+                lease._session.keeper.when_over(lease._hold, signals.ring)
                 code = Supervisor(command, guard, signals, lease, args.grace).supervise()
                 if code:
                     lease.release()  # before the end of the block, which would mark a once as done

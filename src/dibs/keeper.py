@@ -1,0 +1,316 @@
+"""The keeper of a session's holds: until when each is trusted, that it is renewed, and how it ends.
+
+It answers for what is promised of a lease while it lives: that every end is final, is told to the store after the last
+renewal, and is told to everybody who asked to be told. Holds come to it when a wish is granted (``dibs.wishes``); the
+renewing itself is the renewal lane's business (``dibs.renewer``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dibs.ask import Ask, JobAsk
+from dibs.before import Before
+from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
+from dibs.renewer import Renewer
+from dibs.store import ANY_SLOT, PIN_KEEP_S, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from dibs.clock import Clock
+    from dibs.holdings import Holdings
+    from dibs.lane import Lane
+    from dibs.store import Store
+    from dibs.waiting import Waiting
+
+
+class Keeper:
+    def __init__(
+        self,
+        clock: Clock,
+        mutex: AbstractContextManager[object],
+        open_store: Callable[[], Store],
+        lane: Lane,
+        waiting: Waiting,
+        holdings: Holdings,
+        *,
+        request_timeout_s: float,
+        patience_s: float,
+        margin_s: float,
+    ) -> None:
+        self._clock = clock
+        self._mutex = mutex
+        self._lane = lane
+        self._waiting = waiting
+        self._holdings = holdings
+        self._patience_s = patience_s
+        self._pid = os.getpid()
+        self._closed = False
+        self.renewer = Renewer(
+            clock, mutex, open_store, request_timeout_s, margin_s, self.lose, self.give_back, self._renewal_over
+        )
+
+    def look_after(self, hold: Hold, t0: float) -> None:
+        """Look after a hold that was just granted, asked for at ``t0``. Under the mutex."""
+        self._holdings.add(hold)
+        self.renewer.track(hold, t0)
+
+    def release(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Ask | None:
+        """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
+
+        With ``keep``, the name is kept for that many seconds from now, and shown with ``info``. The ask's outcome is
+        Released or Gone.
+        """
+        try:
+            with self._mutex:
+                if hold.state != HELD:
+                    return None
+                now = self._clock.now()
+                if now >= hold.trusted_until:
+                    late = True
+                else:
+                    late = False
+                    hold.state = RELEASED
+                    listeners, hold.listeners = hold.listeners, None
+                    ask = self._end(hold, now, keep, info)
+        except BaseException:
+            # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
+            with self._mutex:
+                if hold.state == RELEASED:
+                    self._end(hold, self._clock.now(), keep, info)
+            self._lane.start()
+            raise
+        if late:
+            self.lose(hold, hold.why_over())
+            return None
+        for listener in listeners or ():
+            listener()
+        return ask
+
+    def release_all(self, holds: Sequence[Hold]) -> list[Ask | None]:
+        """``release`` of several, queued at once so that they travel in one call; an ask or None for each."""
+        asks: list[Ask | None] = [None] * len(holds)
+        listeners: list[Callable[[], None]] = []
+        late: list[Hold] = []
+        try:
+            with self._mutex:
+                now = self._clock.now()
+                for place, hold in enumerate(holds):
+                    if hold.state == HELD and now < hold.trusted_until:
+                        hold.state = RELEASED
+                        listeners += hold.listeners or ()
+                        hold.listeners = None
+                        asks[place] = self._end(hold, now)
+                    elif hold.state == HELD:
+                        late.append(hold)
+        except BaseException:
+            # As above; of those that were not reached, the caller's own clean-up takes care.
+            with self._mutex:
+                for hold in holds:
+                    if hold.state == RELEASED:
+                        self._end(hold, self._clock.now())
+            self._lane.start()
+            raise
+        for hold in late:
+            self.lose(hold, hold.why_over())
+        for listener in listeners:
+            listener()
+        return asks
+
+    def export(self, hold: Hold, ask: Ask) -> bool:
+        """End a hold here and leave its lease in force in the store, for whoever adopts it; False when it had ended.
+
+        The trust is over at once. The ask, which has no request, is settled when no renewal is under way any more.
+        """
+        with self._mutex:
+            if hold.state != HELD or self._clock.now() >= hold.trusted_until:
+                return False
+            hold.exported = ask
+            hold.state = RELEASED
+            listeners, hold.listeners = hold.listeners, None
+            self._holdings.remove(hold)
+            if self.renewer.forget(hold):
+                hold.after_renewal = ask
+            else:
+                ask.settle(None)
+        for listener in listeners or ():
+            listener()
+        return True
+
+    def take_back(self, hold: Hold, ask: Ask) -> None:
+        """Release what was exported by this ask, if it was: its state will never be known to anybody."""
+        with self._mutex:
+            if hold.exported is ask:
+                self._holdings.remove(hold)
+                self._lane.put(Ask(self.release_of(hold), self._clock.now() + self._patience_s))
+        self._lane.start()
+
+    def release_of(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Release:
+        """The request that ends a hold in the store."""
+        if hold.pins:  # nobody may enter before those transactions have ended; whether they have, the store sees
+            keep = max(keep, PIN_KEEP_S)
+        return Release(hold.key, hold.claim_id, ANY_SLOT if hold.any_slot else hold.granted.slot, None, keep, info)
+
+    def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
+        """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
+        self._holdings.remove(hold)
+        if hold.of_jobs:
+            return self._end_of_jobs(hold, now)
+        # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
+        if hold.terms.min_hold and hold.state == RELEASED:
+            keep = max(keep, hold.t0 + hold.terms.min_hold - now)
+        ask = Ask(self.release_of(hold, keep, info), now + self._patience_s)
+        sent = ask
+        if hold.first is not None and hold.state == RELEASED:
+            sent = hold.before = Before(hold.first, ask, self._lane, self._waiting)
+        if self.renewer.forget(hold):
+            hold.after_renewal = sent  # so that no renewal reaches the store after the release
+        else:
+            self._lane.put(sent)
+            if sent is ask:
+                self._waiting.nudge(hold.key)
+        return ask
+
+    def _end_of_jobs(self, hold: Hold, now: float) -> Ask:
+        """The same for a claim on jobs. (A renewal that reaches the store after its end finds nothing to extend.)"""
+        self.renewer.forget(hold)
+        ask = JobAsk(hold.giving_back(), now + self._patience_s)  # type: ignore[attr-defined]
+        if hold.state == LOST and hold.given:
+            ask.settle(None)  # it is left to its ttl: whoever lost it was at work, and that counts as a try
+        else:
+            self._lane.put(ask)
+            self._waiting.nudge(hold.key)
+        return ask
+
+    def shared_by(self, owner: object, key: str) -> list[Hold]:
+        """The holds of permits of a name that this owner has, as far as this process knows."""
+        with self._mutex:
+            holds = list(self._holdings.sharing.get(key, ()))
+        return [hold for hold in holds if hold.owner == owner and not hold.orphan and self.is_held(hold)]
+
+    def _renewal_over(self, hold: Hold) -> None:
+        with self._mutex:
+            ask, hold.after_renewal = hold.after_renewal, None
+            if ask is not None and ask.request is None:
+                ask.settle(None)  # it was exported: there is nothing to send
+            elif ask is not None:
+                self._lane.put(ask)
+                self._waiting.nudge(hold.key)
+        self._lane.start()
+
+    def give_back(self, *holds: Hold) -> None:
+        """Release grants that nobody has in hand. An orphan's ttl runs out: its holder may still be at work."""
+        lost: list[Hold] = []
+        try:
+            with self._mutex:
+                for hold in holds:
+                    self._give_back(hold, lost)
+        except BaseException:
+            # Ctrl-C in between: a release sent twice does no harm.
+            with self._mutex:
+                for hold in holds:
+                    if hold.state == LOST and not hold.orphan and not self._closed:
+                        self._end(hold, self._clock.now())
+                    self._give_back(hold, lost)
+            self._lane.start()
+            raise
+        self._lane.start()
+        for hold in lost:
+            self._tell_loss(hold)
+
+    def _give_back(self, hold: Hold, lost: list[Hold]) -> None:
+        if hold.state != HELD:
+            return
+        hold.state = LOST
+        if hold.orphan:
+            hold.reason = "its Lease object was dropped without release()"
+            self.renewer.forget(hold)
+            self._holdings.remove(hold)
+            return
+        if hold.given:  # its thread came with the Lease in hand just as its trust was over: a loss like any other
+            hold.reason = hold.why_over()
+            hold.loud = True
+            lost.append(hold)
+            return
+        hold.reason = "it was granted to a caller that was gone"
+        if not self._closed:
+            self._end(hold, self._clock.now())
+
+    def lose(self, hold: Hold, reason: str) -> None:
+        """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""
+        marked = False  # by this thread, which is then the one to tell
+        try:
+            with self._mutex:
+                if hold.state != HELD:
+                    return
+                marked = True
+                hold.reason = reason
+                hold.loud = hold.given
+                hold.state = LOST
+            self._tell_loss(hold)
+        except BaseException:
+            # Ctrl-C in whoever noticed the loss: those who must hear of it hear of it all the same.
+            if marked and hold.state == LOST and not hold.told:
+                self._clock.spawn("dibs-lost", lambda: self._tell_loss(hold))
+            raise
+
+    def _tell_loss(self, hold: Hold) -> None:
+        with self._mutex:
+            if not self._closed:
+                self._end(hold, self._clock.now())
+        self._lane.start()
+        for listener in hold.listeners or ():  # left in their place, for whoever goes on after a Ctrl-C
+            listener()
+        hold.listeners = None
+        on_lost = hold.terms.on_lost if hold.loud else None
+        hold.told = True
+        if on_lost is not None:
+            # In a thread of its own: a slow callback must not delay the next renewal.
+            self._clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
+
+    def found_gone(self, hold: Hold) -> None:
+        """A release found that the store no longer knew the lease: it had been lost without a sign."""
+        with self._mutex:
+            hold.state = LOST
+            hold.reason = GONE_REASON
+
+    def is_held(self, hold: Hold) -> bool:
+        """Whether the holder may still believe in it, decided by the clock alone."""
+        if hold.state != HELD or self._pid != os.getpid():
+            return False
+        return self._clock.now() < hold.trusted_until or not self.expire(hold)
+
+    def expire(self, hold: Hold) -> bool:
+        """Mark a hold lost whose trust has run out; False when a renewal got in first."""
+        with self._mutex:
+            if hold.state != HELD:
+                return True
+            if self._clock.now() < hold.trusted_until:
+                return False
+        self.lose(hold, hold.why_over())
+        return True
+
+    def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the hold is released or lost, or at once when it is over already."""
+        with self._mutex:
+            if hold.state == HELD:
+                hold.listeners = [*(hold.listeners or ()), listener]
+                return
+        listener()
+
+    def close(self, now: float) -> tuple[list[Ask], list[Callable[[], None]]]:
+        """End every hold, under the mutex: the asks that tell the store, and the listeners that are to be called."""
+        self._closed = True
+        releases: list[Ask] = []
+        listeners: list[Callable[[], None]] = []
+        for hold in self.renewer.tracked():
+            if hold.state == HELD:
+                hold.state = RELEASED
+                listeners += hold.listeners or ()
+                hold.listeners = None
+                release = self._end(hold, now)
+                releases += [release] if hold.before is None else [hold.before, release]
+        return releases, listeners
