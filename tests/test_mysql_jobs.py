@@ -71,7 +71,7 @@ def database_of(url: str) -> str:
 def python(code: str, url: str) -> "subprocess.Popen[str]":
     """A process with what the tests have, and the queue at that URL."""
     start = "import sys\nfrom tests.test_mysql_jobs import *\nqueue = Queue(sys.argv[1])"
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([sys.executable, "-c", f"{start}\n{code}", url], text=True, **pipes)
 
 
@@ -109,6 +109,7 @@ WORK = """
 from dibs.jobs import DONE, Finish, Finished, Taken
 
 print("ready", flush=True)
+sys.stdin.readline()
 while isinstance(outcome := queue.take(3, 0.3), Taken) or queue.jobs.depths(NAME, NAME + "!", soon())[:1]:
     for job in outcome.jobs if isinstance(outcome, Taken) else ():
         if queue.one(Finish(NAME, (job.id,), outcome.fencing_token, DONE)) == Finished():
@@ -121,18 +122,24 @@ def test_a_worker_that_is_killed_loses_no_job(url: str, queue: Queue) -> None:
     numbers = [str(number) for number in range(300)]
     queue.put(*numbers)
     workers = [python(WORK, url) for _ in range(3)]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    time.sleep(0.05)  # while they work
-    workers[0].send_signal(signal.SIGKILL)
+    streams = [(one.stdin, one.stdout) for one in workers if one.stdin and one.stdout]
+    for _, out in streams:
+        assert out.readline() == "ready\n"
+    # The first begins, so that it is not left without a job, and is killed while all are at work.
+    done = []
+    for stdin, _ in streams:
+        stdin.write("go\n")
+        stdin.flush()
+        done.append(streams[0][1].readline().strip())
+    workers[0].kill()
+    # (Not communicate(), which forgets what readline() has read ahead.)
     said = [(worker.stdout.read(), worker.stderr.read()) for worker in workers if worker.stdout and worker.stderr]
     for worker in workers:
         with worker:
             worker.wait(30)
     assert [error for _, error in said] == ["", "", ""]
     assert [worker.returncode for worker in workers] == [-signal.SIGKILL, 0, 0]
-    done = [number for out, _ in said for number in out.split()]
+    done += [number for out, _ in said for number in out.split()]
     # What the killed one had done it may not have said any more: one job.
     assert len(done) == len(set(done)) >= len(numbers) - 1
     assert queue.jobs.depths(NAME, NAME + "!", soon()) == []
