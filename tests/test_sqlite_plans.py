@@ -33,22 +33,11 @@ READ_ALL = {
 }
 # What is sorted there are the jobs of one claim, those of one take, those that are listed, the priorities there are,
 # and the line for one name. Where ANALYZE saw no two jobs of one put, so are those of a put that is repeated ("known").
-SORT = {"repeated", "these", "priorities", "list_waiting", "list_claimed", "revive", "peek_pool"}
-# Jobs found by their ids alone. No index can be named for that, so that SQLite reads a table which ANALYZE saw nearly
-# empty, whatever became of it.
-BY_IDS = {
-    "these",
-    "claim",
-    "extend",
-    "done",
-    "keep_done",
-    "keep_failed",
-    "keep_exhausted",
-    "exhausted",
-    "retry",
-    "back",
-}
-BY_IDS |= {"cancel", "keep_cancelled", "find_live", "find_ended", "drop_old", "revived", "firsts"}
+SORT = {"repeated", "priorities", "list_waiting", "list_claimed", "revive", "peek_pool"}
+
+# The jobs of one claim, found by their ids. No index can be named for that, so SQLite reads a table that had one row,
+# a job at work, when ANALYZE looked, and reads all of it whatever became of it. (With two rows it goes by an index.)
+BY_IDS = {"extend", "done", "keep_done", "keep_failed", "keep_exhausted", "exhausted", "retry", "back"}
 
 
 @pytest.fixture
@@ -93,7 +82,7 @@ def check_plans(path: Path, seen: str = "") -> None:
                 continue
             plan = planned(db, sql)
             # (ANY: each value of a column is tried, as if there were few.)
-            reads = [step for step in plan if re.match(r"SCAN (dibs_lease|job|before|l|p|w)\b|.*ANY\(", step)]
+            reads = [step for step in plan if re.match(r"SCAN (dibs_lease\w*|job|before|l|p|w)\b|.*ANY\(", step)]
             assert not reads or (seen == "one-row" and verb in BY_IDS), f"{verb}: {plan}"
             sorts = SORT | {"known"} if seen == "all-different" else SORT
             assert "USE TEMP B-TREE FOR ORDER BY" not in plan or verb in sorts, f"{verb}: {plan}"
@@ -115,11 +104,12 @@ def test_what_analyze_noted_changes_nothing(path: Path, seen: str) -> None:
     check_plans(path, seen)
 
 
-def test_what_analyze_finds_changes_nothing(path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2, 1000])
+def test_what_analyze_finds_changes_nothing(path: Path, jobs: int) -> None:
     """What it sees when all jobs are of one queue and one group, put at once, half of them in one claim."""
     queue = JobQueue(SQLiteStore(str(path), "dibs_lease", False))
-    queue.put(*[NewJob(str(number), group="g", key=str(number)) for number in range(1000)])
-    queue.taken(500)
+    queue.put(*[NewJob(str(number), group="g", key=str(number)) for number in range(jobs)])
+    queue.taken(max(1, jobs // 2))
     queue.store.close()
     with closing(sqlite3.connect(path)) as db:
         db.execute("ANALYZE")

@@ -121,9 +121,8 @@ class SQLiteJobs:
         if not chosen:
             return Held(None, 0, 0.0, self._next_in(db, name, priorities, at))
         token = max(self._file.floor, *[row[-1] for row in chosen]) + 1
-        ids_text = in_json([row[0] for row in chosen])
-        until = (at.wall + ttl, at.now + ttl)
-        db.execute(self._sql["claim"], (claim_id, holder, token, at.boot, at.wall, *until, ids_text))
+        claim = (claim_id, holder, token, at.boot, at.wall, at.wall + ttl, at.now + ttl)
+        db.executemany(self._sql["claim"], [(*claim, row[0]) for row in chosen])
         jobs = [
             TakenJob(job, payload, tries + 1, max_tries, crashes, created_wall, key, group)
             for job, payload, tries, max_tries, crashes, created_wall, key, group, _ in chosen
@@ -183,7 +182,9 @@ class SQLiteJobs:
         return max(0.0, min(after, default=float("inf")))
 
     def _drop_old(self, db: sqlite3.Connection, at: Moment) -> None:
-        db.execute(self._sql["drop_old"], (at.wall, DROP_MAX))
+        old = db.execute(self._sql["old"], (at.wall, DROP_MAX)).fetchall()
+        if old:
+            db.executemany(self._sql["drop_old"], old)
 
     # -- in the caller's transaction ------------------------------------------------------------------------------
 
@@ -255,20 +256,22 @@ class SQLiteJobs:
 
     def find(self, name: str, job: int, deadline: Deadline) -> StoredJob | None:
         def read(db: sqlite3.Connection, at: Moment) -> StoredJob | None:
-            live = db.execute(self._sql["find_live"], (at.boot, at.now, in_json([job]), name)).fetchone()
+            live = db.execute(self._sql["find_live"], (at.boot, at.now, job, name)).fetchone()
             if live is not None:
                 return _shown(live, at)
-            ended = db.execute(self._sql["find_ended"], (in_json([job]), name)).fetchone()
+            ended = db.execute(self._sql["find_ended"], (job, name)).fetchone()
             return None if ended is None else StoredJob._make(ended)
 
         return self._read(read)
 
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
         def write(db: sqlite3.Connection, at: Moment) -> list[int]:
-            which = (in_json(ids), name)
-            if keep > 0:
-                db.execute(self._sql["keep_cancelled"], (CANCELLED, at.wall, at.wall + keep, None, *which))
-            cancelled = [row[0] for row in db.execute(self._sql["cancel"], which).fetchall()]
+            cancelled: list[int] = []
+            for job in ids:
+                if keep > 0:
+                    kept_until = at.wall + keep
+                    db.execute(self._sql["keep_cancelled"], (CANCELLED, at.wall, kept_until, None, job, name))
+                cancelled += [row[0] for row in db.execute(self._sql["cancel"], (job, name)).fetchall()]
             self._drop_old(db, at)
             return cancelled
 
@@ -276,8 +279,8 @@ class SQLiteJobs:
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:
         def write(db: sqlite3.Connection, at: Moment) -> int:
-            revived = db.execute(self._sql["revive"], (name, ids is None, in_json(ids or ()))).rowcount
-            db.execute(self._sql["revived"], (at.wall, name))
+            which = (name, ids is None, in_json(ids or ()))
+            revived = db.execute(self._sql["revive"], (at.wall, *which)).rowcount
             db.execute(self._sql["revived_left"], (name,))
             return revived
 

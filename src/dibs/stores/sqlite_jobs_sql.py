@@ -76,6 +76,8 @@ _COPIED = (
     "id, name, priority, due_wall, tries, max_tries, crashes, unique_key, group_name, fencing_token, holder,"
     " claimed_wall, expires_wall, put_id, created_wall, payload"
 )
+# As it is when it has come back to life.
+_REVIVED = _COPIED.replace("due_wall, tries, max_tries, crashes", f"{VALUE}, 0, max_tries, 0")
 _SHOWN = (
     "payload, priority, tries, max_tries, crashes, fencing_token, created_wall, due_wall, unique_key, group_name,"
     " holder, expires_wall, error"
@@ -107,7 +109,7 @@ def _left(where: str, jobs: str = "{job}") -> str:
 
 
 # Each statement names the index that it goes by. What ANALYZE found at some moment (one queue, one claim, one group)
-# would make SQLite read whole tables ever after. Only a search for ids, which has no index to name, is left to it.
+# would make SQLite read whole tables ever after. A search for several ids has no index to name; one for one needs none.
 _STATEMENTS = {
     # Put. Results are numbers only: a connection of the caller's may turn text into whatever it likes.
     "known": f"SELECT id FROM {{by_put}} WHERE put_id = {VALUE} AND +name = {VALUE} ORDER BY id",
@@ -165,19 +167,21 @@ _STATEMENTS = {
         f" WHERE name = {VALUE} AND group_name IS NOT NULL)"
         f" UNION ALL SELECT (SELECT min(group_name) FROM {{by_group}} WHERE name = {VALUE} AND group_name > of_group)"
         " FROM groups WHERE of_group IS NOT NULL)"
-        " SELECT -priority, due_wall, id, group_name FROM groups CROSS JOIN {job} AS job ON job.id IN"
-        f" (SELECT id FROM {{by_group}} WHERE name = {VALUE} AND group_name = of_group"
-        f" ORDER BY id LIMIT {VALUE}) WHERE claim_id IS NULL AND due_wall <= {VALUE}"
+        " SELECT -priority, due_wall, id, group_name FROM groups CROSS JOIN {job} AS job INDEXED BY {group_here}"
+        f" ON job.name = {VALUE} AND job.group_name = of_group AND job.id IN (SELECT id FROM {{by_group}}"
+        f" WHERE name = {VALUE} AND group_name = of_group ORDER BY id LIMIT {VALUE})"
+        f" WHERE +claim_id IS NULL AND +due_wall <= {VALUE}"
     ),
     # ... and the first that have none.
     "ungrouped": (
         f"SELECT -priority, due_wall, id, group_name FROM {{by_ready}} WHERE {_READY} AND group_name IS NULL"
         f" ORDER BY due_wall, id LIMIT {VALUE}"
     ),
-    "these": f"SELECT {_TAKEN} FROM {{job}} WHERE {_OF_IDS} {_IN_ORDER}",
+    # ... and what is taken of them.
+    "this": f"SELECT {_TAKEN} FROM {{job}} WHERE id = {VALUE}",
     "claim": (
         f"UPDATE {{job}} SET claim_id = {VALUE}, holder = {VALUE}, fencing_token = {VALUE}, boot = {VALUE},"
-        f" claimed_wall = {VALUE}, expires_wall = {VALUE}, expires_boot = {VALUE}, tries = tries + 1 WHERE {_OF_IDS}"
+        f" claimed_wall = {VALUE}, expires_wall = {VALUE}, expires_boot = {VALUE}, tries = tries + 1 WHERE id = {VALUE}"
     ),
     "next_due": (
         f"SELECT min(due_wall) FROM {{by_ready}} WHERE {_WAITING} AND priority = {VALUE} AND due_wall > {VALUE}"
@@ -197,10 +201,8 @@ _STATEMENTS = {
     "exhausted": _left(f"{_MINE} AND {_EXHAUSTED}"),
     "retry": f"UPDATE {{job}} SET claim_id = NULL, error = {VALUE}, due_wall = {VALUE} WHERE {_MINE} RETURNING id",
     "back": f"UPDATE {{job}} SET claim_id = NULL, tries = tries - 1 WHERE {_MINE} RETURNING id",
-    "drop_old": (
-        "DELETE FROM {end} WHERE id IN"
-        f" (SELECT id FROM {{by_keep}} WHERE keep_until <= {VALUE} ORDER BY keep_until LIMIT {VALUE})"
-    ),
+    "old": f"SELECT id FROM {{by_keep}} WHERE keep_until <= {VALUE} ORDER BY keep_until LIMIT {VALUE}",
+    "drop_old": f"DELETE FROM {{end}} WHERE id = {VALUE}",
     # Before anything is read on a connection of the caller's: from here on nobody else writes.
     "lock": "UPDATE {job} SET tries = tries WHERE id = 0",
     # The number of this boot, if it has begun for this file.
@@ -222,9 +224,9 @@ _STATEMENTS = {
     ),
     "find_live": (
         f"SELECT id, claim_id IS NOT NULL AND boot = {VALUE} AND expires_boot > {VALUE}, {_SHOWN}"
-        f" FROM {{job}} WHERE {_OF_IDS} AND +name = {VALUE}"
+        f" FROM {{job}} WHERE id = {VALUE} AND +name = {VALUE}"
     ),
-    "find_ended": (f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{end}} WHERE {_OF_IDS} AND +name = {VALUE}"),
+    "find_ended": f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{end}} WHERE id = {VALUE} AND +name = {VALUE}",
     "list_waiting": (
         f"SELECT id, 0, {_SHOWN} FROM {{by_ready}} WHERE {_WAITING} AND (due_wall <= {VALUE}) = {VALUE}"
         f" {_IN_ORDER} LIMIT {VALUE}"
@@ -237,16 +239,12 @@ _STATEMENTS = {
         f"SELECT id, state, {_SHOWN}, result, ended_wall FROM {{by_ended}} WHERE name = {VALUE} AND state = {VALUE}"
         f" ORDER BY ended_wall DESC, id DESC LIMIT {VALUE}"
     ),
-    "keep_cancelled": _ended(f"{_OF_IDS} AND +name = {VALUE}", "error"),
-    "cancel": _left(f"{_OF_IDS} AND +name = {VALUE}"),
+    "keep_cancelled": _ended(f"id = {VALUE} AND +name = {VALUE}", "error"),
+    "cancel": _left(f"id = {VALUE} AND +name = {VALUE}"),
     # One after the other, so that of two with the same key the older is revived.
     "revive": (
-        f"INSERT OR IGNORE INTO {{job}} ({_COPIED}, error) SELECT {_COPIED}, error FROM {{by_ended}}"
+        f"INSERT OR IGNORE INTO {{job}} ({_COPIED}, error) SELECT {_REVIVED}, error FROM {{by_ended}}"
         f" WHERE name = {VALUE} AND state = 'dead' AND ({VALUE} OR {_OF_IDS}) ORDER BY id"
-    ),
-    "revived": (
-        f"UPDATE {{job}} SET tries = 0, crashes = 0, due_wall = {VALUE} WHERE id IN"
-        f" (SELECT id FROM {{by_ended}} WHERE name = {VALUE} AND state = 'dead')"
     ),
     "revived_left": (
         f"DELETE FROM {{by_ended}} WHERE name = {VALUE} AND state = 'dead' AND id IN (SELECT id FROM {{job}})"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now
 from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S
-from dibs.stores.sqlite_jobs_talks import in_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -67,7 +66,8 @@ class Turns:
         if not ids and looked == LOOK_MAX:
             for job, group in self._behind(db, take, due, wall):
                 choose(job, group)
-        yield from db.execute(self._sql["these"], (in_json(ids[: take.n]),))
+        for job in ids[: take.n]:
+            yield db.execute(self._sql["this"], (job,)).fetchone()
 
     def _behind(
         self, db: sqlite3.Connection, take: Take, due: Sequence[int], wall: float
@@ -75,7 +75,7 @@ class Turns:
         """Those that stand further behind, in the claim order: the first of each group, and some without one."""
         name = take.name
         found: list[tuple[Any, ...]]
-        found = db.execute(self._sql["firsts"], (name, name, name, take.group_limit, wall)).fetchall()
+        found = db.execute(self._sql["firsts"], (name, name, name, name, take.group_limit, wall)).fetchall()
         began = boot_now()
         if began >= self._look_at.get(name, 0.0):
             for priority in due:
