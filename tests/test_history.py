@@ -86,7 +86,7 @@ def test_who_was_held_up_on_the_way_to_sqlite_began_after_the_one_before(sqlite_
 
         def stand_still(statement: str) -> None:
             if statement.startswith("UPDATE"):
-                time.sleep(0.05)
+                time.sleep(0.05)  # is what is tested: longer than the millisecond that SQLite's clock has
                 first.act([Release("default:x", "one")], soon)
 
         second._file.open().set_trace_callback(stand_still)  # type: ignore[attr-defined]

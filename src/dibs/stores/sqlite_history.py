@@ -3,8 +3,8 @@
 A lease's row tells what happened to it. Its claim becomes NULL, or '' with another end: released (and kept). It becomes
 '' with the same end: broken. Another token takes its place before its end: transferred. Another one does later, or its
 row is deleted: it had expired. A renewal changes none of this, and fires no trigger. (REPLACE deletes a row without a
-trigger, so what it takes the place of is looked up before.) An end by expiry is
-never later than the next grant: it is counted on the boot clock, from a moment before the statement that granted.
+trigger, so what it takes the place of is looked up before.) An end by expiry is counted on the boot clock, from
+before the statement that granted, and so might come out later than the next grant: it is cut there.
 """
 
 from __future__ import annotations

@@ -267,10 +267,10 @@ class SQLiteJobs:
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
         def write(db: sqlite3.Connection, at: Moment) -> list[int]:
             cancelled: list[int] = []
+            kept = (CANCELLED, at.wall, at.wall + keep, None)
             for job in ids:
                 if keep > 0:
-                    kept_until = at.wall + keep
-                    db.execute(self._sql["keep_cancelled"], (CANCELLED, at.wall, kept_until, None, job, name))
+                    db.execute(self._sql["keep_cancelled"], (*kept, job, name))
                 cancelled += [row[0] for row in db.execute(self._sql["cancel"], (job, name)).fetchall()]
             self._drop_old(db, at)
             return cancelled
