@@ -34,15 +34,17 @@ class Holdings:
 
     def remove(self, hold: Hold) -> None:
         """Forget a hold; one that is not here does no harm."""
-        if self.held.get(hold.key) is hold:
-            del self.held[hold.key]
-        sharing = self.sharing.get(hold.key)
-        if sharing is not None:
+        key, owner = hold.key, hold.owner
+        if not hold.terms.permits:
+            if self.held.get(key) is hold:
+                del self.held[key]
+        elif key in self.sharing:
+            sharing = self.sharing[key]
             sharing.pop(hold, None)
             if not sharing:
-                del self.sharing[hold.key]
-        owned = self.owned.get(hold.owner)
-        if owned is not None and hold in owned:
-            del owned[hold]
+                del self.sharing[key]
+        owned = self.owned.get(owner)
+        if owned is not None:
+            owned.pop(hold, None)
             if not owned:
-                del self.owned[hold.owner]
+                del self.owned[owner]

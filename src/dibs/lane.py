@@ -325,24 +325,18 @@ class Lane:
                 self._outcomes = [without_frames(error)] * len(batch)
             self._failures = 0
         outcomes = self._outcomes
-        now, locked = self._clock.now(), False
         with self._mutex:
-            while self._given_out < len(batch):
-                ask, outcome = batch[self._given_out], outcomes[self._given_out]
+            for place in range(self._given_out, len(batch)):
+                ask, outcome = batch[place], outcomes[place]
                 ask.in_lane = False
-                if type(outcome) is RowBusy and ask.if_locked is not None and not ask.maybe_applied:
-                    outcome = ask.if_locked  # (else that transaction may be its own earlier attempt)
-                if type(outcome) is RowBusy and now < ask.give_up_at and not self._closing:
-                    if not ask.maybe_applied:
-                        ask.trouble = outcome
-                    self._later.append(ask)
-                    self._later_at = min(self._later_at, now + ROW_PAUSE_S)
-                    locked = True
-                elif isinstance(outcome, BaseException):
-                    ask.failed(outcome if type(outcome) is not RowBusy else _never_free(ask, outcome))
-                else:
+                if not isinstance(outcome, BaseException):
                     ask.received(outcome)
-                self._given_out += 1
+                elif type(outcome) is RowBusy:
+                    self._put_off(ask, outcome)
+                else:
+                    ask.failed(outcome)
+                self._given_out = place + 1
+            locked = bool(self._later)
             self._batch = []
             self._outcomes = None
             self._given_out = 0
@@ -357,6 +351,19 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
+    def _put_off(self, ask: Ask, busy: RowBusy) -> None:
+        """A transaction has locked the row: ask for it later, unless that is an answer, or it was for long enough."""
+        now = self._clock.now()
+        if ask.if_locked is not None and not ask.maybe_applied:
+            ask.received(ask.if_locked)  # (else that transaction may be its own earlier attempt)
+        elif now < ask.give_up_at and not self._closing:
+            if not ask.maybe_applied:
+                ask.trouble = busy
+            self._later.append(ask)
+            self._later_at = min(self._later_at, now + ROW_PAUSE_S)
+        else:
+            ask.failed(_never_free(ask, busy))
+
     def _opened(self) -> Store:
         store = self._store
         if store is None:
@@ -364,11 +371,12 @@ class Lane:
         return store
 
     def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
-        store = self._opened()
-        if batch[0].kind == ALONE:
+        store = self._store or self._opened()
+        kind = batch[0].kind
+        if kind == ALONE:
             outcomes = [batch[0].request(store, deadline)]
         else:
-            act: Any = store.act if batch[0].kind == LEASES else store.jobs.act  # type: ignore[attr-defined]
+            act: Any = store.act if kind == LEASES else store.jobs.act  # type: ignore[attr-defined]
             if paused:
                 sent = [ask.request for ask in batch if ask not in paused]
                 answers = iter(act(sent, deadline) if sent else ())

@@ -15,7 +15,7 @@ from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
 from dibs.renewing import renew, renewed
 from dibs.steps import run
-from dibs.store import Gone
+from dibs.store import Gone, Released
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,7 +183,7 @@ class LeaseFacts:
         except BaseException:  # what was queued is sent, whoever was interrupted
             session.lane.start()
             raise
-        return self._confirmed(ask)
+        return type(ask.outcome) is Released or self._confirmed(ask)
 
     def _let_go(self, keep: float = 0.0, info: str | None = None) -> Ask | None:
         """Queue the release; None when it was released before. Raises LeaseLost."""

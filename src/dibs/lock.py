@@ -75,9 +75,11 @@ class LockCore(Gripped[L]):
                 settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
             if not settled and limit_s:
                 settled = yield from heard_in_time(session, ask, limit_s)
-            hold = self._answered(session, ask, settled)
-            if hold is None:
-                return None
+            hold = ask.outcome
+            if type(hold) is not Hold:
+                hold = self._answered(session, ask, settled)
+                if hold is None:
+                    return None
             lease = self._make_lease(session, hold, self.name)
             # Looked at when the lease is made: whoever finds it over from now on tells its holder.
             if (hold.state == HELD and session.clock.now() < hold.trusted_until) or not session.unmake(hold):

@@ -30,11 +30,10 @@ class TakeAsk(AcquireAsk):
     #: How often a hint called it for nothing.
     raced = 0
 
-    @property
-    def line(self) -> str:
-        # A name has no control characters, so that no other name is a line's.
-        name, limit = self.request.name, self.request.group_limit
-        return f"{name}\0{limit}" if limit else name
+    def __init__(self, request: Take, terms: Terms, owner: object, session: Session, blocking: bool) -> None:
+        super().__init__(request, terms, owner, session, blocking)
+        if request.group_limit:  # a name has no control characters, so that no other name is a line's
+            self.line = f"{request.name}\0{request.group_limit}"
 
     def may_be_known(self) -> bool:
         return self.t0 is not None

@@ -88,17 +88,21 @@ class Waiting:
 
     def enter(self, ask: AcquireAsk) -> None:
         """Take the last place in line; the first in line asks at once."""
-        line = self._lines.get(ask.line)
-        if line is None:
-            if ask.line != ask.request.name:
-                self._others.setdefault(ask.request.name, set()).add(ask.line)
-            self._lines[ask.line] = [ask]
-            self._lane.put(ask)
-        else:
+        key = ask.line
+        line = self._lines.get(key)
+        if line is not None:
             line.append(ask)
+            return
+        name = ask.request.name
+        if key != name:
+            self._others.setdefault(name, set()).add(key)
+        self._lines[key] = [ask]
+        self._lane.put(ask)
 
     def nudge(self, key: str) -> None:
         """The name was released in this process: let who waits first for it ask in the same call."""
+        if not self._asleep:
+            return
         for line in self._lines_for(key):
             ask = self._asleep.get(line)
             if ask is not None:
@@ -127,11 +131,8 @@ class Waiting:
         if ask in line:
             line.remove(ask)
         if not line:
-            others = self._others.get(ask.request.name)
-            if others is not None:
-                others.discard(key)
-                if not others:
-                    self._others.pop(ask.request.name, None)
+            if self._others:
+                self._forget_line(key, ask.request.name)
             del self._lines[key]
             return False
         first = line[0]
@@ -139,6 +140,13 @@ class Waiting:
             return False
         self._ask_again(first)
         return True
+
+    def _forget_line(self, key: str, name: str) -> None:
+        others = self._others.get(name)
+        if others is not None:
+            others.discard(key)
+            if not others:
+                self._others.pop(name, None)
 
     def _ask_again(self, ask: AcquireAsk) -> None:
         # Each attempt may be repeated for the whole patience; t0 stays that of the first attempt of the claim, except

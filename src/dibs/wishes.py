@@ -44,11 +44,8 @@ class AcquireAsk(Ask):
         #: It waits its turn, where it is not granted at once.
         self.blocking = blocking
         self._session = session
-
-    @property
-    def line(self) -> str:
-        """Which line of this process it stands in: who may have what the first in line is refused stands in another."""
-        return self.request.name  # type: ignore[no-any-return]
+        #: Which line of this process it stands in: who may have what the first in line is refused stands in another.
+        self.line: str = request.name
 
     def may_be_known(self) -> bool:
         """Whether the store may have granted it, or have it in line."""
@@ -65,7 +62,9 @@ class AcquireAsk(Ask):
 
     def received(self, outcome: object) -> None:
         self.heard = True
-        if type(outcome) is Held:
+        if type(outcome) is Granted:
+            self._granted(outcome)
+        elif type(outcome) is Held:
             self.seen = outcome
             if self.blocking:
                 if outcome.paused is not None:
@@ -77,8 +76,6 @@ class AcquireAsk(Ask):
             self.settle(outcome)
         elif type(outcome) is Mismatch:
             self.failed(LimitMismatch(_mismatch(outcome.permits, self.request)))
-        elif not self.dropped:
-            self._granted(outcome)  # type: ignore[arg-type]
 
     def _granted(self, outcome: Granted) -> None:
         """Turn a grant into a hold, unless it took so long that it can no longer be trusted.

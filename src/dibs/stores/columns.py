@@ -271,7 +271,10 @@ def in_range(key: str, least: int, most: int) -> bool:
 
 def in_call(requests: Sequence[Request]) -> bool:
     """Whether any of these names is of a row."""
-    return any(ROW_MARK in request[0] for request in requests)
+    for request in requests:  # noqa: SIM110 - every call is looked at: any() of a generator takes twice as long
+        if ROW_MARK in request[0]:
+            return True
+    return False
 
 
 def claims_some(requests: Sequence[Request]) -> bool:

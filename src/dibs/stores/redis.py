@@ -48,6 +48,7 @@ from dibs.store import (
     Mismatch,
     Outcome,
     Release,
+    Renew,
     Renewed,
     StoreAddress,
     StoredLease,
@@ -401,10 +402,13 @@ class RedisWatch:
 # -- words on the wire ------------------------------------------------------------------------------------------------
 
 
+_VERBS: dict[type, str] = {Renew: "renew", Release: "release", Transfer: "transfer"}
+
+
 def _verb(request: StoreRequest) -> str:
     if type(request) is Acquire:
         return "acquire_permits" if request.permits else "acquire"
-    return {Release: "release", Transfer: "transfer"}.get(type(request), "renew")
+    return _VERBS[type(request)]
 
 
 def _read_acquire(text: bytes) -> Granted | Held | Mismatch:

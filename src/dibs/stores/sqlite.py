@@ -111,8 +111,9 @@ class SQLiteStore:
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         with self._file.in_use:
-            if any(ROW_MARK in request[0] for request in requests):
-                return self._columns.act(requests, deadline, self._act)
+            for request in requests:
+                if ROW_MARK in request[0]:
+                    return self._columns.act(requests, deadline, self._act)
             return self._act(requests)
 
     def _act(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -126,8 +127,7 @@ class SQLiteStore:
                 synced = True
         try:
             file.sync(db, synced)
-            if len(requests) == 1:
-                # Most requests are one statement, which is a transaction by itself.
+            if len(requests) == 1:  # most are one statement, which is a transaction by itself
                 outcome = self._at_once(db, requests[0], boot_now())
                 if outcome is not None:
                     return [outcome]
