@@ -107,7 +107,7 @@ def boot_id() -> str | None:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         pass
     if sys.platform == "darwin":
         import subprocess

@@ -109,7 +109,7 @@ class InvalidOption(DibsError, ValueError):
 
 
 class StoreUnavailable(DibsError, ConnectionError):
-    """The store gave no usable answer.
+    """The store gave no usable answer, or this process has no thread or file descriptor left to ask it with.
 
     ``maybe_applied`` is False when the request certainly changed nothing there, True when that is unknown.
     """
@@ -150,8 +150,10 @@ def without_frames(error: BaseException) -> BaseException:
 
 def once_more(error: BaseException) -> BaseException:
     """A copy of a kept error, to be raised to one caller: raising adds that caller's frames to what is raised."""
-    import copy
-
+    try:
+        import copy
+    except OSError:  # of a process that has no file descriptor left for it
+        return error
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

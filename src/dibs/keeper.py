@@ -15,6 +15,7 @@ from dibs.before import Before
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.renewer import Renewer
 from dibs.store import ANY_SLOT, PIN_KEEP_S, Release
+from dibs.threads import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -254,7 +255,7 @@ class Keeper:
         except BaseException:
             # Ctrl-C in whoever noticed the loss: those who must hear of it hear of it all the same.
             if marked and hold.state == LOST and not hold.told:
-                self._clock.spawn("dibs-lost", lambda: self._tell_loss(hold))
+                aside(self._clock, "dibs-lost", lambda: self._tell_loss(hold))
             raise
 
     def _tell_loss(self, hold: Hold) -> None:
@@ -269,7 +270,7 @@ class Keeper:
         hold.told = True
         if on_lost is not None:
             # In a thread of its own: a slow callback must not delay the next renewal.
-            self._clock.spawn("dibs-on-lost", on_lost)  # type: ignore[arg-type]
+            aside(self._clock, "dibs-on-lost", on_lost)
 
     def found_gone(self, hold: Hold) -> None:
         """A release found that the store no longer knew the lease: it had been lost without a sign."""

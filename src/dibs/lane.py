@@ -17,12 +17,14 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 
 from __future__ import annotations
 
+from errno import EMFILE, ENFILE
 from typing import TYPE_CHECKING, Any
 
 from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import Release, RowBusy, StoreBusy
+from dibs.threads import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +107,8 @@ class Lane:
         #: The store has answered a call.
         self.reached = False
         self._failures = 0
-        self._thread_alive = False
+        #: There is no thread that could repeat what fails.
+        self._threadless = False
         self._bell: Bell | None = None
         self._closing = False
         self._ended = Ask(None, float("inf"))
@@ -124,8 +127,11 @@ class Lane:
         """No more acquires should be put: QUEUE_MAX are waiting. Releases are always taken."""
         return len(self._queue) >= QUEUE_MAX
 
-    def drive(self, ask: Ask) -> None:
-        """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already."""
+    def drive(self, ask: Ask | None) -> None:
+        """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already.
+
+        None: until nothing is left.
+        """
         if self._server is not None:  # it will see the ask; see ``start``
             return
         me = object()  # of this very call: another thread may drive the same ask
@@ -153,6 +159,10 @@ class Lane:
             return
         try:
             self._summon()
+        except StoreUnavailable:  # this process can have no other thread now
+            self._threadless = True
+            self.drive(None)
+            self._threadless = False
         except BaseException:  # Ctrl-C in the middle of it
             self._summon()
             raise
@@ -163,9 +173,7 @@ class Lane:
             if self._server is not None or not (self._queue or self._batch or self._later):
                 return
             if self._bell is None:
-                bell = self._clock.bell()
-                self._clock.spawn(self._name, lambda: self._run(bell))
-                self._bell = bell
+                self._bell = begin(self._clock, self._name, self._run)
             else:
                 self._bell.ring()
                 self._server = _THREAD  # it need not be called again; last, so that a Ctrl-C loses no ring
@@ -173,12 +181,15 @@ class Lane:
     def _look_later(self) -> None:
         """Let the lane's thread see to it that what waits is asked for again."""
         with self._mutex:
-            if self._bell is None:
-                bell = self._clock.bell()
-                self._clock.spawn(self._name, lambda: self._run(bell))
-                self._bell = bell
-            else:
+            if self._bell is not None:
                 self._bell.ring()
+                return
+            try:
+                self._bell = begin(self._clock, self._name, self._run)
+            except StoreUnavailable as error:
+                for ask in self._later:
+                    ask.failed(error)
+                self._later.clear()
 
     def _ask_again(self) -> None:
         """Queue what waited for rows. The caller holds the mutex, and serves or summons."""
@@ -322,6 +333,8 @@ class Lane:
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
                 return self._repeat(batch, error, backoff)
             except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
+                if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
+                    error = StoreUnavailable(str(error), maybe_applied=False)
                 self._outcomes = [without_frames(error)] * len(batch)
             self._failures = 0
         outcomes = self._outcomes
@@ -329,12 +342,15 @@ class Lane:
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
                 ask.in_lane = False
-                if not isinstance(outcome, BaseException):
-                    ask.received(outcome)
-                elif type(outcome) is RowBusy:
-                    self._put_off(ask, outcome)
-                else:
-                    ask.failed(outcome)
+                try:
+                    if not isinstance(outcome, BaseException):
+                        ask.received(outcome)
+                    elif type(outcome) is RowBusy:
+                        self._put_off(ask, outcome)
+                    else:
+                        ask.failed(outcome)
+                except Exception as error:  # noqa: BLE001 - of a thread that cannot be had, say: it concerns this ask alone
+                    ask.failed(without_frames(error))
                 self._given_out = place + 1
             locked = bool(self._later)
             self._batch = []
@@ -402,7 +418,7 @@ class Lane:
                 if not ask.maybe_applied:
                     ask.trouble = error  # what may have been done stands, whatever the next attempts say
                 # A store that was never reached is more likely a wrong address than an outage: say so at once.
-                if now >= ask.give_up_at or not (self.reached or busy):
+                if now >= ask.give_up_at or not (busy or (self.reached and not self._threadless)):
                     ask.in_lane = False
                     ask.failed(error)
                 else:

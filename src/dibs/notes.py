@@ -29,6 +29,7 @@ from dibs.errors import WouldDeadlock
 from dibs.hold import HELD
 from dibs.note import Note, called, spelled_out, understood
 from dibs.store import Acquire, Granted, Held, Release
+from dibs.threads import begin
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
@@ -124,14 +125,11 @@ class Notes:
         with self._mutex:
             if self._closing or ask.settled or ask.dropped:
                 return
-            self._waiters[ask] = _Waiter(ask, until)
-            bell = self._bell
-            if bell is None:
-                bell = self._clock.bell()
-                self._clock.spawn("dibs-notes", lambda: self._run(bell))
-                self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
+            if self._bell is None:
+                self._bell = begin(self._clock, "dibs-notes", self._run)
             else:
-                bell.ring()
+                self._bell.ring()
+            self._waiters[ask] = _Waiter(ask, until)
 
     def withdraw(self) -> list[Ask]:
         """The session closes: take all notes back. The caller holds the mutex; returns what to wait for."""

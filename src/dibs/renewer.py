@@ -14,14 +14,16 @@ there are), the *heap* (retries and last moments, few), or *in flight*.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from dibs.ask import Ask
 from dibs.clock import Deadline
-from dibs.errors import without_frames
+from dibs.errors import StoreUnavailable, without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.store import StoreBusy
+from dibs.threads import begin
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
 if TYPE_CHECKING:
@@ -133,17 +135,14 @@ class Renewer:
         """The thread may be in its call for longer than this hold is trusted."""
         self._meanwhile.append(hold)
         if self._stand_in_bell is None:
-            bell = self._clock.bell()
-            self._clock.spawn("dibs-renew-stand-in", lambda: self._stand_in(bell))
-            self._stand_in_bell = bell  # last, as in ``_start``
+            with suppress(StoreUnavailable):  # then it is told when the thread is back
+                self._stand_in_bell = begin(self._clock, "dibs-renew-stand-in", self._stand_in)
         elif hold.trusted_until < self._stand_in_wakes_at:
             self._stand_in_bell.ring()
 
     def _start(self) -> None:
         if self._bell is None and not self._closing:
-            bell = self._clock.bell()
-            self._clock.spawn("dibs-renew", lambda: self._run(bell))
-            self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
+            self._bell = begin(self._clock, "dibs-renew", self._run)
 
     def _wake(self) -> None:
         if self._bell is None:

@@ -11,6 +11,7 @@ dictionary operations, never during a call to the store or to a user's function.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -177,7 +178,8 @@ class Session:
         if self.pauses is not None and self.pauses.news(key, held):
             name, on_paused = key.partition(":")[2], self.on_paused
             message = f"{name!r} {held.paused}"
-            self.clock.spawn("dibs-paused", lambda: on_paused(message))
+            with suppress(RuntimeError):  # no thread can be had, and this one has the mutex
+                self.clock.spawn("dibs-paused", lambda: on_paused(message))
 
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 

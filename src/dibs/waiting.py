@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
 from dibs.store import LINE_GRACE_S
+from dibs.threads import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,9 +195,7 @@ class Waiting:
         bell = self._bell
         if bell is None:
             if not self._closing:
-                bell = self._clock.bell()
-                self._clock.spawn("dibs-wait", lambda: self._run(bell))
-                self._bell = bell  # last, so that after a Ctrl-C there is never a bell without a thread
+                self._bell = begin(self._clock, "dibs-wait", self._run)
         elif ask.wake_at < self._wake_at or float("-inf") < self._wake_at <= now:
             bell.ring()  # also a thread that has overslept: time-outs do not go on while the machine sleeps, clocks do
 

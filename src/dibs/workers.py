@@ -43,9 +43,9 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
                 crew.over(job)
             del job  # so that a claim that is over is not kept by an idle thread
 
-    for number in range(crew.workers):
-        crew.clock.spawn(f"dibs-worker-{number + 1}", work)
     try:
+        for number in range(crew.workers):
+            crew.clock.spawn(f"dibs-worker-{number + 1}", work)
         with Signals(crew):
             run(crew.dispatching(get_ident()))
             crew.drop_waiting()

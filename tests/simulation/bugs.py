@@ -290,6 +290,24 @@ BUGS = (
         ),
     ),
     Bug(
+        "an answer that needs a thread, and ends the one that brings it",
+        ("the thread",),
+        70,
+        (Edit(Lane, "_perform", "ask.failed(without_frames(error))", "raise"),),
+    ),
+    Bug(
+        "nobody serves where no thread can be had",
+        ("liveness", "P7"),
+        200,
+        (Edit(Lane, "start", "self.drive(None)", "pass"),),
+    ),
+    Bug(
+        "a loss that needs a thread to be told",
+        ("the thread",),
+        150,
+        (Edit(Keeper, "_tell_loss", 'aside(self._clock, "dibs-on-lost"', 'self._clock.spawn("dibs-on-lost"'),),
+    ),
+    Bug(
         "a release that does not wait for the renewal under way",
         ("P10",),
         2900,

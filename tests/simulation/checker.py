@@ -91,6 +91,7 @@ class Claim:
         "given",
         "granted",
         "late",
+        "made",
         "process",
         "refused",
         "renewed",
@@ -109,6 +110,8 @@ class Claim:
         #: After the grant: it was given to a program, or another request about it was sent.
         self.followed_up = False
         self.given = False
+        #: A Lease was made of it, though its program may have been interrupted before it had that in hand.
+        self.made = False
         self.renewed = False
         #: When its process, by its own clock, had the answer to a call that would acquire it.
         self.answered_at = 0.0
@@ -337,6 +340,10 @@ class Checker:
             self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
         return tenure
 
+    def made(self, hold: Hold) -> None:
+        """A Lease was made of a grant; what asked for it has not returned yet."""
+        self.claims[hold.claim_id].made = True
+
     def not_acquired(self, who: object, session: SimSession) -> None:
         """The acquire returned None, or raised."""
         attempt = self._over(who, session)
@@ -477,7 +484,7 @@ class Checker:
             self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
         dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}
         for claim_id, claim in self.claims.items():
-            if claim.renewed and not (claim.given or claim.excused or claim.process.dead):
+            if claim.renewed and not (claim.made or claim.excused or claim.process.dead):
                 self.world.broken(f"P9 {claim_id} was renewed, but nobody was ever given it")
             if claim.granted and not (claim.followed_up or claim.excused or claim.process.dead or claim_id in dropped):
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")

@@ -357,6 +357,8 @@ def _simulate(world: World) -> Result:
         if cuts and rand() < 0.6:
             start = horizon * rand()
             network.cuts.append((process, start, start + 4.0 * rand(), rand() < 0.5))
+        if world.seed % 8 == 5 and rand() < 0.7:  # the others stay the worlds that they were
+            world.at(horizon * rand() ** 2, process.starve, 0.2 + 3.0 * rand())
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:

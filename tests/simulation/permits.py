@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.lease import Lease
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import run
 from dibs.store import LAST_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Release
 from tests.simulation.checker import Checker
-from tests.simulation.programs import NAMES, Program
+from tests.simulation.programs import NAMES, Program, SimLease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dibs.lease import Lease
     from dibs.lock import LockCore
     from dibs.store import Granted, Held, Outcome, Request, Transfer
     from dibs.terms import Terms
@@ -39,10 +39,10 @@ class PermitProgram(Program):
     def _core(self, name: str, terms: Terms) -> LockCore[Lease]:
         rand, desk = self.world.random, self.host.desk
         if name == NAMES[0]:
-            self._sides = RWCore(desk, name, terms, Lease)
+            self._sides = RWCore(desk, name, terms, SimLease)
             return self._sides.writers if rand() < 0.4 else self._sides.readers
         limit = WRONG_LIMIT if rand() < 0.1 else LIMIT
-        return SemaphoreCore(desk, name, limit, 1 + int(1.3 * rand()), False, terms, Lease)
+        return SemaphoreCore(desk, name, limit, 1 + int(1.3 * rand()), False, terms, SimLease)
 
     def _acquire(self, core: LockCore[Lease], timeout: float | None) -> Lease | None:
         lease = None

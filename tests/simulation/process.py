@@ -6,6 +6,7 @@ where another thread may go on. The gate, the bell and the mutex behave as the r
 
 from __future__ import annotations
 
+from errno import EMFILE
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Process:
         self.slept_s = 0.0
         self._asleep_since: float | None = None
         self.troubled_at = 0.0
+        #: Until then it has neither threads nor file descriptors left to give.
+        self.starved_until = 0.0
         self.clock = SimClock(world, self)
         world.processes.append(self)
 
@@ -58,6 +61,14 @@ class Process:
         """World time without the sleep, which CLOCK_MONOTONIC counts on Linux and nobody should trust."""
         now = self.world.now if self._asleep_since is None else self._asleep_since
         return now - self.slept_s
+
+    def starve(self, seconds: float) -> None:
+        """For a while it can have no new thread and no file descriptor."""
+        if not self.dead:
+            self.world.note(self.name, "can have no thread for %.3f s", seconds)
+            self.starved_until = self.world.now + seconds
+            self.troubled_at = self.starved_until
+            self.world.trouble_until = max(self.world.trouble_until, self.starved_until)
 
     def crash(self) -> None:
         """End without a word."""
@@ -107,9 +118,13 @@ class SimClock:
         return Gate(self._world, self._process)
 
     def bell(self) -> Bell:
+        if self._world.now < self._process.starved_until and self._world.random() < 0.5:
+            raise OSError(EMFILE, "Too many open files")
         return Bell(self._world, self._process, self)
 
     def spawn(self, name: str, run: Callable[[], None]) -> None:
+        if self._world.now < self._process.starved_until:
+            raise RuntimeError("can't start new thread")
         if not self._world.closing:
             self._world.start(self._process, name, run)
             self._world.seam()

@@ -23,6 +23,7 @@ from tests.simulation.process import Mutex
 from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:
+    from dibs.hold import Hold
     from dibs.store import StoreAddress
     from dibs.terms import Terms
     from dibs.wishes import AcquireAsk, TakeOver
@@ -62,6 +63,16 @@ class SimSession(Session):
         mutex = self.mutex
         assert isinstance(mutex, Mutex)
         return mutex.taken
+
+
+class SimLease(Lease):
+    """The shipped lease; the checker hears when it is made."""
+
+    __slots__ = ()
+
+    def __init__(self, session: Any, hold: Hold, name: str) -> None:
+        super().__init__(session, hold, name)
+        session.checker.made(hold)
 
 
 class Habits(NamedTuple):
@@ -199,7 +210,7 @@ class Program:
 
     def _core(self, name: str, terms: Terms) -> LockCore[Lease]:
         """What the program takes."""
-        return LockCore(self.host.desk, name, terms, Lease)
+        return LockCore(self.host.desk, name, terms, SimLease)
 
     def _acquire(self, core: LockCore[Lease], timeout: float | None) -> Lease | None:
         world, session = self.world, self.host.session
@@ -224,7 +235,7 @@ class Program:
         self.checker.attempt(self.name, self.process, None)
         lease = None
         try:
-            lease = run(adopting(desk, read_state(desk, state), terms, self.name, Lease))
+            lease = run(adopting(desk, read_state(desk, state), terms, self.name, SimLease))
         except (StoreUnavailable, LeaseLost) as error:
             world.note(self.process.name, "cannot adopt it: %s", str(error))
         finally:

@@ -59,6 +59,7 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
     operator = not calm and rand() < 0.2
     interrupts = rand() < 0.3
     cuts = not calm and rand() < 0.5
+    starves = not calm and world.seed % 8 == 5  # the others stay the worlds that they were
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
     checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
@@ -109,6 +110,8 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
             start = horizon * rand()
             network.cuts.append((process, start, start + 5.0 * rand(), rand() < 0.5))
             world.at(start, _trouble, world, process, network.cuts[-1][2])
+        if starves and rand() < 0.7:
+            world.at(horizon * rand() ** 2, process.starve, 0.2 + 3.0 * rand())
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dibs.errors import SetupRequired, StoreUnavailable
@@ -30,12 +31,23 @@ def primary_code(error: Exception) -> int:
     return (_CODES_BY_TEXT.get(str(error), 1) if code is None else int(code)) & 0xFF
 
 
+def _can_open() -> bool:
+    """Whether this process may have another file descriptor."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
 def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | StoreUnavailable:
     """The error dibs raises for one of SQLite's about the file at ``path``."""
     primary = primary_code(error)
     if primary in (_BUSY, _LOCKED):
         return StoreBusy(str(error))
     text = f"SQLite file {path!r}: {error}"
+    if primary == _CANTOPEN and not _can_open():
+        return StoreUnavailable(f"{text}: this process has too many open files", maybe_applied=False)
     if primary in (_PERM, _READONLY, _AUTH, _CANTOPEN):
         return SetupRequired(f"{text}. This user must be able to write the file and its folder")
     if primary in (_CORRUPT, _NOTADB):

@@ -34,6 +34,7 @@ from dibs.errors import DibsError
 from dibs.store import Held
 from dibs.stores.zookeeper_link import SLACK_TICKS, Session, Settings, answer
 from dibs.stores.zookeeper_nodes import packed
+from dibs.threads import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -231,9 +232,7 @@ class Pool:
                     self._close([session], 0.0)
                 session = self.sessions[timeout_ms] = Session(self.settings, timeout_ms)
             if self._bell is None:
-                bell = RealClock.bell()
-                RealClock.spawn("dibs-zookeeper", lambda: self._watch_over(bell))
-                self._bell = bell
+                self._bell = begin(RealClock(), "dibs-zookeeper", self._watch_over)
             return session
 
     # -- the warden -----------------------------------------------------------------------------------------------

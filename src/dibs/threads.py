@@ -1,0 +1,39 @@
+"""The threads that dibs keeps for itself: each sleeps on a bell, and both are made here, or neither.
+
+A process can be out of threads or file descriptors for a while. What would have needed one then is refused to whoever
+asked for it, and goes again as soon as there are some: so a thread of dibs never ends by an error, and no bell is left
+that would be rung in vain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.clock import Bell, Clock
+
+
+def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
+    """Begin a thread; the bell that it sleeps on, which ``run`` is given. StoreUnavailable when there can be none."""
+    try:
+        bell = clock.bell()
+        try:
+            clock.spawn(name, lambda: run(bell))
+        except RuntimeError:  # it was not begun. (After a Ctrl-C it may have been: the bell is its own to close then.)
+            bell.close()
+            raise
+    except (OSError, RuntimeError) as error:
+        raise StoreUnavailable(f"this process cannot have the thread that dibs needs: {error}") from error
+    return bell
+
+
+def aside(clock: Clock, name: str, run: Callable[[], object]) -> None:
+    """Call it in a thread of its own, so that nobody waits for it; in this one where there can be no other."""
+    try:
+        clock.spawn(name, run)  # type: ignore[arg-type]
+    except RuntimeError:
+        run()
