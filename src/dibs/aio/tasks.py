@@ -35,7 +35,8 @@ class _Letter:
         self._asyncio_future_blocking = False  # this attribute is what makes it a future (asyncio.isfuture)
         self._loop = loop
         self.opened = False
-        self._cancelled = False
+        #: What the cancellation says, if there was one.
+        self._cancelled: tuple[object, ...] | None = None
         self._wake_task: Callable[[_Letter], object] | None = None
 
     def open(self) -> None:
@@ -56,15 +57,15 @@ class _Letter:
         self._context = context
 
     def cancel(self, msg: object = None) -> bool:
-        if self.opened or self._cancelled:
+        if self.opened or self._cancelled is not None:
             return False
-        self._cancelled = True
+        self._cancelled = () if msg is None else (msg,)  # by its text, anyio knows a cancellation of its own
         self._loop.call_soon(self.open)
         return True
 
     def result(self) -> None:
-        if self._cancelled:
-            raise asyncio.CancelledError
+        if self._cancelled is not None:
+            raise asyncio.CancelledError(*self._cancelled)
 
 
 class _Mailbox:
