@@ -132,6 +132,13 @@ def test_a_typo_in_an_option(url: str, said: str) -> None:
         dibs.connect(url)
 
 
+def test_windows_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is tried there: the service threads wait on descriptors as only POSIX systems can."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(dibs.Unsupported, match="WSL"):
+        dibs.connect("memory://")
+
+
 def test_options_may_stand_beside_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`options=` takes what the URL's query takes, also without a URL, and is checked as the query is."""
     monkeypatch.delenv("DIBS_URL", raising=False)

@@ -149,6 +149,12 @@ async def _scopes(url: str) -> None:
         with pytest.raises(TimeoutError):
             with anyio.fail_after(0.1):
                 await client.lock("held").acquire()
+        # A scope cancels again whatever is awaited in it: also the release at the end of a block.
+        with anyio.move_on_after(0.1):
+            async with client.lock("inside"):
+                await anyio.sleep(30)
+        async with other.lock("inside", timeout=5):
+            pass
         async with anyio.create_task_group() as group:
             group.start_soon(client.lock("held").acquire)
             await anyio.sleep(0.05)

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import InvalidOption, did_you_mean
+from dibs.errors import InvalidOption, Unsupported, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +111,8 @@ def _desk(
 ) -> Desk:
     from dibs.desk import DEFAULTS, Desk
 
+    if sys.platform == "win32":
+        raise Unsupported("dibs runs on Linux and macOS; on Windows, run the program in WSL or in a container")
     settings = dict(DEFAULTS)
     address, from_url = locate(where, options)
     settings.update(from_url)
