@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import psycopg
+import psycopg2
 import pymysql
 import sqlalchemy
 import sqlalchemy.orm
@@ -43,12 +44,16 @@ def mysql_arguments(url: str) -> dict[str, Any]:
 def raw(url: str, driver: str = "") -> Any:
     """A driver's own connection, not in autocommit."""
     if url.startswith("postgresql:"):
-        return psycopg.connect(url)
+        return psycopg2.connect(url) if driver == "psycopg2" else psycopg.connect(url)
     if url.startswith("mysql:"):
         if driver == "mysqlclient":
             import MySQLdb
 
             return MySQLdb.connect(**mysql_arguments(url))
+        if driver == "connector":
+            import mysql.connector
+
+            return mysql.connector.connect(**mysql_arguments(url))
         return pymysql.connect(**mysql_arguments(url))
     return sqlite3.connect(url.removeprefix("sqlite:///"))
 
@@ -165,10 +170,12 @@ def _of_django(url: str) -> Caller:
 
 KINDS: dict[str, tuple[str, Callable[[str], Caller]]] = {
     "psycopg": ("postgres_url", _of_driver),
+    "psycopg2": ("postgres_url", lambda url: _of_driver(url, "psycopg2")),
     "sqlalchemy-postgresql": ("postgres_url", _of_alchemy),
     "session-postgresql": ("postgres_url", _of_alchemy_session),
     "django-postgresql": ("postgres_url", _of_django),
     "pymysql": ("mysql_url", _of_driver),
+    "mysql.connector": ("mysql_url", lambda url: _of_driver(url, "connector")),
     "sqlalchemy-mysql": ("mysql_url", _of_alchemy),
     "session-mysql": ("mysql_url", _of_alchemy_session),
     "sqlite3": ("sqlite_url", _of_driver),

@@ -247,6 +247,17 @@ def test_what_is_no_connection_is_refused(sqlite_url: str) -> None:
         engine.dispose()
 
 
+def test_another_library_of_sqlite_is_refused(sqlite_url: str) -> None:
+    """A second SQLite in the process would not be kept out, nor keep anybody out: the message says why."""
+    other = type("Connection", (), {"__module__": "pysqlite3.dbapi2", "cursor": None, "commit": None})
+    with (
+        dibs.connect(sqlite_url) as client,
+        client.lock("x") as lease,
+        pytest.raises(dibs.InvalidOption, match="pysqlite3 brings an SQLite library of its own"),
+    ):
+        lease.guard(other())
+
+
 def test_other_stores_say_what_to_do_instead(sqlite_url: str) -> None:
     """Where leases are kept in no database with transactions, guard is Unsupported and names dibs.fencing."""
     with dibs.connect("memory://") as client, client.lock("x") as lease:

@@ -1,9 +1,10 @@
 """A door into the caller's own transaction: run a statement on a connection that belongs to somebody else.
 
-A *door* is made from what the caller has: a DB-API connection (psycopg, PyMySQL, mysqlclient, sqlite3), a SQLAlchemy
-Connection or Session (or their asynchronous twins), a Django connection. What it is, is told by its type; no driver is
-imported, since whoever has a connection has loaded its driver. A door runs statements and nothing else: it never
-commits, rolls back, or changes a setting, and errors of the driver come out as they are.
+A *door* is made from what the caller has: a DB-API connection (psycopg, psycopg2, PyMySQL, mysqlclient, MySQL's own
+connector, sqlite3), a SQLAlchemy Connection or Session (or their asynchronous twins), a Django connection.
+What it is, is told by its type; no driver is imported, since whoever has a connection has loaded its driver. A door
+runs statements and nothing else: it never commits, rolls back, or changes a setting, and errors of the driver come out
+as they are.
 
 Statements are written once for all drivers: a value stands in the text as ``VALUE``, and each door writes there what
 its driver wants to see.
@@ -24,7 +25,12 @@ DIALECTS = (POSTGRESQL, MYSQL, SQLITE)
 # Where a value goes in the text of a statement. (No identifier has one: dibs.stores.identifiers refuses it.)
 VALUE = "\0"
 _ALIASES = {"mariadb": MYSQL}
-_DRIVERS = {"psycopg": POSTGRESQL, "pymysql": MYSQL, "MySQLdb": MYSQL, "sqlite3": SQLITE}
+# By the package that a connection is of; "mysql" is that of MySQL Connector/Python.
+_DRIVERS = {
+    **dict.fromkeys(("psycopg", "psycopg2"), POSTGRESQL),
+    **dict.fromkeys(("pymysql", "MySQLdb", "mysql"), MYSQL),
+    **dict.fromkeys(("sqlite3", "pysqlite3"), SQLITE),
+}
 
 
 class Said(NamedTuple):
@@ -82,16 +88,37 @@ def door_to(connection: Any) -> Door:
             return _AlchemyDoor(connection)
         if hasattr(connection, "driver_connection"):  # what a pool of SQLAlchemy hands out
             return door_to(connection.driver_connection)
-    driver = next((root for root in roots if root in _DRIVERS), None)
+    driver = _driver_of(connection)
     if driver is not None and hasattr(connection, "cursor") and hasattr(connection, "commit"):
         if driver == "psycopg" and any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__):
             return _AsyncPsycopgDoor(connection)
+        _check_sqlite(connection, driver)
         return _DriverDoor(connection, driver)
     raise InvalidOption(
         f"a {type(connection).__module__}.{type(connection).__qualname__} is no connection whose transaction dibs can "
-        "enter: pass the connection itself, of psycopg, PyMySQL, mysqlclient or sqlite3, a Connection or Session of "
-        "SQLAlchemy, or a connection of Django"
+        "enter: pass the connection itself, of psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector or sqlite3, a "
+        "Connection or Session of SQLAlchemy, or a connection of Django"
     )
+
+
+def _driver_of(native: Any) -> str | None:
+    """By which package a connection was made, if it is one that is known."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(native).__mro__)
+    return next((root for root in roots if root in _DRIVERS), None)
+
+
+def _check_sqlite(connection: Any, driver: str) -> None:
+    """Refuse what another SQLite library than ours has opened.
+
+    Two of them in one process do not see each other's locks, as POSIX keeps locks by process: neither keeps the other
+    out, and closing a file in one lets go what the other has locked. (Where dibs uses no SQLite there is none.)
+    """
+    ours = sys.modules.get("dibs.stores.sqlite_file")
+    if _DRIVERS[driver] == SQLITE and ours is not None and not isinstance(connection, ours.sqlite3.Connection):
+        raise InvalidOption(
+            f"{driver} brings an SQLite library of its own, which does not see the locks of the one that dibs uses in "
+            "this process (https://www.sqlite.org/howtocorrupt.html): connect with sqlite3, and keep to one of them"
+        )
 
 
 def _dialect(name: str) -> str:
@@ -103,7 +130,7 @@ def _dialect(name: str) -> str:
 
 def _in_transaction(native: Any) -> bool | None:
     """The same of a driver's own connection. (Servers keep more than their drivers know: PREPARE TRANSACTION.)"""
-    if not type(native).__module__.startswith("sqlite3"):
+    if _DRIVERS.get(_driver_of(native) or "") != SQLITE:
         return None
     try:
         return bool(native.in_transaction)
@@ -111,13 +138,9 @@ def _in_transaction(native: Any) -> bool | None:
         return False
 
 
-def _filled(sql: str, mark: str, values: Sequence[object]) -> str:
-    """The statement for a driver that wants ``mark`` where a value goes."""
-    if not values:
-        return sql
-    if mark == "%s":
-        sql = sql.replace("%", "%%")
-    return sql.replace(VALUE, mark)
+def _filled(sql: str, values: Sequence[object], *, mark: str = "%s", percent: str = "%%") -> str:
+    """The statement for a driver that wants ``mark`` where a value goes, and then ``percent`` for a percent sign."""
+    return sql.replace("%", percent).replace(VALUE, mark) if values else sql
 
 
 class _DriverDoor(Door):
@@ -129,7 +152,10 @@ class _DriverDoor(Door):
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         cursor = self._cursor()
         try:
-            text = _filled(sql, "?" if self._driver == "sqlite3" else "%s", values)
+            if self.dialect == SQLITE:
+                text = _filled(sql, values, mark="?", percent="%")
+            else:
+                text = _filled(sql, values, percent="%" if self._driver == "mysql" else "%%")
             cursor.execute(text, tuple(values)) if values else cursor.execute(text)
             rows = [tuple(row) for row in cursor.fetchall()] if cursor.description else []
             return Answer(rows, cursor.rowcount)
@@ -140,7 +166,11 @@ class _DriverDoor(Door):
         """A cursor that brings plain tuples, whatever the connection's own bring."""
         if self._driver == "psycopg":
             return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
-        if self._driver == "sqlite3":
+        if self._driver == "psycopg2":
+            return self._connection.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor)
+        if self._driver == "mysql":
+            return self._connection.cursor(buffered=True)
+        if self.dialect == SQLITE:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             return cursor
@@ -162,7 +192,7 @@ class _AsyncPsycopgDoor(Door):
 
     async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
         async with self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row) as cursor:
-            await cursor.execute(_filled(sql, "%s", values), tuple(values) or None)
+            await cursor.execute(_filled(sql, values), tuple(values) or None)
             return Answer(await cursor.fetchall() if cursor.description else [], cursor.rowcount)
 
     def __str__(self) -> str:
@@ -180,7 +210,7 @@ class _DjangoDoor(Door):
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         with self._connection.cursor() as cursor:
             # Django takes %s for every database.
-            cursor.execute(_filled(sql, "%s", values), list(values) or None)
+            cursor.execute(_filled(sql, values), list(values) or None)
             self._native = self._connection.connection
             return Answer([tuple(row) for row in cursor.fetchall()] if cursor.description else [], cursor.rowcount)
 

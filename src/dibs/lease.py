@@ -339,8 +339,9 @@ class Lease(LeaseFacts):
         it writes is committed by the holder, or not at all. The lease is renewed by it, and goes on being renewed.
         Releasing it before the commit keeps others out until the transaction has ended all the same.
 
-        connection: of psycopg, PyMySQL, mysqlclient or sqlite3, a Connection or Session of SQLAlchemy, or a connection
-        of Django, to the database in which the leases are kept. Nothing is committed, rolled back or set on it.
+        connection: of psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector or sqlite3, a Connection or Session of
+        SQLAlchemy, or a connection of Django, to the database in which the leases are kept. Nothing is committed,
+        rolled back or set on it.
 
         Raises LeaseLost when the lease is over: the transaction must be rolled back then (PostgreSQL refuses its
         commit, and Django rolls it back). Raises InvalidOption for a connection without a transaction or to another
