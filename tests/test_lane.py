@@ -223,6 +223,45 @@ def test_a_caller_is_kept_no_longer_than_one_attempt(world: World) -> None:
     world.end()
 
 
+def test_a_caller_begins_no_call_when_its_time_is_over(world: World) -> None:
+    """What is asked for anew then (a grant that came too late to be trusted) is for the lane's thread."""
+
+    class Again(Ask):
+        """The first answer is of no use."""
+
+        def received(self, outcome: Any) -> None:
+            if len(world.shop.calls) == 1:
+                world.lane.put(self)
+            else:
+                self.settle(threading.current_thread())
+
+    world.shop.during = once(lambda: world.clock.sleep(0.1))
+    ask = Again(acquire("a"), world.clock.now() + 5.0)
+    with world.mutex:
+        world.lane.put(ask)
+    world.lane.drive(ask, world.clock.now() + 0.05)
+    assert world.answered(ask)
+    assert [ask.outcome] == world.clock.threads
+    world.end()
+
+
+def test_a_caller_does_not_stay_with_a_busy_store(world: World) -> None:
+    """When its time is over, the lane's thread goes on asking."""
+    until = world.clock.now() + 0.05
+
+    def busy() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise StoreBusy("locked")
+
+    world.shop.during = busy
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask, until)
+    assert world.clock.now() < until + WAIT_S / 2
+    assert world.answered(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    world.end()
+
+
 def test_a_store_that_is_too_busy_is_asked_again(world: World) -> None:
     """That is no trouble that anybody need hear of."""
 

@@ -127,10 +127,10 @@ class Lane:
         """No more acquires should be put: QUEUE_MAX are waiting. Releases are always taken."""
         return len(self._queue) >= QUEUE_MAX
 
-    def drive(self, ask: Ask | None) -> None:
+    def drive(self, ask: Ask | None, until: float = FOREVER) -> None:
         """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already.
 
-        None: until nothing is left.
+        None: until nothing is left. No call is begun after ``until``.
         """
         if self._server is not None:  # it will see the ask; see ``start``
             return
@@ -142,7 +142,7 @@ class Lane:
                 self._server = me
                 if self._queue and not self._batch:
                     self._take()
-            if not self._serve(ask):
+            if not self._serve(ask, until):
                 self.start()
         except BaseException:
             # Ctrl-C in the middle. Set again until it holds: nothing else can end this thread's service.
@@ -243,14 +243,17 @@ class Lane:
                 bell.wait(wait_s)
         bell.close()
 
-    def _serve(self, me: Ask | None) -> bool:
-        """Serve until ``me`` is answered (None: until nothing is left); False when work is left for others."""
+    def _serve(self, me: Ask | None, until: float = FOREVER) -> bool:
+        """Serve until ``me`` is answered (None: until nothing is left); False when work is left for others.
+
+        After ``until`` another call would keep ``me`` longer than one request's time beyond its own.
+        """
         while True:
             if self._batch:
                 pause = self._perform()
                 if pause == SERVED:
                     return True
-                if pause > BUSY_PAUSE_S and me is not None:
+                if (pause > BUSY_PAUSE_S and me is not None) or (pause and self._clock.now() >= until):
                     with self._mutex:
                         self._server = None
                     return False
@@ -260,7 +263,7 @@ class Lane:
             with self._mutex:
                 if self._batch:
                     continue
-                if self._queue and (me is None or me.in_lane):
+                if self._queue and (me is None or (me.in_lane and self._clock.now() < until)):
                     self._take()
                     continue
                 if not self._closing or self._queue:

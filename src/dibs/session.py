@@ -22,7 +22,7 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import Hold
 from dibs.holdings import Holdings
 from dibs.keeper import Keeper
-from dibs.lane import Lane
+from dibs.lane import FOREVER, Lane
 from dibs.rings import Rings
 from dibs.store import Acquire, Transfer
 from dibs.waiting import Waiting
@@ -185,15 +185,15 @@ class Session:
 
     def wait(self, ask: Ask, timeout: float | None) -> bool:
         """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out."""
-        until = None if timeout is None else self.clock.now() + timeout
+        until = FOREVER if timeout is None else self.clock.now() + timeout
         if ask.in_lane:
             if ask.trouble is None:
-                self.lane.drive(ask)
+                self.lane.drive(ask, until)
             else:  # an attempt has failed: repeating it is the lane's thread's business, and takes its time
                 self.lane.start()
         if ask.settled:
             return True
-        return ask.wait(self.clock, None if until is None else until - self.clock.now())
+        return ask.wait(self.clock, None if timeout is None else until - self.clock.now())
 
     def ask(self, request: Request) -> Ask:
         """Queue a request that makes no hold of this session."""
