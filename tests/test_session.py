@@ -159,14 +159,16 @@ class Laptop(RealClock):
         return boot_now() + self.slept_s
 
 
-def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Between) -> None:
+# Longer than the renewer's thread was to sleep; and nearly as long, so that by the clock it would wake in time.
+@pytest.mark.parametrize("slept_s", [150, 99.8])
+def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Between, slept_s: float) -> None:
     """The renewer's thread, which would wake for an older one only later, is woken for them."""
     laptop = Laptop()
     with between.client(clock=laptop) as client:
         old = client.lock("old", ttl=300).acquire()
         assert old is not None
         time.sleep(0.1)  # so that the thread has gone to sleep, for 100 seconds
-        laptop.slept_s += 150
+        laptop.slept_s += slept_s
         new = client.lock("new", ttl=0.6).acquire()
         assert new is not None
         between.calls.clear()
@@ -175,7 +177,11 @@ def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Be
         assert old.held
 
 
-def test_after_a_sleep_of_the_machine_waiters_ask_in_time(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+# Longer than the waiting thread was to sleep; and nearly as long, so that by the clock it would wake in time.
+@pytest.mark.parametrize("slept_s", [150, 99.6])
+def test_after_a_sleep_of_the_machine_waiters_ask_in_time(
+    between: Between, monkeypatch: pytest.MonkeyPatch, slept_s: float
+) -> None:
     """The waiting thread, which would wake without a reason only later, is woken for them."""
     monkeypatch.setattr(dibs.waiting, "IDLE_S", 100.0)
     between.watch = lambda: None
@@ -191,4 +197,4 @@ def test_after_a_sleep_of_the_machine_waiters_ask_in_time(between: Between, monk
             assert given is not None
             given.release()
             time.sleep(0.1)  # so that the thread has gone to sleep
-            laptop.slept_s += 150
+            laptop.slept_s += slept_s

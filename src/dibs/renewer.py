@@ -70,6 +70,8 @@ class Renewer:
         #: What the call under way renews.
         self._batch: list[Hold] = []
         self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
+        #: For how long it was to sleep when it went to; 0 while it is awake.
+        self._sleeps_s = 0.0
         self._bell: Bell | None = None
         #: When the call under way must be over, and which holds, granted since it began, may end before.
         self._call_until = -FOREVER
@@ -93,17 +95,20 @@ class Renewer:
         else:  # the holder renewed it for another time
             delay = hold.ttl / RENEWALS_PER_TTL if terms.renew else hold.trusted_until - t0
         if terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + delay:
+            delay = hold.trusted_until - t0
             self._push(hold, hold.trusted_until)
-            return
-        key = (delay, terms.renew)
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = OrderedDict()
-        queue[hold] = None
-        hold.queue = queue
-        hold.due = due = t0 + delay
-        if due < self._wake_at or -FOREVER < self._wake_at <= t0:
-            self._wake()  # also a thread that has overslept: time-outs do not go on while the machine sleeps, clocks do
+        else:
+            key = (delay, terms.renew)
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = OrderedDict()
+            queue[hold] = None
+            hold.queue = queue
+            hold.due = t0 + delay
+        # How long the thread was to sleep counts as well as until when: while the machine sleeps its time-out does not
+        # go on, as clocks do, so it may wake much later than it was to.
+        if hold.due < self._wake_at or delay < self._sleeps_s:
+            self._wake()
         elif self._bell is None:
             self._start()
 
@@ -128,8 +133,6 @@ class Renewer:
         hold.due = due
         self._pushes += 1
         heappush(self._heap, (due, self._pushes, hold))
-        if due < self._wake_at:
-            self._wake()
 
     def _look_meanwhile(self, hold: Hold) -> None:
         """The thread may be in its call for longer than this hold is trusted."""
@@ -181,6 +184,7 @@ class Renewer:
                     self._call_until = min(now + self._request_timeout_s, self._earliest_deadline(batch))
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
+                self._sleeps_s = max(0.0, IDLE_S if wake_at == FOREVER else wake_at - now)
                 if self._bell is not bell and self._bell is not None:
                     store = None
                     break  # another was begun in the place of this one
@@ -197,9 +201,9 @@ class Renewer:
             if batch:
                 self._renew(batch, self._call_until)
             elif not lost and not unwanted:
-                bell.wait(IDLE_S if wake_at == FOREVER else wake_at - now)
+                bell.wait(self._sleeps_s)
                 with self._mutex:
-                    self._wake_at = -FOREVER
+                    self._wake_at, self._sleeps_s = -FOREVER, 0.0
         if store is not None:
             store.close()
         bell.close()

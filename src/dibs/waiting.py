@@ -230,7 +230,9 @@ class Waiting:
                 next_at = self._heap[0][0] if self._heap else now + IDLE_S
                 if watch is not None and watch.interval_s is not None and names:
                     next_at = min(next_at, now + self._look_pause(watch.interval_s, now))
-                self._wake_at = float("-inf") if due else next_at
+                # Whoever falls asleep rings a thread that was idle: how long it was to wait tells nothing, if the
+                # machine has slept since.
+                self._wake_at = float("-inf") if due else next_at if names else float("inf")
             if due:
                 self._lane.drive(due[-1])
                 continue
