@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,13 @@ def test_windows_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is tried there: the service threads wait on descriptors as only POSIX systems can."""
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(dibs.Unsupported, match="WSL"):
+        dibs.connect("memory://")
+
+
+def test_eventlet_is_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said before anything waits: threads of dibs would find out later, and nobody would hear of it."""
+    monkeypatch.delattr(select, "poll")
+    with pytest.raises(dibs.Unsupported, match="eventlet"):
         dibs.connect("memory://")
 
 

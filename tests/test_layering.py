@@ -784,6 +784,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.aio": {*AIO, "dibs.aio.client"},
     "dibs.borrowed": {"dibs.errors"},
     "dibs.connecting": {
+        "dibs.clock",
         "dibs.errors",
         "dibs.store",
         "dibs.aio",

@@ -122,6 +122,11 @@ def boot_id() -> str | None:
     return None
 
 
+def can_poll() -> bool:
+    """Whether bells can be waited for here."""
+    return hasattr(select, "poll")
+
+
 class RealGate:
     """A gate made of one bare lock, the cheapest thing a thread can wait on."""
 

@@ -109,10 +109,15 @@ def _desk(
     lock_order_warnings: bool | None,
     options: dict[str, str] | None,
 ) -> Desk:
+    from dibs.clock import can_poll
     from dibs.desk import DEFAULTS, Desk
 
     if sys.platform == "win32":
         raise Unsupported("dibs runs on Linux and macOS; on Windows, run the program in WSL or in a container")
+    if not can_poll():
+        raise Unsupported(
+            "dibs does not run under eventlet's monkey_patch(), which takes select.poll away: use gevent, or threads"
+        )
     settings = dict(DEFAULTS)
     address, from_url = locate(where, options)
     settings.update(from_url)
