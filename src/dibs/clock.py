@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 import time
+from errno import EMFILE, ENFILE
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,8 +108,9 @@ def boot_id() -> str | None:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
-    except (FileNotFoundError, PermissionError):
-        pass
+    except OSError as error:
+        if error.errno in (EMFILE, ENFILE):
+            raise
     if sys.platform == "darwin":
         import subprocess
 

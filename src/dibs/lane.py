@@ -161,8 +161,10 @@ class Lane:
             self._summon()
         except StoreUnavailable:  # this process can have no other thread now
             self._threadless = True
-            self.drive(None)
-            self._threadless = False
+            try:
+                self.drive(None)
+            finally:
+                self._threadless = False
         except BaseException:  # Ctrl-C in the middle of it
             self._summon()
             raise
@@ -188,8 +190,9 @@ class Lane:
                 self._bell = begin(self._clock, self._name, self._run)
             except StoreUnavailable as error:
                 for ask in self._later:
-                    ask.failed(error)
+                    ask.failed(without_frames(error))
                 self._later.clear()
+                self._later_at = FOREVER
 
     def _ask_again(self) -> None:
         """Queue what waited for rows. The caller holds the mutex, and serves or summons."""
@@ -340,7 +343,7 @@ class Lane:
                     error = StoreUnavailable(str(error), maybe_applied=False)
                 self._outcomes = [without_frames(error)] * len(batch)
             self._failures = 0
-        outcomes = self._outcomes
+        outcomes, later = self._outcomes, len(self._later)
         with self._mutex:
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
@@ -355,7 +358,7 @@ class Lane:
                 except Exception as error:  # noqa: BLE001 - of a thread that cannot be had, say: it concerns this ask alone
                     ask.failed(without_frames(error))
                 self._given_out = place + 1
-            locked = bool(self._later)
+            locked = len(self._later) > later
             self._batch = []
             self._outcomes = None
             self._given_out = 0
