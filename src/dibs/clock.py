@@ -79,7 +79,7 @@ class Deadline:
 
     def __init__(self, clock: Clock, at: float) -> None:
         self._clock = clock
-        self.at = at
+        self.at: float = at
 
     def within(self, seconds: float) -> Deadline:
         """This deadline, or one ``seconds`` from now, whichever is sooner."""
