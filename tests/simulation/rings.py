@@ -7,18 +7,20 @@ the callers really did, by the world's one clock, decides what should have been 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.errors import LeaseLost, LockOrderWarning, StoreUnavailable, WouldDeadlock
-from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.notes import SOON_S, TOLD_WITHIN_S
 from dibs.steps import run
 from tests.simulation.checker import Checker
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.programs import Host
+from tests.simulation.programs import Host, SimLease
 from tests.simulation.world import Task, World, new_world
+
+if TYPE_CHECKING:
+    from dibs.lease import Lease
 
 TTL_S = 4.0
 # What spoils a ring, or a look at it.
@@ -82,7 +84,7 @@ class Caller:
         host.checker.attempt(self.name, host.process, timeout)
         lease = None
         try:
-            lease = run(LockCore(host.desk, name, terms, Lease).acquire(self.name))
+            lease = run(LockCore(host.desk, name, terms, SimLease).acquire(self.name))
         except WouldDeadlock as error:
             self.told_at = host.world.now
             host.world.note(host.process.name, "is told: %s", str(error))

@@ -139,10 +139,9 @@ class PostgresStore:
         result = self._connection.run(self._sql[verb], columns if in_line else columns[:-1], deadline)
         get = result.get_value
         if len(rows) == 1:
-            if not result.ntuples:
-                return rows
-            outcomes[rows[0][1]] = Granted(integer(get(0, 1)), instant(get(0, 2)))
-            return []
+            if result.ntuples:
+                outcomes[rows[0][1]] = Granted(integer(get(0, 1)), instant(get(0, 2)))
+            return [] if result.ntuples else rows
         places = elements(get(0, 0))
         for place, token, since in zip(places, elements(get(0, 1)), instants(get(0, 2)), strict=True):
             outcomes[rows[place - 1][1]] = Granted(token, since)
@@ -250,6 +249,10 @@ class PostgresStore:
         if len(rows) == 1:
             name, claim_id, slot, ticket, keep, info = rows[0][2]
             columns = (name.encode(), b"%d" % slot, claim_id.encode(), plain(ticket), b"%r" % keep, plain(info))
+            if verb == "RELEASE" and ticket is None and slot:  # (any slot is 0)
+                if self._connection.run(self._sql["RELEASE_HELD"], columns[:3], deadline).ntuples:
+                    outcomes[rows[0][1]] = RELEASED
+                return
         else:
             requests = [row[2] for row in rows]
             columns = (

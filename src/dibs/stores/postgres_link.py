@@ -106,7 +106,11 @@ class Connection:
     def run_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip; make the tables when it turns out that there are none."""
         self.open(deadline)
-        return with_tables(partial(self.execute_all, statements, deadline), partial(self.make, self._schema, deadline))
+        try:
+            return self.execute_all(statements, deadline)
+        except TablesMissing:
+            attempt = partial(self.execute_all, statements, deadline)
+            return with_tables(attempt, partial(self.make, self._schema, deadline))
 
     def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         """Do the work, which begins and commits a transaction, or nothing of it; make missing tables."""

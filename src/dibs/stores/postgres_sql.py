@@ -273,6 +273,21 @@ SELECT array_agg(r.i), count(CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake,
 {_NEXT}
 """
 
+# The same for a single lease whose slot is known and whose claim stands in no line, as most are: in half the time.
+# (Whom to tell is found in a query of its own, for its LIMIT must hold before anybody is told.)
+RELEASE_HELD = f"""\
+UPDATE {{lease}} AS l
+SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
+WHERE l.name = $1::text AND l.slot = $2::integer AND l.claim_id = $3::text AND l.expires_at > clock_timestamp()
+RETURNING set_config('synchronous_commit', 'off', true), (
+    SELECT pg_notify(n.wake, l.name) FROM (
+        SELECT w.wake FROM {{line}} AS w
+        WHERE w.name = l.name AND (l.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
+        ORDER BY w.ticket LIMIT 1
+    ) AS n
+)
+"""
+
 # The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
 RELEASE_PINNED = f"""\
 WITH asked AS MATERIALIZED (
