@@ -218,16 +218,16 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_pools": {
         "dibs.store",
         "dibs.stores.permits",
-        "dibs.stores.postgres_sql",
         "dibs.stores.postgres_wire",
     },
+    "dibs.stores.postgres_pools_sql": {"dibs.store", "dibs.stores.postgres_sql"},
     "dibs.stores.postgres_query": {"dibs.queries"},
     "dibs.stores.postgres_sql": {"dibs.store"},
     "dibs.stores.postgres_tables": {
         "dibs.stores",
         "dibs.stores.identifiers",
         "dibs.stores.postgres_history",
-        "dibs.stores.postgres_pools",
+        "dibs.stores.postgres_pools_sql",
         "dibs.stores.postgres_sql",
     },
     "dibs.stores.postgres_watch": set(),

@@ -863,6 +863,38 @@ def test_a_grant_that_came_in_between_is_counted(
     store.close()
 
 
+def test_who_was_overtaken_asks_behind_the_others(postgres_url: str) -> None:
+    """A take asks without waiting for those who ask at the same moment, until one of them was granted before it."""
+    address, _ = locate(postgres_url)
+    first, store = address.open(), address.open()
+    assert isinstance(first.act([asked("busy", "claim-0", 9)], deadline())[0], Granted)
+    answers: list[Any] = []
+
+    def ask(claim: str) -> threading.Thread:
+        asker = threading.Thread(target=lambda: answers.append(store.act([asked("busy", claim, 9)], deadline())[0]))
+        asker.start()
+        return asker
+
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        # The lock of POOL_QUEUE.
+        other.execute("SELECT pg_advisory_lock(hashtextextended('busy', 7095203471))")
+        ask("claim-1").join(10)
+        with other.transaction():
+            other.execute("UPDATE dibs_lease_pool SET fencing_token = fencing_token + 1 WHERE name = 'busy'")
+            overtaken = ask("claim-2")
+            overtaken.join(0.3)
+            assert len(answers) == 1
+        overtaken.join(10)
+        behind = ask("claim-3")
+        behind.join(0.3)
+        assert len(answers) == 2
+        other.execute("SELECT pg_advisory_unlock(hashtextextended('busy', 7095203471))")
+        behind.join(10)
+    assert [(answer.fencing_token, answer.slot) for answer in answers] == [(2, 2), (4, 3), (5, 4)]
+    first.close()
+    store.close()
+
+
 def test_a_slot_that_was_purged_is_used_again(postgres_url: str) -> None:
     """A gap that a purge left among the slots is filled before a new slot is made."""
     address, _ = locate(postgres_url)

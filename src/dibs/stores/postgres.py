@@ -32,13 +32,13 @@ from dibs.stores import (
     postgres_check,
     postgres_columns,
     postgres_link,
-    postgres_pools,
     postgres_query,
     postgres_sql,
     rounds,
 )
 from dibs.stores.columns import Columns, in_call
 from dibs.stores.postgres_link import Connection
+from dibs.stores.postgres_pools import Pools
 from dibs.stores.postgres_tables import Tables
 from dibs.stores.postgres_watch import PostgresWatch, job_channel
 from dibs.stores.postgres_wire import (
@@ -49,7 +49,6 @@ from dibs.stores.postgres_wire import (
     instant,
     instants,
     integer,
-    milliseconds,
     numbers,
     plain,
     text,
@@ -62,14 +61,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from urllib.parse import SplitResult
 
-    from psycopg.pq.abc import PGresult
-
     from dibs.clock import Deadline
     from dibs.queries import Query
     from dibs.store import Release, Renew
     from dibs.stores.postgres_columns import PostgresRows
     from dibs.stores.postgres_jobs import PostgresJobs
-    from dibs.stores.postgres_pools import Statement
 
 CAPABILITIES = Capabilities(
     store="PostgreSQL",
@@ -100,6 +96,7 @@ class PostgresStore:
         self._tables = Tables(place.schema, place.table)
         self._sql = self._tables.sql
         self._connection = Connection(place.conninfo, known_good, self._tables.schema())
+        self._pools = Pools(self._connection, self._sql)
         self._place = place
         self._has_tables = False
         self._columns = Columns(partial(postgres_columns.rows_of, self._connection.execute))
@@ -190,21 +187,7 @@ class PostgresStore:
         return again
 
     def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        queue_and_take = [(self._sql[verb], given) for verb, given in postgres_pools.take(rows)]
-        taken = self._connection.run_all(queue_and_take, deadline)[-1]
-        rows = postgres_pools.taken(taken, rows, outcomes)
-        if rows:
-            decide = partial(self._decide_permits, rows, outcomes, deadline)
-            self._connection.transaction(decide, deadline)
-
-    def _decide_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        def execute(statements: Sequence[Statement]) -> list[PGresult]:
-            return self._connection.execute_all([(self._sql[verb], given) for verb, given in statements], deadline)
-
-        begin: list[Statement] = [("BEGIN", ())]
-        if self._connection.pooled:
-            begin.append(("LIMITS", (milliseconds(deadline),)))
-        postgres_pools.acquire(execute, begin, rows, outcomes)
+        self._pools.acquire(rows, outcomes, deadline)
 
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         requests = [row[2] for row in rows]

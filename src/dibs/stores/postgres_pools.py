@@ -5,234 +5,88 @@ one. ``POOL_TAKE`` looks in its snapshot, and grants only if no other grant came
 pool table tells: every grant raises its token. Meanwhile permits can only have been given back. Who is not granted so
 (nothing left, others in line before it, a lease that seems over, another number of permits …) goes the long way: a
 transaction locks the name's row, in the order of names, before it looks and decides.
+
+Those who take at the same moment would all but one look in vain. So where somebody has been overtaken, an advisory lock
+that is taken in the same round trip (``POOL_QUEUE``) puts them one after the other.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dibs.store import LAST_TICKET, LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
+from dibs.store import Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
-from dibs.stores.postgres_sql import OVER, UNPINNED
-from dibs.stores.postgres_wire import acquired, float8, instant, integer, numbers, text, texts
+from dibs.stores.postgres_wire import acquired, float8, instant, integer, milliseconds, numbers, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from psycopg.pq.abc import PGresult
 
+    from dibs.clock import Deadline
     from dibs.store import Acquire
+    from dibs.stores.postgres_link import Connection, Sql
     from dibs.stores.rounds import Row
 
     # A verb with its parameters; and what executes statements in one round trip.
     Statement = tuple[str, Sequence[bytes | None]]
     Execute = Callable[[Sequence[Statement]], list[PGresult]]
 
-# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
-POOL_TAKE = f"""\
-WITH asked AS (
-    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
-), seen AS MATERIALIZED (
-    SELECT a.*, p.fencing_token, h.slot, h.taken + a.take < a.permits AS more
-    FROM asked AS a
-    JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
-    CROSS JOIN LATERAL (
-        SELECT coalesce(sum(l.take) FILTER (WHERE l.claim_id IS NOT NULL), 0) AS taken,
-            coalesce(min(l.slot) FILTER (WHERE l.claim_id IS NULL), count(*) + 1)::integer AS slot,
-            -- It holds already; a lease seems over; a purge has left a gap among the slots.
-            coalesce(bool_or(l.claim_id = a.claim_id)
-                OR min(l.expires_at) FILTER (WHERE l.claim_id IS NOT NULL) <= clock_timestamp()
-                OR count(*) < max(l.slot), false) AS unclear
-        FROM {{lease}} AS l WHERE l.name = a.name AND l.take IS NOT NULL
-    ) AS h
-    WHERE h.taken + a.take <= a.permits AND NOT h.unclear
-      AND NOT EXISTS (
-          SELECT FROM {{line}} AS w
-          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
-), raised AS (
-    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
-    FROM seen AS s WHERE p.name = s.name AND p.fencing_token = s.fencing_token AND p.permits = s.permits
-    RETURNING s.*, p.fencing_token AS token
-), granted AS (
-    INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
-    SELECT r.name, r.slot, r.claim_id, r.holder, r.token, clock_timestamp(),
-        clock_timestamp() + r.ttl * interval '1 second', r.info, r.take
-    FROM raised AS r
-    ON CONFLICT (name, slot) DO UPDATE
-    SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
-        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
-    WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token
-    RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
-), departed AS (
-    DELETE FROM {{line}} AS w USING granted AS g
-    WHERE w.name = g.name
-      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
-)
-SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
-      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
-"""
-# Sent just before POOL_TAKE, in its transaction: those who take at the same moment do it one after the other, or all
-# but one would look in vain. A row lock would do as well, but is a write, which makes a refusal wait for the disk.
-POOL_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended(name, 7095203471)) FROM unnest($1::text[]) AS a (name)"
-# Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks.
-POOL_MAKE = """\
-INSERT INTO {pool} (name, permits, fencing_token)
-SELECT a.name, a.permits, (SELECT value FROM {meta} WHERE key = 'token_floor' FOR SHARE)
-FROM unnest($1::text[], $2::integer[]) AS a (name, permits)
-WHERE NOT EXISTS (SELECT FROM {lease} AS l WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL)
-ORDER BY a.name
-ON CONFLICT DO NOTHING
-"""
-POOL_LOCK = "SELECT name, permits, fencing_token FROM {pool} WHERE name = ANY($1::text[]) ORDER BY name FOR UPDATE"
-POOL_READ = """\
-SELECT l.name, l.claim_id, l.take, l.slot, l.holder, l.fencing_token, l.acquired_at,
-    extract(epoch FROM l.expires_at - clock_timestamp())::float8
-FROM {lease} AS l
-WHERE l.name = ANY($1::text[]) AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
-UNION ALL
-SELECT w.name, w.claim_id, w.take, NULL, NULL, w.ticket, NULL,
-    extract(epoch FROM clock_timestamp() - w.seen_at)::float8
-FROM {line} AS w WHERE w.name = ANY($1::text[])
-"""
-# A renewal does not take the lock on the pool: while it is being committed, a lease may seem over that goes on.
-# So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
-# One that is pinned goes on to be counted.
-POOL_END = f"""\
-UPDATE {{lease}} AS l SET claim_id = NULL, holder = NULL, info = NULL
-WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND {OVER}
-"""
-# A permit that changes hands, under the next token of the pool, whose row is locked before that of the slot.
-POOL_TRANSFER = f"""\
-WITH head AS MATERIALIZED (
-    SELECT fencing_token FROM {{pool}} WHERE name = $1 FOR UPDATE
-), moved AS (
-    UPDATE {{lease}} AS l
-    SET claim_id = $2, holder = $4, info = $6,
-        fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE h.fencing_token + 1 END,
-        acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
-        expires_at = greatest(
-            CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
-    FROM head AS h
-    WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NOT NULL AND $5 <> ''
-      AND (l.claim_id = $2 OR l.claim_id = $5 AND {UNPINNED.format(row="l")}) AND l.expires_at > clock_timestamp()
-    RETURNING l.fencing_token, l.acquired_at
-), raised AS (
-    UPDATE {{pool}} AS p SET fencing_token = greatest(p.fencing_token, m.fencing_token)
-    FROM moved AS m WHERE p.name = $1
-)
-SELECT fencing_token, acquired_at FROM moved
-"""
-# Who is granted leaves the line, and so do those who ask no more; where permits are left, the next is told. A row
-# that is not as it was read (a lock made it at this very moment, say) is left alone, its name missing in the answer.
-POOL_GRANT = f"""\
-WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::float8[], $7::text[],
-                         $8::integer[], $9::integer[], $10::boolean[])
-        AS r (name, slot, claim_id, holder, fencing_token, ttl, info, take, permits, more)
-), granted AS (
-    INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
-    SELECT a.name, a.slot, a.claim_id, a.holder, a.fencing_token, clock_timestamp(),
-        clock_timestamp() + a.ttl * interval '1 second', a.info, a.take
-    FROM asked AS a ORDER BY a.name
-    ON CONFLICT (name, slot) DO UPDATE
-    SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
-        acquired_at = CASE WHEN l.claim_id = excluded.claim_id THEN l.acquired_at ELSE excluded.acquired_at END,
-        expires_at = greatest(CASE WHEN l.claim_id = excluded.claim_id THEN l.expires_at END, excluded.expires_at),
-        info = excluded.info, take = excluded.take
-    WHERE l.take IS NOT NULL AND (
-        l.claim_id = excluded.claim_id OR (l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token))
-    RETURNING l.name, l.acquired_at
-), raised AS (
-    UPDATE {{pool}} AS p SET permits = a.permits, fencing_token = greatest(p.fencing_token, a.fencing_token)
-    FROM asked AS a WHERE p.name = a.name
-), departed AS (
-    DELETE FROM {{line}} AS w USING asked AS a
-    WHERE w.name = a.name
-      AND (w.claim_id = a.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
-)
-SELECT g.name, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN asked AS a ON a.name = g.name LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND a.more AND w.claim_id <> a.claim_id
-      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
-"""
-# Who is refused and wants to wait: seen alive in line, back in line, or at its end.
-POOL_ENTER = """\
-WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
-        AS r (name, claim_id, wake, take, ticket)
-), seen AS (
-    UPDATE {line} AS w SET seen_at = clock_timestamp(), take = a.take FROM asked AS a
-    WHERE w.name = a.name AND w.claim_id = a.claim_id
-    RETURNING w.name, w.ticket
-), back AS (
-    INSERT INTO {line} (name, ticket, claim_id, wake, seen_at, take)
-    SELECT a.name, a.ticket, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
-    WHERE a.ticket > 0 AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
-    RETURNING name, ticket
-), entered AS (
-    INSERT INTO {line} (name, claim_id, wake, seen_at, take)
-    SELECT a.name, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
-    WHERE coalesce(a.ticket, 0) = 0
-      AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
-    RETURNING name, ticket
-)
-SELECT name, ticket FROM seen UNION ALL SELECT name, ticket FROM back UNION ALL SELECT name, ticket FROM entered
-"""
-POOL_RESIZE = """\
-UPDATE {pool} AS p SET permits = a.permits FROM unnest($1::text[], $2::integer[]) AS a (name, permits)
-WHERE p.name = a.name
-"""
-# What turned out to be locks, and is to be no pool, then.
-POOL_LOCKS = "SELECT name FROM {lease} WHERE name = ANY($1::text[]) AND slot = 1 AND take IS NULL"
-POOL_FORGET = """\
-DELETE FROM {pool} AS p
-WHERE p.name = ANY($1::text[]) AND EXISTS (
-    SELECT FROM {lease} AS l WHERE l.name = p.name AND l.slot = 1 AND l.take IS NULL)
-"""
-# A process that is stopped in the middle of a decision must not keep everybody else out (behind a pooler, where the
-# connection has no settings of ours).
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-LIMITS = """\
-SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
-"""
-COMMIT = "COMMIT"
-VERBS = (
-    "BEGIN",
-    "LIMITS",
-    "POOL_QUEUE",
-    "POOL_TRANSFER",
-    "POOL_MAKE",
-    "POOL_LOCK",
-    "POOL_READ",
-    "POOL_END",
-    "POOL_GRANT",
-    "POOL_ENTER",
-    "POOL_RESIZE",
-    "POOL_LOCKS",
-    "POOL_FORGET",
-    "COMMIT",
-)
+# Who was overtaken by another's grant asks so many times behind whoever asks at the same moment, before it tries again
+# without: to wait for each other costs less than to look in vain, but a tenth of a take that nobody disturbs.
+QUEUE_TIMES = 100
 
 
-def take(rows: list[Row]) -> list[Statement]:
-    """What grants where it is plain that there are enough, the last in the flight."""
-    queue = ("POOL_QUEUE", (texts([row[0] for row in rows]),))
-    if len(rows) == 1:
-        request = rows[0][2]
-        return [queue, ("POOL_TAKE_ONE", (*acquired(rows), b"%d" % request.permits, b"%d" % request.take))]
-    of_pools = numbers([row[2].permits for row in rows]), numbers([row[2].take for row in rows])
-    return [queue, ("POOL_TAKE", (*acquired(rows), *of_pools))]
+class Pools:
+    """The permits of one store."""
+
+    def __init__(self, connection: Connection, sql: dict[str, bytes]) -> None:
+        self._connection, self._sql = connection, sql
+        self._queue_times = 0
+
+    def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        """Decide these acquires, one a name."""
+        statements = [_take(rows)]
+        if self._queue_times or len(rows) > 1:
+            self._queue_times = max(0, self._queue_times - 1)
+            statements.insert(0, ("POOL_QUEUE", (texts([row[0] for row in rows]),)))
+        taken = self._connection.run_all(self._texts(statements), deadline)[-1]
+        rest = _taken(taken, rows, outcomes)
+        if rest:
+            self._connection.transaction(partial(self._decide, rest, outcomes, deadline), deadline)
+            if any(type(outcomes[index]) is Granted for _, index, _ in rest):
+                self._queue_times = QUEUE_TIMES
+
+    def _decide(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+        def execute(statements: Sequence[Statement]) -> list[PGresult]:
+            return self._connection.execute_all(self._texts(statements), deadline)
+
+        begin: list[Statement] = [("BEGIN", ())]
+        if self._connection.pooled:
+            begin.append(("LIMITS", (milliseconds(deadline),)))
+        acquire(execute, begin, rows, outcomes)
+
+    def _texts(self, statements: Sequence[Statement]) -> list[Sql]:
+        return [(self._sql[verb], given) for verb, given in statements]
 
 
-def taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
+def _take(rows: list[Row]) -> Statement:
+    """What grants where it is plain that there are enough."""
+    columns, request = acquired(rows), rows[0][2]
+    if len(rows) > 1:
+        return "POOL_TAKE", (
+            *columns,
+            numbers([row[2].permits for row in rows]),
+            numbers([row[2].take for row in rows]),
+        )
+    verb = "POOL_TAKE_ONE"
+    if request.ticket is None:
+        verb, columns = "POOL_TAKE_NEW", columns[:-1]
+    return verb, (*columns, b"%d" % request.permits, b"%d" % request.take)
+
+
+def _taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
     """Note what was granted so; return the rest."""
     get = result.get_value
     granted = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from dibs.stores import postgres_history, postgres_pools, postgres_sql
+from dibs.stores import postgres_history, postgres_pools_sql, postgres_sql
 from dibs.stores.identifiers import quoted_table
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ class Tables:
         #: The statements, by their verbs: of those that take rows one for many, and one for a single row (…_ONE).
         self.sql = {verb: getattr(postgres_sql, verb).format(**self._names).encode() for verb in _VERBS}
         self.sql |= {
-            verb: getattr(postgres_pools, verb).format(**self._names).encode() for verb in postgres_pools.VERBS
+            verb: getattr(postgres_pools_sql, verb).format(**self._names).encode() for verb in postgres_pools_sql.VERBS
         }
         for verb in postgres_sql.ASKED:
-            text = postgres_pools.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
+            text = postgres_pools_sql.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
             many = postgres_sql.folded(verb, text).format(asked=postgres_sql.many(verb), **self._names)
             self.sql[verb] = many.encode()
             self.sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()

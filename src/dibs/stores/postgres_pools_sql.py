@@ -1,0 +1,239 @@
+"""The SQL of permits on PostgreSQL: see dibs.stores.postgres_pools."""
+
+from __future__ import annotations
+
+from dibs.store import LAST_TICKET, LINE_GRACE_S
+from dibs.stores.postgres_sql import OVER, UNPINNED
+
+# What the slots of a name amount to, and the first that is free. Where all up to the last that is held are held, it is
+# the next, whether it has a row or not. (Between them it may have none, after a purge, which is left unclear.)
+_HELD = """\
+SELECT coalesce(sum(l.take), 0) AS taken, count(*) AS holders, coalesce(max(l.slot), 0) AS last,
+            -- It holds already; a lease seems over.
+            coalesce(bool_or(l.claim_id = %(claim_id)s) OR min(l.expires_at) <= clock_timestamp(), false) AS unclear
+        FROM {lease} AS l WHERE l.name = %(name)s AND l.take IS NOT NULL AND l.claim_id IS NOT NULL"""
+_FREE = """\
+CASE WHEN h.holders = h.last THEN h.last + 1 ELSE (
+            SELECT l.slot FROM {lease} AS l
+            WHERE l.name = %(name)s AND l.slot < h.last AND l.take IS NOT NULL AND l.claim_id IS NULL
+            ORDER BY l.slot LIMIT 1) END"""
+_PUT = """\
+INSERT INTO {lease} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
+    SELECT %(name)s, r.slot, %(claim_id)s, %(holder)s, r.fencing_token, clock_timestamp(),
+        clock_timestamp() + %(ttl)s * interval '1 second', %(info)s, %(take)s
+    FROM raised AS r
+    ON CONFLICT (name, slot) DO UPDATE
+    SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
+        acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
+    WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token"""
+_COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "take")
+_OF_ASKED, _OF_RAISED = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
+# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
+POOL_TAKE = f"""\
+WITH asked AS (
+    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
+), seen AS MATERIALIZED (
+    SELECT a.*, p.fencing_token AS token, h.taken + a.take < a.permits AS more,
+        {_FREE % _OF_ASKED} AS slot
+    FROM asked AS a
+    JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
+    CROSS JOIN LATERAL (
+        {_HELD % _OF_ASKED}
+    ) AS h
+    WHERE h.taken + a.take <= a.permits AND NOT h.unclear
+      AND NOT EXISTS (
+          SELECT FROM {{line}} AS w
+          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
+), raised AS (
+    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
+    FROM seen AS s
+    WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits AND s.slot IS NOT NULL
+    RETURNING s.*, p.fencing_token
+), granted AS (
+    {_PUT % _OF_RAISED}
+    RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
+), departed AS (
+    DELETE FROM {{line}} AS w USING granted AS g
+    WHERE w.name = g.name
+      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+)
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
+      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true
+"""
+# The same for a single newcomer where nobody is in line, so that nobody leaves it and nobody is told.
+_NEW = {
+    "name": "$1::text",
+    "claim_id": "$2::text",
+    "ttl": "$3::float8",
+    "holder": "$4::text",
+    "info": "$5::text",
+    "take": "$7::integer",
+}
+POOL_TAKE_NEW = f"""\
+WITH seen AS MATERIALIZED (
+    SELECT p.fencing_token AS token,
+        {_FREE % _NEW} AS slot
+    FROM {{pool}} AS p
+    CROSS JOIN LATERAL (
+        {_HELD % _NEW}
+    ) AS h
+    WHERE p.name = $1 AND p.permits = $6::integer AND h.taken + $7 <= $6 AND NOT h.unclear
+      AND NOT EXISTS (SELECT FROM {{line}} AS w WHERE w.name = $1)
+), raised AS (
+    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
+    FROM seen AS s WHERE p.name = $1 AND p.fencing_token = s.token AND p.permits = $6 AND s.slot IS NOT NULL
+    RETURNING s.slot, p.fencing_token
+)
+{_PUT % _NEW}
+    RETURNING 1::bigint, l.fencing_token, l.acquired_at, l.slot
+"""
+# Sent just before a take, in its transaction: those who take at the same moment do it one after the other, or all but
+# one would look in vain. A row lock would do as well, but is a write, which makes a refusal wait for the disk.
+POOL_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended(name, 7095203471)) FROM unnest($1::text[]) AS a (name)"
+# Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks.
+POOL_MAKE = """\
+INSERT INTO {pool} (name, permits, fencing_token)
+SELECT a.name, a.permits, (SELECT value FROM {meta} WHERE key = 'token_floor' FOR SHARE)
+FROM unnest($1::text[], $2::integer[]) AS a (name, permits)
+WHERE NOT EXISTS (SELECT FROM {lease} AS l WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL)
+ORDER BY a.name
+ON CONFLICT DO NOTHING
+"""
+POOL_LOCK = "SELECT name, permits, fencing_token FROM {pool} WHERE name = ANY($1::text[]) ORDER BY name FOR UPDATE"
+POOL_READ = """\
+SELECT l.name, l.claim_id, l.take, l.slot, l.holder, l.fencing_token, l.acquired_at,
+    extract(epoch FROM l.expires_at - clock_timestamp())::float8
+FROM {lease} AS l
+WHERE l.name = ANY($1::text[]) AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
+UNION ALL
+SELECT w.name, w.claim_id, w.take, NULL, NULL, w.ticket, NULL,
+    extract(epoch FROM clock_timestamp() - w.seen_at)::float8
+FROM {line} AS w WHERE w.name = ANY($1::text[])
+"""
+# A renewal does not take the lock on the pool: while it is being committed, a lease may seem over that goes on.
+# So leases that seem over are ended under their own locks, where that is looked at once more, before anybody counts.
+# One that is pinned goes on to be counted.
+POOL_END = f"""\
+UPDATE {{lease}} AS l SET claim_id = NULL, holder = NULL, info = NULL
+WHERE name = ANY($1::text[]) AND take IS NOT NULL AND claim_id IS NOT NULL AND {OVER}
+"""
+# A permit that changes hands, under the next token of the pool, whose row is locked before that of the slot.
+POOL_TRANSFER = f"""\
+WITH head AS MATERIALIZED (
+    SELECT fencing_token FROM {{pool}} WHERE name = $1 FOR UPDATE
+), moved AS (
+    UPDATE {{lease}} AS l
+    SET claim_id = $2, holder = $4, info = $6,
+        fencing_token = CASE WHEN l.claim_id = $2 THEN l.fencing_token ELSE h.fencing_token + 1 END,
+        acquired_at = CASE WHEN l.claim_id = $2 THEN l.acquired_at ELSE clock_timestamp() END,
+        expires_at = greatest(
+            CASE WHEN l.claim_id = $2 THEN l.expires_at END, clock_timestamp() + $3::float8 * interval '1 second')
+    FROM head AS h
+    WHERE l.name = $1 AND l.slot = $7::integer AND l.take IS NOT NULL AND $5 <> ''
+      AND (l.claim_id = $2 OR l.claim_id = $5 AND {UNPINNED.format(row="l")}) AND l.expires_at > clock_timestamp()
+    RETURNING l.fencing_token, l.acquired_at
+), raised AS (
+    UPDATE {{pool}} AS p SET fencing_token = greatest(p.fencing_token, m.fencing_token)
+    FROM moved AS m WHERE p.name = $1
+)
+SELECT fencing_token, acquired_at FROM moved
+"""
+# Who is granted leaves the line, and so do those who ask no more; where permits are left, the next is told. A row
+# that is not as it was read (a lock made it at this very moment, say) is left alone, its name missing in the answer.
+POOL_GRANT = f"""\
+WITH asked AS (
+    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::float8[], $7::text[],
+                         $8::integer[], $9::integer[], $10::boolean[])
+        AS r (name, slot, claim_id, holder, fencing_token, ttl, info, take, permits, more)
+), granted AS (
+    INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
+    SELECT a.name, a.slot, a.claim_id, a.holder, a.fencing_token, clock_timestamp(),
+        clock_timestamp() + a.ttl * interval '1 second', a.info, a.take
+    FROM asked AS a ORDER BY a.name
+    ON CONFLICT (name, slot) DO UPDATE
+    SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
+        acquired_at = CASE WHEN l.claim_id = excluded.claim_id THEN l.acquired_at ELSE excluded.acquired_at END,
+        expires_at = greatest(CASE WHEN l.claim_id = excluded.claim_id THEN l.expires_at END, excluded.expires_at),
+        info = excluded.info, take = excluded.take
+    WHERE l.take IS NOT NULL AND (
+        l.claim_id = excluded.claim_id OR (l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token))
+    RETURNING l.name, l.acquired_at
+), raised AS (
+    UPDATE {{pool}} AS p SET permits = a.permits, fencing_token = greatest(p.fencing_token, a.fencing_token)
+    FROM asked AS a WHERE p.name = a.name
+), departed AS (
+    DELETE FROM {{line}} AS w USING asked AS a
+    WHERE w.name = a.name
+      AND (w.claim_id = a.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+)
+SELECT g.name, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN asked AS a ON a.name = g.name LEFT JOIN LATERAL (
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = g.name AND a.more AND w.claim_id <> a.claim_id
+      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true
+"""
+# Who is refused and wants to wait: seen alive in line, back in line, or at its end.
+POOL_ENTER = """\
+WITH asked AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
+        AS r (name, claim_id, wake, take, ticket)
+), seen AS (
+    UPDATE {line} AS w SET seen_at = clock_timestamp(), take = a.take FROM asked AS a
+    WHERE w.name = a.name AND w.claim_id = a.claim_id
+    RETURNING w.name, w.ticket
+), back AS (
+    INSERT INTO {line} (name, ticket, claim_id, wake, seen_at, take)
+    SELECT a.name, a.ticket, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
+    WHERE a.ticket > 0 AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
+    RETURNING name, ticket
+), entered AS (
+    INSERT INTO {line} (name, claim_id, wake, seen_at, take)
+    SELECT a.name, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
+    WHERE coalesce(a.ticket, 0) = 0
+      AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
+    RETURNING name, ticket
+)
+SELECT name, ticket FROM seen UNION ALL SELECT name, ticket FROM back UNION ALL SELECT name, ticket FROM entered
+"""
+POOL_RESIZE = """\
+UPDATE {pool} AS p SET permits = a.permits FROM unnest($1::text[], $2::integer[]) AS a (name, permits)
+WHERE p.name = a.name
+"""
+# What turned out to be locks, and is to be no pool, then.
+POOL_LOCKS = "SELECT name FROM {lease} WHERE name = ANY($1::text[]) AND slot = 1 AND take IS NULL"
+POOL_FORGET = """\
+DELETE FROM {pool} AS p
+WHERE p.name = ANY($1::text[]) AND EXISTS (
+    SELECT FROM {lease} AS l WHERE l.name = p.name AND l.slot = 1 AND l.take IS NULL)
+"""
+# A process that is stopped in the middle of a decision must not keep everybody else out (behind a pooler, where the
+# connection has no settings of ours).
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+LIMITS = """\
+SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
+"""
+COMMIT = "COMMIT"
+VERBS = (
+    "BEGIN",
+    "LIMITS",
+    "POOL_QUEUE",
+    "POOL_TAKE_NEW",
+    "POOL_TRANSFER",
+    "POOL_MAKE",
+    "POOL_LOCK",
+    "POOL_READ",
+    "POOL_END",
+    "POOL_GRANT",
+    "POOL_ENTER",
+    "POOL_RESIZE",
+    "POOL_LOCKS",
+    "POOL_FORGET",
+    "COMMIT",
+)
