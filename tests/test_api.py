@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import copy
 import functools
 import gc
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs import desk
 from dibs.connecting import locate
 from dibs.store import StoreAddress
 from dibs.testing.case import within
@@ -563,6 +565,24 @@ def test_the_end_of_the_interpreter_gives_back(what: str, code: int, client: dib
     had(client.lock("signalled"), timeout=0).release()
 
 
+def test_clients_that_are_gone_leave_nothing_for_the_end(sqlite_url: str) -> None:
+    """A program that makes a client for each piece of work does not grow by what is to be done when it ends."""
+
+    def use(closed: bool) -> None:
+        client = dibs.connect(sqlite_url)
+        client.ping()
+        if closed:
+            client.close()
+
+    use(True)
+    before, opened = atexit._ncallbacks(), len(desk._OPENED)
+    for number in range(6):
+        use(number % 2 == 0)
+    gc.collect()
+    assert atexit._ncallbacks() == before
+    assert len(desk._OPENED) <= opened
+
+
 def test_ctrl_c_in_a_purge_leaves_the_file_free(
     sqlite_url: str, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -585,6 +605,27 @@ def test_ctrl_c_in_a_purge_leaves_the_file_free(
         had(other.lock("free"), timeout=0).release()
         had(client.lock("free"), timeout=0).release()
         assert client.purge(0) >= 1
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "rwlock"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_who_would_wait_for_itself_is_told_what_to_do(kind: str, reentrant: bool, client: dibs.Client) -> None:
+    """Who takes a name again through another object is told so, above all if both of them are reentrant."""
+
+    def made() -> Any:
+        if kind == "semaphore":
+            return client.semaphore("twice", 1, reentrant=reentrant)
+        if kind == "rwlock":
+            return client.rwlock("twice", reentrant=reentrant).write()
+        return client.lock("twice", reentrant=reentrant)
+
+    with made(), pytest.raises(dibs.WouldDeadlock) as told, made():
+        pass
+    what = "semaphore" if kind == "semaphore" else "lock"
+    if reentrant:
+        assert f"being reentrant belongs to the {what} object" in str(told.value)
+    else:
+        assert f"build the {what} with reentrant=True and use that one object" in str(told.value)
 
 
 def dibs_threads() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from dibs.errors import InvalidOption, StoreUnavailable
@@ -130,8 +131,7 @@ class Desk:
         session = self._sessions.setdefault(pid, new)
         if session is not new:
             return session
-        # What is still held when the interpreter ends is given back; a process that is killed leaves it to the ttl.
-        atexit.register(_close_at_exit, weakref.ref(session))
+        _close_when_exiting(session)
         _warn_of_best_effort(self.address)
         return session
 
@@ -289,19 +289,35 @@ def _warn_of_best_effort(address: StoreAddress) -> None:
         )
 
 
-def _close_at_exit(reference: weakref.ref[Session]) -> None:
-    session = reference()
-    if session is None or session.pid != os.getpid() or session.closed:
-        return
-    try:
-        for ask in session.close():
-            session.wait(ask, session.request_timeout_s)
-        for ask in session.shut():
-            session.wait(ask, session.request_timeout_s)
-    except (KeyboardInterrupt, RuntimeError):
-        # Somebody is in a hurry, or a thread was needed when none can be started any more (the store is away): what was
-        # not given back ends by its ttl.
-        pass
+#: Of this process, and what is left of its parent's. (Not a WeakSet, which may not be added to while it is read.)
+_OPENED: set[weakref.ref[Session]] = set()
+
+
+def _close_when_exiting(session: Session) -> None:
+    """What it still holds when the interpreter ends is given back; a process that is killed leaves that to the ttl."""
+    _OPENED.add(weakref.ref(session, _OPENED.discard))
+    _register()
+
+
+@cache  # once: a registration stays when its session is gone
+def _register() -> None:
+    atexit.register(_close_at_exit)
+
+
+def _close_at_exit() -> None:
+    for reference in tuple(_OPENED):
+        session = reference()
+        if session is None or session.pid != os.getpid() or session.closed:
+            continue
+        try:
+            for ask in session.close():
+                session.wait(ask, session.request_timeout_s)
+            for ask in session.shut():
+                session.wait(ask, session.request_timeout_s)
+        except (KeyboardInterrupt, RuntimeError):
+            # Somebody is in a hurry, or a thread was needed when none can be started any more (the store is away): what
+            # was not given back ends by its ttl.
+            pass
 
 
 DEFAULTS: dict[str, Any] = {

@@ -110,8 +110,17 @@ class LockCore(Gripped[L]):
         if mine is not None and mine.owner == owner and not mine.orphan and session.keeper.is_held(mine):
             raise WouldDeadlock(
                 f"{self.name!r} is held by this very caller (token {mine.granted.fencing_token}), who would wait "
-                "for itself for ever: release it first, pass a timeout, or build the lock with reentrant=True"
+                f"for itself for ever: {self.instead('lock')}"
             )
+
+    def instead(self, kind: str) -> str:
+        """What a caller may do who would wait for itself."""
+        if self.terms.reentrant:
+            return (
+                "release it first, pass a timeout, or use the very object that it was taken with, for being "
+                f"reentrant belongs to the {kind} object, not to the name"
+            )
+        return f"release it first, pass a timeout, or build the {kind} with reentrant=True and use that one object"
 
     def timed_out(self) -> LockTimeout:
         held, waited = self.refused

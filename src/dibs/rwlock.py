@@ -60,7 +60,7 @@ class SideCore(LockCore[L]):
         if self._desk.session().keeper.shared_by(owner, self._key):
             raise WouldDeadlock(
                 f"{self.name!r} is held by this very caller, who would wait for itself for ever once somebody else "
-                "waits to write: release it first, pass a timeout, or build the lock with reentrant=True"
+                f"waits to write: {self.instead('lock')}"
             )
 
     def leave(self, owner: object) -> L | None:

@@ -84,8 +84,7 @@ class SemaphoreCore(LockCore[L]):
         if mine and mine + self.terms.take > self.terms.permits:
             raise WouldDeadlock(
                 f"this very caller holds {mine} of {self.terms.permits} permits of {self.name!r} and would wait for "
-                f"itself for ever to get {self.terms.take} more: release first, pass a timeout, or build the semaphore "
-                "with reentrant=True"
+                f"itself for ever to get {self.terms.take} more: {self.instead('semaphore')}"
             )
 
     def available(self) -> Steps[int]:
