@@ -14,17 +14,13 @@ if TYPE_CHECKING:
 
 class Holdings:
     def __init__(self) -> None:
-        #: Who in this process holds a name.
+        #: Who in this process holds a name. (A name with permits many may hold at a time: these are only below.)
         self.held: dict[str, Hold] = {}
-        #: The same for names with permits, which many may hold at a time.
-        self.sharing: dict[str, dict[Hold, None]] = {}
-        #: All of that by thread or task.
+        #: What threads and tasks hold.
         self.owned: dict[object, dict[Hold, None]] = {}
 
     def add(self, hold: Hold) -> None:
-        if hold.terms.permits:
-            self.sharing.setdefault(hold.key, {})[hold] = None
-        else:
+        if not hold.terms.permits:
             self.held[hold.key] = hold
         owned = self.owned.get(hold.owner)
         if owned is None:
@@ -35,14 +31,8 @@ class Holdings:
     def remove(self, hold: Hold) -> None:
         """Forget a hold; one that is not here does no harm."""
         key, owner = hold.key, hold.owner
-        if not hold.terms.permits:
-            if self.held.get(key) is hold:
-                del self.held[key]
-        elif key in self.sharing:
-            sharing = self.sharing[key]
-            sharing.pop(hold, None)
-            if not sharing:
-                del self.sharing[key]
+        if not hold.terms.permits and self.held.get(key) is hold:
+            del self.held[key]
         owned = self.owned.get(owner)
         if owned is not None:
             owned.pop(hold, None)

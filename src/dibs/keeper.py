@@ -189,8 +189,10 @@ class Keeper:
     def shared_by(self, owner: object, key: str) -> list[Hold]:
         """The holds of permits of a name that this owner has, as far as this process knows."""
         with self._mutex:
-            holds = list(self._holdings.sharing.get(key, ()))
-        return [hold for hold in holds if hold.owner == owner and not hold.orphan and self.is_held(hold)]
+            holds = list(self._holdings.owned.get(owner, ()))
+        return [
+            hold for hold in holds if hold.key == key and hold.terms.permits and not hold.orphan and self.is_held(hold)
+        ]
 
     def _renewal_over(self, hold: Hold) -> None:
         with self._mutex:

@@ -61,10 +61,10 @@ class LockCore(Gripped[L]):
         """A lease that no ``release`` of this lock knows of; None when ``limit_s`` seconds did not suffice for it."""
         terms = self.terms
         session = self._desk.session()
-        if limit_s is None and (session.holdings.held or session.holdings.sharing):
-            self.refuse_own(owner)
         holding = limit_s != 0 and owner in session.holdings.owned
         if holding:
+            if limit_s is None:
+                self.refuse_own(owner)
             session.rings.taking(owner, self._key)
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
