@@ -95,6 +95,7 @@ class Claim:
         "process",
         "refused",
         "renewed",
+        "renewed_after",
         "sent_after",
         "token",
         "withdrawn_at",
@@ -124,8 +125,9 @@ class Claim:
         #: Its ttl may run out: its program was interrupted just as it was given, or its client was closed.
         self.excused = False
         self.withdrawn_at: float | None = None
-        #: Calls begun since then that would acquire it.
+        #: Calls begun since then that would acquire it, and that would renew it.
         self.sent_after = 0
+        self.renewed_after = 0
 
 
 class Attempt:
@@ -196,8 +198,6 @@ class Checker:
                 current.pop(request.claim_id, None)
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             claim.renewed = True
-            if claim.withdrawn_at is not None and not claim.excused:
-                self.world.broken(f"P9 {request.claim_id} is renewed, but whoever asked for it has gone")
             tenure = self._tenure(request.claim_id)
             if tenure is not None and tenure.released_at is not None and not call.over:
                 self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
@@ -282,6 +282,11 @@ class Checker:
                 if claim.refused and not self.interrupts:
                     self.world.broken(f"P11 {request.claim_id} was to ask once, was told Held, and asks again")
             elif call.task_name == "dibs-renew":
+                if claim.withdrawn_at is not None and not claim.excused:
+                    # Once that can be, when this thread was held up after it had looked what there is to renew.
+                    claim.renewed_after += 1
+                    if claim.renewed_after > 1:
+                        self.world.broken(f"P9 {request.claim_id} is renewed, but whoever asked for it has gone")
                 tenure = self._tenure(request.claim_id)
                 if tenure is not None and tenure.released_at is not None:
                     self.world.broken(f"P10 a renewal of {request.claim_id} is sent after its release returned")
@@ -484,7 +489,9 @@ class Checker:
             self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
         dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}
         for claim_id, claim in self.claims.items():
-            if claim.renewed and not (claim.made or claim.excused or claim.process.dead):
+            # (Of one that was withdrawn, ``sent`` says it: the asker may have been there, held up, when it was sent.)
+            forgotten = claim.withdrawn_at is None and not claim.made
+            if claim.renewed and forgotten and not (claim.excused or claim.process.dead):
                 self.world.broken(f"P9 {claim_id} was renewed, but nobody was ever given it")
             if claim.granted and not (claim.followed_up or claim.excused or claim.process.dead or claim_id in dropped):
                 self.world.broken(f"P9 {claim_id} was granted, and its process never came back to it")
