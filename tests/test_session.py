@@ -16,8 +16,10 @@ from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost
 from dibs.hold import HELD, Hold
 from dibs.store import Granted, Renew
+from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.test_api import eventually
+from tests.test_lane import Clock as HeldClock
 
 numbers = itertools.count()
 
@@ -148,6 +150,46 @@ def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:
         assert lease.lost.is_set()
         with pytest.raises(LeaseLost):
             lease.release()
+
+
+@pytest.mark.parametrize("first_is_late", [False, True])
+def test_a_renewer_whose_begin_is_interrupted_takes_no_lease_with_it(between: Between, first_is_late: bool) -> None:
+    """After a Ctrl-C before its bell was noted the thread notes that itself, or goes if another was begun meanwhile."""
+    clock = HeldClock()
+    gates = first_goes, others_go = threading.Event(), threading.Event()
+
+    def renewers() -> list[threading.Thread]:
+        return [thread for thread in clock.threads if thread.name == "dibs-renew"]
+
+    def held_back() -> None:
+        if threading.current_thread().name == "dibs-renew":
+            assert gates[threading.current_thread() is not renewers()[0]].wait(10)
+
+    def interrupted() -> None:
+        if len(renewers()) == 1:
+            clock.after_spawn = lambda: None
+            raise KeyboardInterrupt
+
+    clock.at_start, clock.after_spawn = held_back, interrupted
+    with between.client(clock=clock, ttl=0.6) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("first").acquire()
+        if not first_is_late:
+            first_goes.set()
+            eventually(lambda: client._desk.session().renewer._bell is not None, "nobody notes a bell")
+            others_go.set()
+        lease = client.lock("second").acquire()
+        assert lease is not None
+        if first_is_late:
+            time.sleep(0.3)  # until the lease is to be renewed
+            first_goes.set()
+            renewers()[0].join(1)
+            others_go.set()
+        time.sleep(0.7)
+        assert sum(thread.is_alive() for thread in renewers()) == 1
+        assert lease.held
+        with within(5, "the release waits for a renewal that nobody makes"):
+            assert lease.release()
 
 
 class Laptop(RealClock):

@@ -24,7 +24,7 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import Release, RowBusy, StoreBusy
-from dibs.threads import begin
+from dibs.threads import begin, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,12 +222,15 @@ class Lane:
 
     def _run(self, bell: Bell) -> None:
         """The lane's thread: serves while there is work and nobody else does, ends after a while without."""
+        with self._mutex:
+            known = is_known(self, bell)
+        if not known:
+            bell.close()
+            return
         idle_since = self._clock.now()
         me = object()
         while True:
             with self._mutex:
-                if self._bell is not bell and self._bell is not None:
-                    break  # after a Ctrl-C another was begun in the place of this one, and is the one that is woken
                 now = self._clock.now()
                 if now >= self._later_at:
                     self._ask_again()

@@ -29,7 +29,7 @@ from dibs.errors import WouldDeadlock
 from dibs.hold import HELD
 from dibs.note import Note, called, spelled_out, understood
 from dibs.store import Acquire, Granted, Held, Release
-from dibs.threads import begin
+from dibs.threads import begin, is_known
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
@@ -152,12 +152,15 @@ class Notes:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self, bell: Bell) -> None:
+        with self._mutex:
+            known = is_known(self, bell)
+        if not known:
+            bell.close()
+            return
         busy_at = self._clock.now()
         while True:
             now = self._clock.now()
             with self._mutex:
-                if self._bell is not bell and self._bell is not None:
-                    break  # after a Ctrl-C another was begun in the place of this one
                 self._let_go(now)
                 if self._waiters:
                     busy_at = now

@@ -23,7 +23,7 @@ from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.store import StoreBusy
-from dibs.threads import begin
+from dibs.threads import begin, is_known
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
 if TYPE_CHECKING:
@@ -174,6 +174,11 @@ class Renewer:
             bell.ring()
 
     def _run(self, bell: Bell) -> None:
+        with self._mutex:
+            known = is_known(self, bell)
+        if not known:
+            bell.close()
+            return
         busy_at = self._clock.now()
         while True:
             with self._mutex:
@@ -185,9 +190,6 @@ class Renewer:
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
                 wake_at = self._wake_at
                 self._sleeps_s = max(0.0, IDLE_S if wake_at == FOREVER else wake_at - now)
-                if self._bell is not bell and self._bell is not None:
-                    store = None
-                    break  # another was begun in the place of this one
                 if batch or lost or unwanted or wake_at != FOREVER:
                     busy_at = now
                 elif self._closing or now - busy_at >= IDLE_S:

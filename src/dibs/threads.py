@@ -7,7 +7,7 @@ that would be rung in vain.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dibs.errors import StoreUnavailable
 
@@ -29,6 +29,21 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"this process cannot have the thread that dibs needs: {error}") from error
     return bell
+
+
+class _Sleeper(Protocol):
+    _bell: Bell | None
+
+
+def is_known(sleeper: _Sleeper, bell: Bell) -> bool:
+    """Whether this thread is the one that is woken: asked by it, under the mutex, before it does anything.
+
+    A Ctrl-C may have come between its beginning and the noting of its bell. Then it notes that itself; or another was
+    begun in its place meanwhile, and it has to go.
+    """
+    if sleeper._bell is None:
+        sleeper._bell = bell
+    return sleeper._bell is bell
 
 
 def aside(clock: Clock, name: str, run: Callable[[], object]) -> None:

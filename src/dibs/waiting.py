@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
 from dibs.store import LINE_GRACE_S
-from dibs.threads import begin
+from dibs.threads import begin, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +212,11 @@ class Waiting:
         return self._ended
 
     def _run(self, bell: Bell) -> None:
+        with self._mutex:
+            known = is_known(self, bell)
+        if not known:
+            bell.close()
+            return
         store: Store | None = None
         watch: Watch | None = None
         watchable = True
