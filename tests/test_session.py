@@ -85,6 +85,29 @@ def test_a_grant_too_old_to_trust_is_given_out_once(between: Between) -> None:
         session.withdraw(ask)
 
 
+def test_a_grant_after_one_that_was_too_old_makes_a_hold_of_its_own(between: Between) -> None:
+    """An answer given out again after a Ctrl-C, too old by now: the hold it made the first time is not used again."""
+    with between.client(ttl=5) as client:
+        session = client._desk.session()
+        terms = client.lock("old")._core.terms
+        ask = session.wish("default:old", terms, "me", blocking=True)
+        first = ask.request.claim_id
+        with session.mutex:
+            session.waiting.enter(ask)
+            session.lane._queue.clear()
+            ask.t0 = session.clock.now() - 60
+            ask.hold = Hold("default:old", first, Granted(1, 0.0), terms, "me", ask.t0)
+            ask.in_lane = False
+            ask.received(Granted(1, 0.0))
+        session.lane.start()
+        eventually(lambda: ask.settled, "no answer")
+        assert isinstance(ask.outcome, Hold)
+        assert ask.outcome.claim_id == ask.request.claim_id != first
+        assert ask.outcome.state == HELD
+        session.withdraw(ask)
+        eventually(lambda: client.holder("old") is None, "it is not given back")
+
+
 def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that was refused just before the release, and hears of the release before its refusal, asks at once."""
     monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)

@@ -103,7 +103,7 @@ class AcquireAsk(Ask):
         session.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + session.patience_s))
         if self.blocking and not session.closed:
             self.request = request._replace(claim_id=session.new_claim(), ticket=None)
-            self.t0 = None
+            self.t0 = self.hold = None  # (a hold of the old claim: its answer had been given out before, too)
             self.give_up_at = now + session.patience_s
             session.lane.put(self)
         elif session.closed:
