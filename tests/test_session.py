@@ -194,22 +194,27 @@ def test_a_renewer_whose_begin_is_interrupted_takes_no_lease_with_it(between: Be
             raise KeyboardInterrupt
 
     clock.at_start, clock.after_spawn = held_back, interrupted
-    with between.client(clock=clock, ttl=0.6) as client:
+    with between.client(clock=clock, ttl=20) as client:
         with pytest.raises(KeyboardInterrupt):
             client.lock("first").acquire()
+        session = client._desk.session()
         if not first_is_late:
             first_goes.set()
-            eventually(lambda: client._desk.session().renewer._bell is not None, "nobody notes a bell")
+            eventually(lambda: session.renewer._bell is not None, "nobody notes a bell")
             others_go.set()
         lease = client.lock("second").acquire()
         assert lease is not None
+        with session.mutex:  # as though its time had come
+            session.renewer.forget(lease._hold)
+            session.renewer._push(lease._hold, session.clock.now())
         if first_is_late:
-            time.sleep(0.3)  # until the lease is to be renewed
             first_goes.set()
             renewers()[0].join(1)
             others_go.set()
-        time.sleep(0.7)
-        assert sum(thread.is_alive() for thread in renewers()) == 1
+        session.renewer.poke()
+        renewal = Renew("default:second", lease._hold.claim_id, 20)
+        eventually(lambda: any(renewal in requests for requests in between.calls), "it is not renewed")
+        eventually(lambda: sum(thread.is_alive() for thread in renewers()) == 1, "two renewers, or none")
         assert lease.held
         with within(5, "the release waits for a renewal that nobody makes"):
             assert lease.release()

@@ -222,10 +222,7 @@ class Lane:
 
     def _run(self, bell: Bell) -> None:
         """The lane's thread: serves while there is work and nobody else does, ends after a while without."""
-        with self._mutex:
-            known = is_known(self, bell)
-        if not known:
-            bell.close()
+        if not is_known(self, bell):
             return
         idle_since = self._clock.now()
         me = object()

@@ -152,10 +152,7 @@ class Notes:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self, bell: Bell) -> None:
-        with self._mutex:
-            known = is_known(self, bell)
-        if not known:
-            bell.close()
+        if not is_known(self, bell):
             return
         busy_at = self._clock.now()
         while True:

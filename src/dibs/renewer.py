@@ -174,10 +174,7 @@ class Renewer:
             bell.ring()
 
     def _run(self, bell: Bell) -> None:
-        with self._mutex:
-            known = is_known(self, bell)
-        if not known:
-            bell.close()
+        if not is_known(self, bell):
             return
         busy_at = self._clock.now()
         while True:

@@ -13,6 +13,7 @@ from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock
 
@@ -34,16 +35,23 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
 class _Sleeper(Protocol):
     _bell: Bell | None
 
+    @property
+    def _mutex(self) -> AbstractContextManager[object]: ...
+
 
 def is_known(sleeper: _Sleeper, bell: Bell) -> bool:
-    """Whether this thread is the one that is woken: asked by it, under the mutex, before it does anything.
+    """Whether this thread is the one that is woken: asked by it before it does anything. If not, its bell is closed.
 
     A Ctrl-C may have come between its beginning and the noting of its bell. Then it notes that itself; or another was
     begun in its place meanwhile, and it has to go.
     """
-    if sleeper._bell is None:
-        sleeper._bell = bell
-    return sleeper._bell is bell
+    with sleeper._mutex:
+        if sleeper._bell is None:
+            sleeper._bell = bell
+        known = sleeper._bell is bell
+    if not known:
+        bell.close()
+    return known
 
 
 def aside(clock: Clock, name: str, run: Callable[[], object]) -> None:

@@ -212,10 +212,7 @@ class Waiting:
         return self._ended
 
     def _run(self, bell: Bell) -> None:
-        with self._mutex:
-            known = is_known(self, bell)
-        if not known:
-            bell.close()
+        if not is_known(self, bell):
             return
         store: Store | None = None
         watch: Watch | None = None
