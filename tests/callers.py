@@ -54,7 +54,7 @@ def raw(url: str, driver: str = "") -> Any:
             import mysql.connector
 
             return mysql.connector.connect(**mysql_arguments(url))
-        return pymysql.connect(**mysql_arguments(url))
+        return pymysql.connect(ssl_disabled=True, **mysql_arguments(url))  # see MariaDBServer.connect
     return sqlite3.connect(url.removeprefix("sqlite:///"))
 
 

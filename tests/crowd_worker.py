@@ -44,6 +44,7 @@ def connect(url: str) -> Any:
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         database=parts.path[1:],
+        ssl_disabled=True,  # see MariaDBServer.connect
     )
 
 
