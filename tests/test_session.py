@@ -15,7 +15,7 @@ import dibs.waiting
 from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost
 from dibs.hold import HELD, Hold
-from dibs.store import Granted, Renew
+from dibs.store import Granted, Release, Renew
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.test_api import eventually
@@ -173,6 +173,34 @@ def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:
         assert lease.lost.is_set()
         with pytest.raises(LeaseLost):
             lease.release()
+
+
+def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant that nobody took in hand, found by a renewer that is held up before it has given it back."""
+    found, go_on = threading.Event(), threading.Event()
+    client = between.client()
+    session = client._desk.session()
+    give_back = session.renewer._give_back
+
+    def held_up(hold: Hold) -> None:
+        found.set()
+        assert go_on.wait(10)
+        give_back(hold)
+
+    monkeypatch.setattr(session.renewer, "_give_back", held_up)
+    ask = session.wish("default:late", client.lock("late", ttl=0.1)._core.terms, "somebody", False)
+    session.submit(ask)
+    assert session.wait(ask, 10)
+    assert found.wait(10)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    release = Release("default:late", ask.request.claim_id)
+    try:
+        eventually(lambda: any(release in requests for requests in between.calls), "it is not given back")
+    finally:
+        go_on.set()
+        closing.join(10)
+    assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])

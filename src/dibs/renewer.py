@@ -67,8 +67,9 @@ class Renewer:
         self._queues: dict[tuple[float, bool], OrderedDict[Hold, None]] = {}
         self._heap: list[tuple[float, int, Hold]] = []
         self._pushes = 0
-        #: What the call under way renews.
+        #: What the call under way renews, and what the thread is about to give back.
         self._batch: list[Hold] = []
+        self._unwanted: list[Hold] = []
         self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
         #: For how long it was to sleep when it went to; 0 while it is awake.
         self._sleeps_s = 0.0
@@ -126,6 +127,7 @@ class Renewer:
         holds = [hold for queue in self._queues.values() for hold in queue]
         holds += [hold for due, _, hold in self._heap if hold.due == due]
         holds += [hold for hold in self._batch if hold.in_flight]
+        holds += [hold for hold in self._unwanted if not hold.orphan]
         return holds
 
     def _push(self, hold: Hold, due: float) -> None:
@@ -181,7 +183,7 @@ class Renewer:
             with self._mutex:
                 now = self._clock.now()
                 batch, lost, unwanted = self._collect(now)
-                self._batch = batch
+                self._batch, self._unwanted = batch, unwanted
                 if batch:
                     self._call_until = min(now + self._request_timeout_s, self._earliest_deadline(batch))
                 self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
