@@ -1,0 +1,130 @@
+"""What is done to clients, server and network while they work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from dibs.clock import boot_now
+
+if TYPE_CHECKING:
+    from tests.chaos.proxy import Proxy
+    from tests.chaos.run import Clients
+    from tests.servers.server import Server
+
+STATE_LIMIT_S = 5.0
+
+
+class Fault(NamedTuple):
+    """Something that was done; ``pid`` is that of a client it was done to."""
+
+    what: str
+    begin: float
+    end: float
+    pid: int = 0
+
+
+class Faults:
+    """Does one thing after the other, and several at a time, as a seed says."""
+
+    def __init__(
+        self, seed: int, ttl: float, clients: Clients, proxy: Proxy | None, server: Server | None, durable: bool
+    ) -> None:
+        self._random = random.Random(seed)
+        self._ttl = ttl
+        self._clients = clients
+        self._proxy = proxy
+        self._server = server
+        self.done: list[Fault] = []
+        #: What has begun and is to be ended: when, and how.
+        self._under_way: list[tuple[float, Callable[[], None]]] = []
+        self._stopped: set[int] = set()
+        self._choices: list[tuple[int, Callable[[], None]]] = [(4, self._kill), (6, self._stop)]
+        if proxy is not None:
+            self._choices += [(2, self._cut), (6, self._spoil)]
+        if server is not None:
+            self._choices += [(2, self._freeze), (1, self._crash)] if durable else [(2, self._freeze)]
+
+    def go_on(self, seconds: float) -> None:
+        """Go on for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(self._random.uniform(0.05, 0.4))
+            self._end_what_is_due(boot_now())
+            weights = [weight for weight, _ in self._choices]
+            if self._random.random() < 0.4:
+                self._random.choices([act for _, act in self._choices], weights)[0]()
+
+    def heal(self) -> None:
+        """End whatever is under way."""
+        self._end_what_is_due(float("inf"))
+
+    def _end_what_is_due(self, now: float) -> None:
+        due = [end for at, end in self._under_way if at <= now]
+        self._under_way = [(at, end) for at, end in self._under_way if at > now]
+        for end in due:
+            end()
+
+    def _kill(self) -> None:
+        pid = self._clients.any(self._random)
+        self._stopped.discard(pid)
+        at = boot_now()
+        self._clients.replace(pid)
+        self.done.append(Fault("kill", at, at, pid))
+
+    def _stop(self) -> None:
+        """Stop a client for less than its leases last, or for longer."""
+        pid = self._clients.any(self._random)
+        if pid in self._stopped:
+            return
+        self._stopped.add(pid)
+        os.kill(pid, signal.SIGSTOP)
+        _wait_for(pid, "T")
+        begin = boot_now()  # it stands still: whatever it does next, it does after the end
+
+        def end() -> None:
+            if pid in self._stopped:  # it has not been killed meanwhile
+                self._stopped.discard(pid)
+                self.done.append(Fault("stop", begin, boot_now(), pid))
+                os.kill(pid, signal.SIGCONT)
+
+        self._under_way.append((begin + self._ttl * self._random.choice((0.2, 0.7, 1.05, 2.0)), end))
+
+    def _cut(self) -> None:
+        assert self._proxy is not None
+        self._proxy.cut()
+
+    def _spoil(self) -> None:
+        assert self._proxy is not None
+        proxy = self._proxy
+        proxy.spoil(self._random.choice(("slow", "deaf", "late")))
+        self._under_way.append((boot_now() + self._random.uniform(0.05, self._ttl), lambda: proxy.spoil("pass")))
+
+    def _freeze(self) -> None:
+        assert self._server is not None
+        begin = boot_now()
+        with self._server.paused():
+            time.sleep(self._random.choice((0.1, 0.5, self._ttl)))
+        self.done.append(Fault("freeze", begin, boot_now()))
+
+    def _crash(self) -> None:
+        assert self._server is not None
+        begin = boot_now()
+        self._server.kill()
+        time.sleep(self._random.choice((0.0, 0.3)))
+        self._server.start()
+        self.done.append(Fault("crash", begin, boot_now()))
+
+
+def _wait_for(pid: int, state: str) -> None:
+    until = time.monotonic() + STATE_LIMIT_S
+    while time.monotonic() < until:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == state:
+                return
+        time.sleep(0.001)
+    raise AssertionError(f"process {pid} was not in state {state} in {STATE_LIMIT_S:g} s")
