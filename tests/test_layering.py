@@ -157,7 +157,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.rounds",
         "dibs.stores.tables",
     },
-    "dibs.stores.postgres_address": {"dibs.stores.identifiers", "dibs.stores.postgres_link"},
+    "dibs.stores.postgres_address": {"dibs.stores.identifiers", "dibs.stores.postgres_login"},
     "dibs.stores.postgres_check": {"dibs.store"},
     "dibs.stores.postgres_columns": {
         "dibs.columns",
@@ -214,7 +214,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_view_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_wire": {"dibs.jobs", "dibs.stores.postgres_wire"},
     "dibs.stores.postgres_jobs_within": {"dibs.door"},
-    "dibs.stores.postgres_link": {*CONTRACT, "dibs.stores.postgres_wire", "dibs.stores.tables"},
+    "dibs.stores.postgres_link": {
+        *CONTRACT,
+        "dibs.stores.postgres_login",
+        "dibs.stores.postgres_wire",
+        "dibs.stores.tables",
+    },
+    "dibs.stores.postgres_login": CONTRACT,
     "dibs.stores.postgres_pools": {
         "dibs.store",
         "dibs.stores.permits",
@@ -1027,6 +1033,7 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
     """A driver is imported by its store alone; what borrows an address may let the driver read its own string."""
     allowed = {
         "dibs.borrowed": {"psycopg"},
+        "dibs.stores.postgres_login": {"psycopg"},
         # What SQLite's errors, and its versions, are called.
         "dibs.stores.sqlite": {"sqlite3"},
         "dibs.stores.sqlite_jobs": {"sqlite3"},

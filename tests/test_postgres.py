@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,6 +154,19 @@ def test_a_missing_database_is_a_misconfiguration(postgres: PostgresServer) -> N
     """A database that is not there: SetupRequired."""
     with dibs.connect(postgres.url("no such database")) as client, pytest.raises(dibs.SetupRequired):
         client.ping()
+
+
+def test_a_server_without_room_is_an_outage() -> None:
+    """All connections are taken when a process makes its first: no mistake in the URL."""
+    settings = {"max_connections": 5, "superuser_reserved_connections": 0, "max_wal_senders": 0}
+    with PostgresServer(settings) as server, ExitStack() as others, dibs.connect(server.url()) as client:
+        for _ in range(5):
+            others.enter_context(psycopg.connect(server.url()))
+        with pytest.raises(dibs.StoreUnavailable, match="too many clients"):
+            client.lock("x").acquire(timeout=0)
+        others.close()
+        with client.lock("x"):
+            pass
 
 
 def test_no_server_is_unavailable_at_once(own_postgres: PostgresServer) -> None:

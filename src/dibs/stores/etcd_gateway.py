@@ -178,10 +178,12 @@ class Gateway:
             return self._converse(wire, memoryview("".join(framed).encode()), len(framed), answers, deadline)
         except (OSError, ValueError) as error:  # a socket's or TLS's, or what is no HTTP
             text = f"etcd at {self._shown()}: {error}"
-            self.drop()
-            if not self._access.known_good and not answers and isinstance(error, (ssl.SSLError, ConnectionError)):
-                # It was there and would not hear us, and never has. Whoever wants TLS, or a certificate, does that.
+            self.close()
+            unheard = not self._access.known_good and not answers and isinstance(error, (ssl.SSLError, ConnectionError))
+            if unheard and self._will_not_hear(deadline):
+                self.drop()
                 raise SetupRequired(f"{text}. {_ABOUT_TLS}") from error
+            self.drop()
             raise StoreUnavailable(text) from error
         except BaseException:
             # Ctrl-C. etcd is at work on it; were it done after the release that follows on another connection, the
@@ -193,6 +195,21 @@ class Gateway:
             finally:
                 self.close()
             raise
+
+    def _will_not_hear(self, deadline: Deadline) -> bool:
+        """Whether it closes another connection without a word, too: whoever wants TLS, or a certificate, does that."""
+        try:
+            wire = self._wire = self._connect(deadline)
+            self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
+        except StoreUnavailable:  # a ConnectionError, too: but then it is not there any more
+            return False
+        except (ssl.SSLError, ConnectionError):
+            return True
+        except (OSError, ValueError):
+            return False
+        finally:
+            self.close()
+        return False
 
     def _converse(
         self, wire: Wire, unsent: memoryview, count: int, answers: list[tuple[int, bytes]], deadline: Deadline

@@ -35,6 +35,8 @@ RECORD_BYTES_MAX = 8 * 1024
 # What a non-blocking connection raises when there is nothing to do.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS = (b"ERROR", b"CLIENT_ERROR")
+# How pymemcache tells that a server has closed the connection.
+_CLOSED = (pymemcache.MemcacheUnexpectedCloseError, ConnectionResetError, BrokenPipeError)
 
 
 class Item(NamedTuple):
@@ -249,7 +251,7 @@ class Place(NamedTuple):
                 addresses = socket.getaddrinfo(*self.server, type=socket.SOCK_STREAM)
             for address in addresses:
                 try:
-                    client = self._greeted(address, max(0.05, deadline.remaining()))
+                    client = self._greeted(address, deadline)
                 except ssl.SSLError:
                     raise
                 except OSError:
@@ -263,7 +265,15 @@ class Place(NamedTuple):
             self.known_good.append(True)
         return client
 
-    def _greeted(self, address: object, seconds: float) -> Any:
+    def _greeted(self, address: object, deadline: Deadline) -> Any:
+        """A connection that was cut is made once more; one that is closed each time will not have us."""
+        try:
+            return self._greeted_once(address, deadline)
+        except _CLOSED:
+            return self._greeted_once(address, deadline)
+
+    def _greeted_once(self, address: object, deadline: Deadline) -> Any:
+        seconds = max(0.05, deadline.remaining())
         client = pymemcache.Client(
             self.server,
             connect_timeout=seconds,
@@ -288,7 +298,7 @@ class Place(NamedTuple):
 
     def _translated(self, error: Exception) -> Exception:
         text = f"memcached at {self.shown}: {error}"
-        if isinstance(error, (pymemcache.MemcacheUnexpectedCloseError, ConnectionResetError, BrokenPipeError)):
+        if isinstance(error, _CLOSED):
             if not self.known_good:
                 return SetupRequired(
                     f"memcached at {self.shown} closed the connection without a word. Does it want TLS (?tls=on), or "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from dibs.stores.identifiers import quoted_table
-from dibs.stores.postgres_link import LIBPQ, conninfo
+from dibs.stores.postgres_login import LIBPQ, conninfo
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult

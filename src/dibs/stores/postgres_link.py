@@ -15,19 +15,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Transformer
+from psycopg.sql import Literal
+
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
+from dibs.stores.postgres_login import connect
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
-
-try:
-    import psycopg.conninfo
-    from psycopg import pq
-    from psycopg.adapt import Transformer
-    from psycopg.sql import Literal
-except ImportError as missing:
-    raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     # A statement with its parameters.
     Sql = tuple[bytes, Sequence[bytes | None]]
 
-# Parameters of the libpq that is installed may stand in the URL, too.
-LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
 PIPELINES = pq.version() >= 140000
 SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
@@ -293,7 +289,7 @@ class Connection:
     def open(self, deadline: Deadline) -> None:
         if self._pg is not None:
             return
-        self._pg = self._connect(deadline)
+        self._pg = connect(self._conninfo, self._known_good, deadline)
         self._ready = Readiness(self._pg.socket)
         self._prepared = set()
         self.pooled = True  # nothing is prepared before that is known
@@ -302,39 +298,6 @@ class Connection:
         except BaseException:
             self.close()
             raise
-
-    def _connect(self, deadline: Deadline) -> PGconn:
-        """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least."""
-        pg = pq.PGconn.connect_start(self._conninfo)
-        try:
-            while (polled := pg.connect_poll()) != pq.PollingStatus.OK:
-                if polled == pq.PollingStatus.FAILED:
-                    raise self._refused(pg)
-                # The socket changes when libpq goes on to the next address.
-                ready, left = Readiness(pg.socket), deadline.remaining()
-                writing = polled == pq.PollingStatus.WRITING
-                if not (ready.writable(left) if writing else ready.readable(left)):
-                    raise StoreUnavailable("PostgreSQL: connecting took too long", maybe_applied=False)
-        except BaseException:
-            pg.finish()
-            raise
-        pg.nonblocking = 1
-        if not self._known_good:
-            self._known_good.append(True)
-        return pg
-
-    def _refused(self, pg: PGconn) -> Exception:
-        # The text names host, port, user and database, never the password.
-        lines = [" ".join(line.split()) for line in pg.get_error_message().splitlines()]
-        text = f"PostgreSQL: {'. '.join(line for line in lines if line).rstrip('.')}"
-        if not self._known_good:
-            answers = pq.PGconn.ping(self._conninfo + b" connect_timeout=2")
-            if answers == pq.Ping.OK:
-                # The server is up and takes logins, only not ours, and never has: that is no outage.
-                return SetupRequired(f"{text}. Check user, password and database in the URL")
-            if answers == pq.Ping.NO_ATTEMPT:
-                return SetupRequired(f"{text}. Check the options in the URL")
-        return StoreUnavailable(text, maybe_applied=False)
 
     def _get_ready(self, pg: PGconn, deadline: Deadline) -> None:
         """Read what decides our promises, and make the connection ours."""
@@ -388,11 +351,3 @@ def literal(value: object) -> str:
         return Literal(value).as_string(None)
     except psycopg.Error as error:
         raise InvalidOption(f"{value!r} cannot be a parameter of a query: {error}") from None
-
-
-def conninfo(parts: dict[str, Any]) -> bytes:
-    """Parameters as libpq takes them."""
-    try:
-        return psycopg.conninfo.make_conninfo("", **parts).encode()
-    except psycopg.Error as error:
-        raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None

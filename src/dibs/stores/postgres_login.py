@@ -1,0 +1,82 @@
+"""Logging in to PostgreSQL by a deadline, and what a login that failed means: an outage, or a mistake in the URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dibs.clock import Readiness
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+
+try:
+    import psycopg.conninfo
+    from psycopg import pq
+except ImportError as missing:
+    raise InvalidOption("PostgreSQL needs psycopg 3: pip install 'dibs[postgres]'") from missing
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn
+
+    from dibs.clock import Deadline
+
+# Parameters of the libpq that is installed may stand in the URL, too.
+LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+# What libpq and the server say of a login that may succeed in a moment: the connection was cut, the server has no room
+# for another one, or was just starting. (libpq has the server's code for it, but does not tell.)
+_OUTAGES = (
+    *(
+        "closed the connection",
+        "closed unexpectedly",
+        "SYSCALL",
+        "could not receive",
+        "could not send",
+        "reset by peer",
+    ),
+    *("too many clients", "too many connections", "slots are reserved"),
+    *("starting up", "shutting down", "recovery mode", "not accepting", "not yet accepting"),
+)
+
+
+def connect(conninfo: bytes, known_good: list[bool], deadline: Deadline) -> PGconn:
+    """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least.
+
+    ``known_good``, which is shared, is filled when somebody is let in: from then on a refusal is an outage.
+    """
+    pg = pq.PGconn.connect_start(conninfo)
+    try:
+        while (polled := pg.connect_poll()) != pq.PollingStatus.OK:
+            if polled == pq.PollingStatus.FAILED:
+                raise _refused(pg, conninfo, known_good)
+            # The socket changes when libpq goes on to the next address.
+            ready, left = Readiness(pg.socket), deadline.remaining()
+            writing = polled == pq.PollingStatus.WRITING
+            if not (ready.writable(left) if writing else ready.readable(left)):
+                raise StoreUnavailable("PostgreSQL: connecting took too long", maybe_applied=False)
+    except BaseException:
+        pg.finish()
+        raise
+    pg.nonblocking = 1
+    if not known_good:
+        known_good.append(True)
+    return pg
+
+
+def _refused(pg: PGconn, conninfo: bytes, known_good: list[bool]) -> Exception:
+    # The text names host, port, user and database, never the password.
+    lines = [" ".join(line.split()) for line in pg.get_error_message().splitlines()]
+    text = f"PostgreSQL: {'. '.join(line for line in lines if line).rstrip('.')}"
+    if not known_good and not any(words in text for words in _OUTAGES):
+        answers = pq.PGconn.ping(conninfo + b" connect_timeout=2")
+        if answers == pq.Ping.OK:
+            # The server is up and takes logins, only not ours, and never has: that is no outage.
+            return SetupRequired(f"{text}. Check user, password and database in the URL")
+        if answers == pq.Ping.NO_ATTEMPT:
+            return SetupRequired(f"{text}. Check the options in the URL")
+    return StoreUnavailable(text, maybe_applied=False)
+
+
+def conninfo(parts: dict[str, Any]) -> bytes:
+    """Parameters as libpq takes them."""
+    try:
+        return psycopg.conninfo.make_conninfo("", **parts).encode()
+    except psycopg.Error as error:
+        raise InvalidOption(f"that PostgreSQL URL cannot be used: {str(error).strip()}") from None
