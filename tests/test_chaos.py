@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.bugs import BUGS
 from tests.chaos.checker import judge
 from tests.chaos.faults import Fault
 from tests.chaos.history import Event
@@ -37,7 +38,7 @@ def test_without_a_fence_writes_are_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("bug", ["trust that never ends", "a lost lease is revived"])
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug])
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
     """What cannot find a mistake that was made on purpose finds none."""
     verdict = run("sqlite", tmp_path, SECONDS, seed=3, bug=bug, programs=["lock"], floors={"lost over a stop": 1})

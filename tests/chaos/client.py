@@ -97,7 +97,7 @@ class Actor:
             self._tell("ended", who, how="exported")
             if self._random.random() < 0.7:  # or it ends by its ttl
                 successor = self._who()
-                self._tell("asked", successor, names=[name], limit=0)
+                self._tell("asked", successor, names=[name], limit=None)  # it waits for nobody, but is patient
                 lease = await got(self._client.adopt(state, ttl=self._plan.ttl))
                 await self._work(successor, lease, {name: lease}, counter=name)
                 await self._end(successor, lease)

@@ -166,13 +166,20 @@ def run(
         plan = Plan(url, str(folder), seed * 1000, kind.ttl, possible, fenced, bug=bug)
         clients = Clients(plan, CLIENTS)
         stack.callback(clients.close)
+
+        def more() -> Counter[str]:
+            """What the history does not tell."""
+            done: Counter[str] = Counter() if proxy is None else Counter(proxy.done)
+            done["lost writes"] = sum(resource.lost_writes(folder / "resource.db").values())
+            return done
+
         faults = Faults(seed, kind.ttl, clients, proxy, server, kind.durable)
         begun = time.monotonic()
         while True:
             faults.go_on(SPELL_S)
             passed_s = time.monotonic() - begun
             so_far = judge(read(folder), faults.done, floors, [])
-            counts = so_far.counts + (Counter() if proxy is None else proxy.done)
+            counts = so_far.counts + more()
             told(passed_s, counts)
             enough = all(counts[what] >= least for what, least in floors.items())
             if so_far.broken or clients.ended() or passed_s > LONGEST * seconds or (passed_s >= seconds and enough):
@@ -184,11 +191,9 @@ def run(
         if broken:
             broken.append(clients.log())
     verdict = judge(read(folder), faults.done, floors, stuck)
-    counts = verdict.counts + (Counter() if proxy is None else proxy.done)
-    lost = sum(resource.lost_writes(folder / "resource.db").values())
-    counts["lost writes"] = lost
-    if fenced and lost:
-        broken.append(f"the fence let {lost} writes of old holders through")
+    counts = verdict.counts + more()
+    if fenced and counts["lost writes"]:
+        broken.append(f"the fence let {counts['lost writes']} writes of old holders through")
     missing = [f"{what}: {counts[what]} of {least}" for what, least in floors.items() if counts[what] < least]
     return Verdict(broken + verdict.broken, missing, counts)
 
