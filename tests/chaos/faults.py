@@ -43,7 +43,8 @@ class Faults:
         #: What has begun and is to be ended: when, and how.
         self._under_way: list[tuple[float, Callable[[], None]]] = []
         self._stopped: set[int] = set()
-        self._choices: list[tuple[int, Callable[[], None]]] = [(4, self._kill), (6, self._stop)]
+        self._spoiled = False
+        self._choices: list[tuple[int, Callable[[], None]]] = [(8, self._kill), (6, self._stop)]
         if proxy is not None:
             self._choices += [(2, self._cut), (6, self._spoil)]
         if server is not None:
@@ -100,9 +101,16 @@ class Faults:
 
     def _spoil(self) -> None:
         assert self._proxy is not None
-        proxy = self._proxy
+        if self._spoiled:
+            return
+        proxy, self._spoiled = self._proxy, True
         proxy.spoil(self._random.choice(("slow", "deaf", "late")))
-        self._under_way.append((boot_now() + self._random.uniform(0.05, self._ttl), lambda: proxy.spoil("pass")))
+
+        def end() -> None:
+            proxy.spoil("pass")
+            self._spoiled = False
+
+        self._under_way.append((boot_now() + self._random.uniform(0.05, self._ttl), end))
 
     def _freeze(self) -> None:
         assert self._server is not None

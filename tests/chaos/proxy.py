@@ -7,7 +7,7 @@ How a connection is treated is decided for each piece of it that arrives, by wha
 * *deaf*: answers are swallowed. What was asked for is done, and nobody hears of it. A stream that lacks bytes is cut
   when the time is over, as a real network would not deliver what comes behind them;
 * *late*: requests are kept for the time, and delivered then, whether or not the client is still there;
-* *shut*: the next who asks for anything is cut off at once, and only that one.
+* *shut*: the next who asks for anything is cut off at once, or so many of the next.
 
 ``cut`` ends all connections at once.
 """
@@ -30,6 +30,7 @@ class Proxy:
         """Stand before the server on this port."""
         self._to = port
         self._mode = "pass"
+        self._shuts = 0
         self._changed = asyncio.Event()
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -52,8 +53,12 @@ class Proxy:
         self._loop.run_forever()
 
     def spoil(self, mode: str) -> None:
-        """Treat what comes from now on so: pass, slow, deaf, late or shut."""
+        """Treat what comes from now on so: pass, slow, deaf or late."""
         self._loop.call_soon_threadsafe(self._set, mode)
+
+    def shut(self, times: int) -> None:
+        """Cut off so many of the next that ask for anything."""
+        self._shuts = times
 
     def cut(self) -> None:
         """End all connections, as a firewall does that forgets them."""
@@ -126,9 +131,9 @@ class Proxy:
                 elif mode == "late" and requests:
                     self.done["late"] += 1
                     await self._changed.wait()
-                elif mode == "shut" and requests:
+                elif self._shuts and requests:
                     self.done["shut"] += 1
-                    self._mode = "pass"
+                    self._shuts -= 1
                     link.cut()
                     return
                 if not link.torn or requests:

@@ -33,7 +33,7 @@ from tests.servers.zookeeper import ZooKeeperServer
 CLIENTS = 4
 # Faults go on for so long at a time, and this much longer than asked for when they have not yet done what they must.
 SPELL_S = 2.0
-LONGEST = 20
+LONGEST = 40
 # What has to happen for a run to say anything.
 FLOORS = {"granted": 100, "refused": 5, "cancelled": 5, "killed in hand": 1, "lost over a stop": 1}
 NETWORK_FLOORS = {"cut": 5, "slow": 20, "deaf": 5, "late": 5}

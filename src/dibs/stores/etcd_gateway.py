@@ -30,6 +30,8 @@ PORT = 2379
 API = "/v3/"
 # How long an interrupted caller waits for the answers to what it sent.
 FINISH_S = 0.5
+# So often a server that closed a connection without a word, and never let us in, is looked at again.
+LOOKS = 2
 
 # gRPC's codes, as far as they are told apart here.
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
@@ -197,19 +199,21 @@ class Gateway:
             raise
 
     def _will_not_hear(self, deadline: Deadline) -> bool:
-        """Whether it closes another connection without a word, too: whoever wants TLS, or a certificate, does that."""
-        try:
-            wire = self._wire = self._connect(deadline)
-            self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
-        except StoreUnavailable:  # a ConnectionError, too: but then it is not there any more
+        """Whether it closes others without a word, too, each time: whoever wants TLS, or a certificate, does that."""
+        for _ in range(LOOKS):
+            try:
+                wire = self._wire = self._connect(deadline)
+                self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
+            except StoreUnavailable:  # a ConnectionError, too: but then it is not there any more
+                return False
+            except (ssl.SSLError, ConnectionError):
+                continue
+            except (OSError, ValueError):
+                return False
+            finally:
+                self.close()
             return False
-        except (ssl.SSLError, ConnectionError):
-            return True
-        except (OSError, ValueError):
-            return False
-        finally:
-            self.close()
-        return False
+        return True
 
     def _converse(
         self, wire: Wire, unsent: memoryview, count: int, answers: list[tuple[int, bytes]], deadline: Deadline

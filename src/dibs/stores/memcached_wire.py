@@ -35,7 +35,9 @@ RECORD_BYTES_MAX = 8 * 1024
 # What a non-blocking connection raises when there is nothing to do.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS = (b"ERROR", b"CLIENT_ERROR")
-# How pymemcache tells that a server has closed the connection.
+# So often a greeting is tried on a server that closes the connection without a word.
+GREETINGS = 3
+# How pymemcache tells that it has.
 _CLOSED = (pymemcache.MemcacheUnexpectedCloseError, ConnectionResetError, BrokenPipeError)
 
 
@@ -266,11 +268,13 @@ class Place(NamedTuple):
         return client
 
     def _greeted(self, address: object, deadline: Deadline) -> Any:
-        """A connection that was cut is made once more; one that is closed each time will not have us."""
-        try:
-            return self._greeted_once(address, deadline)
-        except _CLOSED:
-            return self._greeted_once(address, deadline)
+        """A connection that was cut is made again; one that is closed each time will not have us."""
+        for _ in range(GREETINGS - 1):
+            try:
+                return self._greeted_once(address, deadline)
+            except _CLOSED:
+                pass
+        return self._greeted_once(address, deadline)
 
     def _greeted_once(self, address: object, deadline: Deadline) -> Any:
         seconds = max(0.05, deadline.remaining())
