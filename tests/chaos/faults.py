@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.servers.server import Server
 
 STATE_LIMIT_S = 5.0
+# So many clients are looked at for one with a lease in hand.
+HALTS = 20
 
 
 class Fault(NamedTuple):
@@ -44,7 +46,7 @@ class Faults:
         self._under_way: list[tuple[float, Callable[[], None]]] = []
         self._stopped: set[int] = set()
         self._spoiled = False
-        self._choices: list[tuple[int, Callable[[], None]]] = [(8, self._kill), (6, self._stop)]
+        self._choices: list[tuple[int, Callable[[], None]]] = [(4, self._kill), (6, self._stop)]
         if proxy is not None:
             self._choices += [(2, self._cut), (6, self._spoil)]
         if server is not None:
@@ -70,28 +72,39 @@ class Faults:
         for end in due:
             end()
 
+    def _halt(self) -> int:
+        """Stop a client in its tracks, one that has a lease in hand as far as that can be had."""
+        for tries_left in reversed(range(HALTS)):
+            pid = self._clients.any(self._random)
+            if pid in self._stopped:
+                continue
+            os.kill(pid, signal.SIGSTOP)
+            _wait_for(pid, "T")
+            if not tries_left or self._clients.has_in_hand(pid):
+                return pid
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.005)
+        return 0
+
     def _kill(self) -> None:
-        pid = self._clients.any(self._random)
-        self._stopped.discard(pid)
-        at = boot_now()
-        self._clients.replace(pid)
-        self.done.append(Fault("kill", at, at, pid))
+        pid = self._halt()
+        if pid:
+            at = boot_now()
+            self._clients.replace(pid)
+            self.done.append(Fault("kill", at, at, pid))
 
     def _stop(self) -> None:
         """Stop a client for less than its leases last, or for longer."""
-        pid = self._clients.any(self._random)
-        if pid in self._stopped:
+        pid = self._halt()
+        if not pid:
             return
         self._stopped.add(pid)
-        os.kill(pid, signal.SIGSTOP)
-        _wait_for(pid, "T")
         begin = boot_now()  # it stands still: whatever it does next, it does after the end
 
         def end() -> None:
-            if pid in self._stopped:  # it has not been killed meanwhile
-                self._stopped.discard(pid)
-                self.done.append(Fault("stop", begin, boot_now(), pid))
-                os.kill(pid, signal.SIGCONT)
+            self._stopped.discard(pid)
+            self.done.append(Fault("stop", begin, boot_now(), pid))
+            os.kill(pid, signal.SIGCONT)
 
         self._under_way.append((begin + self._ttl * self._random.choice((0.2, 0.7, 1.05, 2.0)), end))
 

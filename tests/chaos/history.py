@@ -62,10 +62,10 @@ class Recorder:
         os.write(self._fd, line.encode() + b"\n")
 
 
-def read(folder: Path) -> list[Event]:
+def read(folder: Path, files: str = "*.history") -> list[Event]:
     """All that was written, in the order of time."""
     events = []
-    for path in folder.glob("*.history"):
+    for path in folder.glob(files):
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):  # the last one may be torn
                 at, what, who, facts = json.loads(line)

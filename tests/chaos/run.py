@@ -99,6 +99,16 @@ class Clients:
         """One of them."""
         return chance.choice(sorted(self._running))
 
+    def has_in_hand(self, pid: int) -> bool:
+        """Whether one that stands still has a lease, by what it has written."""
+        open_ones: set[str] = set()
+        for event in read(Path(self._plan.folder), f"{pid}.history"):
+            if event.what == "granted":
+                open_ones.add(event.who)
+            elif event.what in ("ended", "lost", "cancelled", "failed"):
+                open_ones.discard(event.who)
+        return bool(open_ones)
+
     def replace(self, pid: int) -> None:
         """Kill one with -9, and start another in its place."""
         client = self._running.pop(pid)
