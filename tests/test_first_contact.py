@@ -1,7 +1,7 @@
 """The first connection that a process ever makes is cut off, as networks and starting servers do: that is an outage.
 
 Who was never let in cannot tell a cut from a server that wants TLS, another login, or is something else, by the cut
-alone: it looks once more before it says that the URL is wrong.
+alone: it looks again, twice, before it says that the URL is wrong.
 """
 
 from __future__ import annotations
