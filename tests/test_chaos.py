@@ -88,20 +88,20 @@ BROKEN: dict[str, tuple[str, list[Event]]] = {
 
 @pytest.mark.parametrize("events", CLEAN.values(), ids=CLEAN)
 def test_a_clean_history_passes(events: list[Event]) -> None:
-    verdict = judge(sorted(events), [], {"granted": 2}, [])
+    verdict = judge(sorted(events), [], {"granted": 2})
     assert verdict.passed, verdict
 
 
 @pytest.mark.parametrize("promise, events", BROKEN.values(), ids=BROKEN)
 def test_a_broken_promise_is_told(promise: str, events: list[Event]) -> None:
-    verdict = judge(sorted(events, key=lambda event: event.at), [], {}, [])
+    verdict = judge(sorted(events, key=lambda event: event.at), [], {})
     assert verdict.passed is False
     assert [text for text in verdict.broken if promise in text], verdict.broken
 
 
 def test_too_little_is_no_pass() -> None:
     """Unknown is its own answer; so is a name that is never free again."""
-    verdict = judge(CLEAN["readers"], [], {"killed in hand": 1}, [])
+    verdict = judge(CLEAN["readers"], [], {"killed in hand": 1})
     assert verdict.passed is None
     assert verdict.missing == ["killed in hand: 0 of 1"]
     assert judge([], [], {}, ["red"]).passed is False
@@ -110,7 +110,7 @@ def test_too_little_is_no_pass() -> None:
 def test_what_faults_did_is_counted() -> None:
     """A process killed with a lease in hand, and one that lost its own while it stood still."""
     events = [*grant("1.1", 0, 1), *grant("2.1", 3, 4, token=2), Event(7, "lost", "2.1", {})]
-    verdict = judge(events, [Fault("kill", 1.05, 1.05, 1), Fault("stop", 4, 6.9, 2)], {}, [])
+    verdict = judge(events, [Fault("kill", 1.05, 1.05, 1), Fault("stop", 4, 6.9, 2)], {})
     assert verdict.passed
     assert verdict.counts & Counter({"killed in hand": 1, "lost over a stop": 1}) == Counter(
         {"killed in hand": 1, "lost over a stop": 1}
@@ -120,4 +120,4 @@ def test_what_faults_did_is_counted() -> None:
 def test_a_stopped_client_may_answer_late() -> None:
     """P11 counts no time for which the process stood still."""
     events = BROKEN["an answer that is late"][1]
-    assert judge(events, [Fault("stop", 0.1, 8, 1)], {}, []).passed
+    assert judge(events, [Fault("stop", 0.1, 8, 1)], {}).passed

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.client import POOL_LIMIT, REQUEST_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tests.chaos.faults import Fault
     from tests.chaos.history import Event
@@ -73,8 +74,14 @@ def spans(events: Sequence[Event]) -> list[Span]:
     ]
 
 
-def judge(events: Sequence[Event], faults: Sequence[Fault], floors: dict[str, int], stuck: Sequence[str]) -> Verdict:
-    """stuck: names that nobody could get when all was calm again."""
+def judge(
+    events: Sequence[Event],
+    faults: Sequence[Fault],
+    floors: dict[str, int],
+    stuck: Sequence[str] = (),
+    more: Mapping[str, int] = MappingProxyType({}),
+) -> Verdict:
+    """stuck: names that nobody could get when all was calm again; more: what was counted beside the history."""
     found = spans(events)
     broken = [f"P7, P9: {name!r} was not to be had when everybody had gone" for name in stuck]
     broken += [
@@ -87,7 +94,8 @@ def judge(events: Sequence[Event], faults: Sequence[Fault], floors: dict[str, in
         broken += [_told(f"{name!r}: {text}", at, events) for at, text in (*_overlaps(these), *_tokens(these))]
     broken += [_told(text, at, events) for at, text in _late_answers(events, faults)]
     counts = Counter(event.what for event in events)
-    counts += _bites(events, found, faults)
+    counts.update(_bites(events, found, faults))
+    counts.update(more)
     missing = [f"{what}: {counts[what]} of {least}" for what, least in floors.items() if counts[what] < least]
     return Verdict(broken, missing, counts)
 

@@ -250,7 +250,7 @@ async def in_tasks(plan: Plan, client: dibs.AsyncClient, recorder: Recorder) -> 
                 await asyncio.wait_for(actor.one(), chance.choice((0.002, 0.01, 0.1, 1, 10, 10)))
             except asyncio.TimeoutError:
                 pass
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a program that asks for nothing lets nobody else have the loop
 
     numbers = range(plan.threads, plan.threads + plan.tasks)
     await asyncio.gather(*(go_on(Actor(plan, n, client, recorder), random.Random(plan.seed + n)) for n in numbers))

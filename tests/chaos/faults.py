@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.clock import boot_now
+from tests.servers.process import wait_until
 
 if TYPE_CHECKING:
     from tests.chaos.proxy import Proxy
@@ -72,34 +73,33 @@ class Faults:
         for end in due:
             end()
 
-    def _halt(self) -> int:
-        """Stop a client in its tracks, one that has a lease in hand as far as that can be had."""
+    def _halt(self) -> tuple[int, float]:
+        """Stop a client in its tracks, if possible one with a lease in hand: which one, and since when it stands still."""
         for tries_left in reversed(range(HALTS)):
             pid = self._clients.any(self._random)
             if pid in self._stopped:
                 continue
             os.kill(pid, signal.SIGSTOP)
             _wait_for(pid, "T")
+            at = boot_now()
             if not tries_left or self._clients.has_in_hand(pid):
-                return pid
+                return pid, at
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.005)
-        return 0
+            time.sleep(0.005)  # for it to get somewhere else before the next look
+        return 0, 0.0
 
     def _kill(self) -> None:
-        pid = self._halt()
+        pid, at = self._halt()
         if pid:
-            at = boot_now()
             self._clients.replace(pid)
             self.done.append(Fault("kill", at, at, pid))
 
     def _stop(self) -> None:
         """Stop a client for less than its leases last, or for longer."""
-        pid = self._halt()
+        pid, begin = self._halt()
         if not pid:
             return
         self._stopped.add(pid)
-        begin = boot_now()  # it stands still: whatever it does next, it does after the end
 
         def end() -> None:
             self._stopped.discard(pid)
@@ -142,10 +142,8 @@ class Faults:
 
 
 def _wait_for(pid: int, state: str) -> None:
-    until = time.monotonic() + STATE_LIMIT_S
-    while time.monotonic() < until:
+    def reached() -> bool:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            if stat.read().rpartition(")")[2].split()[0] == state:
-                return
-        time.sleep(0.001)
-    raise AssertionError(f"process {pid} was not in state {state} in {STATE_LIMIT_S:g} s")
+            return stat.read().rpartition(")")[2].split()[0] == state
+
+    assert wait_until(reached, STATE_LIMIT_S), f"process {pid} was not in state {state} in {STATE_LIMIT_S:g} s"

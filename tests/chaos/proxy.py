@@ -6,10 +6,9 @@ How a connection is treated is decided for each piece of it that arrives, by wha
 * *slow*: every piece is late by up to 50 ms, either way;
 * *deaf*: answers are swallowed. What was asked for is done, and nobody hears of it. A stream that lacks bytes is cut
   when the time is over, as a real network would not deliver what comes behind them;
-* *late*: requests are kept for the time, and delivered then, whether or not the client is still there;
-* *shut*: the next who asks for anything is cut off at once, or so many of the next.
+* *late*: requests are kept for the time, and delivered then, whether or not the client is still there.
 
-``cut`` ends all connections at once.
+``cut`` ends all connections at once, ``shut`` each of the next so many when something is asked on it.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Clients:
             restless = set(self._running) - {event.pid for event in read(folder) if event.what == "calm"}
             if not restless:
                 return []
-            time.sleep(0.2)
+            time.sleep(0.2)  # each look reads all of the history
         return [f"P11: client {pid} did not come to an end of what it did" for pid in restless]
 
     def close(self) -> None:
@@ -188,11 +188,10 @@ def run(
         while True:
             faults.go_on(SPELL_S)
             passed_s = time.monotonic() - begun
-            so_far = judge(read(folder), faults.done, floors, [])
-            counts = so_far.counts + more()
-            told(passed_s, counts)
-            enough = all(counts[what] >= least for what, least in floors.items())
-            if so_far.broken or clients.ended() or passed_s > LONGEST * seconds or (passed_s >= seconds and enough):
+            so_far = judge(read(folder), faults.done, floors, more=more())
+            told(passed_s, so_far.counts)
+            enough = passed_s >= seconds and not so_far.missing
+            if so_far.broken or clients.ended() or enough or passed_s > LONGEST * seconds:
                 break
         faults.heal()
         broken = clients.ended()
@@ -200,12 +199,11 @@ def run(
         stuck = _stuck(direct, kind) if not broken else []
         if broken:
             broken.append(clients.log())
-    verdict = judge(read(folder), faults.done, floors, stuck)
-    counts = verdict.counts + more()
-    if fenced and counts["lost writes"]:
-        broken.append(f"the fence let {counts['lost writes']} writes of old holders through")
-    missing = [f"{what}: {counts[what]} of {least}" for what, least in floors.items() if counts[what] < least]
-    return Verdict(broken + verdict.broken, missing, counts)
+    verdict = judge(read(folder), faults.done, floors, stuck, more())
+    lost = verdict.counts["lost writes"]
+    if fenced and lost:
+        broken.append(f"the fence let {lost} writes of old holders through")
+    return verdict._replace(broken=broken + verdict.broken)
 
 
 def _stuck(url: str, kind: Kind) -> list[str]:

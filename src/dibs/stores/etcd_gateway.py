@@ -182,11 +182,9 @@ class Gateway:
             text = f"etcd at {self._shown()}: {error}"
             self.close()
             unheard = not self._access.known_good and not answers and isinstance(error, (ssl.SSLError, ConnectionError))
-            if unheard and self._will_not_hear(deadline):
-                self.drop()
-                raise SetupRequired(f"{text}. {_ABOUT_TLS}") from error
+            wrong = unheard and self._will_not_hear(deadline)
             self.drop()
-            raise StoreUnavailable(text) from error
+            raise (SetupRequired(f"{text}. {_ABOUT_TLS}") if wrong else StoreUnavailable(text)) from error
         except BaseException:
             # Ctrl-C. etcd is at work on it; were it done after the release that follows on another connection, the
             # name would stay granted to nobody. So let it finish first, if it is quick.

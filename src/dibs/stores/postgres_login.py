@@ -23,16 +23,20 @@ LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults
 # What libpq and the server say of a login that may succeed in a moment: the connection was cut, the server has no room
 # for another one, or was just starting. (libpq has the server's code for it, but does not tell.)
 _OUTAGES = (
-    *(
-        "closed the connection",
-        "closed unexpectedly",
-        "SYSCALL",
-        "could not receive",
-        "could not send",
-        "reset by peer",
-    ),
-    *("too many clients", "too many connections", "slots are reserved"),
-    *("starting up", "shutting down", "recovery mode", "not accepting", "not yet accepting"),
+    "closed the connection",
+    "closed unexpectedly",
+    "could not receive",
+    "could not send",
+    "reset by peer",
+    "SYSCALL",
+    "too many clients",
+    "too many connections",
+    "slots are reserved",
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "not accepting",
+    "not yet accepting",
 )
 
 
