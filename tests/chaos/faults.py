@@ -74,7 +74,7 @@ class Faults:
             end()
 
     def _halt(self) -> tuple[int, float]:
-        """Stop a client in its tracks, if possible one with a lease in hand: which one, and since when it stands still."""
+        """Stop a client, if possible one with a lease in hand: which one, and since when it stands still."""
         for tries_left in reversed(range(HALTS)):
             pid = self._clients.any(self._random)
             if pid in self._stopped:
