@@ -48,6 +48,9 @@ TOUCH_TICKS = 0.5
 assert SLACK_TICKS >= TOUCH_TICKS + 0.5 + 0.5
 # Sessions of one client. More different ttls than this at once share the next longer session.
 SESSIONS_MAX = 8
+# The ttl of a session for what is the same in each. Kazoo closes a connection that was silent for two thirds of its
+# session, which happens to a short one while the server is busy with somebody else.
+ANY_S = 10.0
 # A session in which nothing is kept, and that nobody used for this long, is closed.
 IDLE_S = 60.0
 # A place in line whose waiter has not asked for this long is given up; waiters ask at least every second.
@@ -212,12 +215,13 @@ class Pool:
         return session
 
     def any_session(self, deadline: Deadline) -> Session:
-        """Any session, for what is the same in each."""
-        for session in list(self.sessions.values()):
-            if session.connected:
-                session.used_at = boot_now()
-                return session
-        return self.session_for(2 * self.settings.tick_ms / 1000, deadline, exactly=False)
+        """A session for what is the same in each: the longest, as a short one loses its connection the sooner."""
+        connected = [session for session in list(self.sessions.values()) if session.connected]
+        if not connected:
+            return self.session_for(ANY_S, deadline, exactly=False)
+        session = max(connected, key=lambda session: session.timeout_ms)
+        session.used_at = boot_now()
+        return session
 
     def _another(self, timeout_ms: int, exactly: bool) -> Session:
         with self.mutex:
