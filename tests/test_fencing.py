@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -10,14 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 import dibs
 from dibs import cli, fencing
-from tests.callers import KINDS, TABLE, Caller, alchemy_url, raw
+from tests.callers import KINDS, TABLE, Caller, raw
 
 ROOT = Path(__file__).parent.parent
 URLS = {"postgresql": "postgres_url", "mysql": "mysql_url", "sqlite": "sqlite_url"}
@@ -233,31 +231,6 @@ def test_a_schema_may_stand_before_the_table(postgres_url: str) -> None:
             connection.rollback()
         connection.execute("UPDATE sales.account SET id = 8")
         connection.rollback()
-
-
-@pytest.mark.parametrize("kind", ["psycopg", "alchemy"])
-def test_advance_for_tasks(postgres_url: str, kind: str) -> None:
-    """The same for psycopg's and SQLAlchemy's asynchronous connections."""
-    _make(postgres_url)
-
-    async def advance() -> None:
-        from sqlalchemy.ext.asyncio import create_async_engine
-
-        engine = create_async_engine(alchemy_url(postgres_url))
-        connection: Any = await (
-            psycopg.AsyncConnection.connect(postgres_url) if kind == "psycopg" else engine.connect()
-        )
-        await fencing.advance_async(connection, "resource", key={"id": 1}, token=7)
-        await connection.commit()
-        with pytest.raises(dibs.LeaseLost):
-            await fencing.advance_async(connection, "resource", key={"id": 1}, token=6)
-        with pytest.raises(dibs.InvalidOption, match="token is"):
-            await fencing.advance_async(connection, "resource", key={"id": 1}, token=0)
-        await connection.close()
-        await engine.dispose()
-
-    asyncio.run(advance())
-    assert look(postgres_url) == ("old", 7)
 
 
 # -- the trigger ------------------------------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,8 +16,10 @@ import pytest
 from psycopg.rows import dict_row
 
 import dibs
+from dibs import fencing
+from dibs.stores import sqlite_file
 from dibs.testing.case import within
-from tests.callers import KINDS, TABLE, Caller, _of_driver, alchemy_url, django_connection, raw
+from tests.callers import KINDS, TABLE, Caller, _of_driver, django_connection, raw
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually
 
@@ -258,6 +259,21 @@ def test_another_library_of_sqlite_is_refused(sqlite_url: str) -> None:
         lease.guard(other())
 
 
+def test_another_library_of_sqlite_is_refused_behind_a_framework(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy can be given such a driver, too."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(sqlite_url)
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text("CREATE TABLE account (id INTEGER PRIMARY KEY, fence INTEGER)"))
+        monkeypatch.setattr(sqlite_file, "sqlite3", SimpleNamespace(Connection=type("Connection", (), {})))
+        with pytest.raises(dibs.InvalidOption, match="an SQLite library of its own"):
+            fencing.advance(connection, "account", key={"id": 1}, token=1)
+    engine.dispose()
+
+
 def test_other_stores_say_what_to_do_instead(sqlite_url: str) -> None:
     """Where leases are kept in no database with transactions, guard is Unsupported and names dibs.fencing."""
     with dibs.connect("memory://") as client, client.lock("x") as lease:
@@ -457,8 +473,8 @@ def test_a_release_that_does_not_know_the_slot_leaves_the_pin(scene: Scene) -> N
 def test_what_is_released_after_the_commit_is_kept_for_its_time(scene: Scene) -> None:
     """``min_hold`` goes on when the lease is handed over to a transaction, from when it was asked for."""
     caller = scene.caller()
-    lease = scene.holder.lock("x", min_hold=1.5).acquire(timeout=0)
     asked_at = time.monotonic()
+    lease = scene.holder.lock("x", min_hold=1.5).acquire(timeout=0)
     assert lease is not None
     caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
     lease.release_after_commit(caller.given)
@@ -502,14 +518,16 @@ def _count(url: str, guarded: bool, until: float, seed: int) -> int:
     """Add one to a number, again and again, under a lease that often ends before the commit; how often it did."""
     chance = random.Random(seed)
     done = 0
-    with dibs.connect(url) as client, closing(raw(url)) as connection:
+    # On a busy machine the transactions of the five others may keep a row for longer than anybody is usually patient.
+    with dibs.connect(url, patience=60) as client, closing(raw(url)) as connection:
         cursor = connection.cursor()
         if not guarded and url.startswith("mysql"):
             # MariaDB 11.6 and later would itself refuse to write a row that has changed since it was read.
             cursor.execute("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")
             if cursor.fetchall():
                 cursor.execute("SET SESSION innodb_snapshot_isolation = OFF")
-        while time.monotonic() < until:
+        # A machine that is too busy for leases so short gets more time.
+        while time.monotonic() < until + (0 if done else 60):
             lease = client.lock("count", ttl=0.15, renew=chance.random() < 0.5).acquire(timeout=1)
             if lease is None:
                 continue
@@ -690,71 +708,3 @@ def test_a_block_on_sqlite_does_not_wait_for_itself(sqlite_url: str) -> None:
         with client.lock("x", timeout=3):
             pass
         caller.close()
-
-
-# -- tasks ------------------------------------------------------------------------------------------------------------
-
-ASYNC = {"psycopg": "postgres_url", "connection": "postgres_url", "session": "postgres_url", "sync": "postgres_url"}
-if find_spec("asyncmy"):
-    ASYNC["asyncmy"] = "mysql_url"
-
-
-@pytest.mark.parametrize("kind", ASYNC)
-def test_tasks_guard_with_their_own_connections(kind: str, request: pytest.FixtureRequest) -> None:
-    """psycopg.AsyncConnection, SQLAlchemy's AsyncConnection and AsyncSession, and blocking ones: as for threads."""
-    url = request.getfixturevalue(ASYNC[kind]).partition("?")[0]
-    asyncio.run(_guard_in_a_task(kind, url))
-
-
-async def _guard_in_a_task(kind: str, url: str) -> None:
-    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-
-    engine = None
-    connection: Any
-    if kind == "psycopg":
-        connection = await psycopg.AsyncConnection.connect(url, row_factory=dict_row)
-    elif kind == "sync":
-        connection = raw(url)
-    else:
-        engine = create_async_engine(alchemy_url(url).replace("pymysql", "asyncmy"))
-        connection = AsyncSession(engine) if kind == "session" else await engine.connect()
-    async with dibs.connect_async(url) as client, dibs.connect_async(url) as other:
-
-        async def ended(verb: str) -> None:
-            done = getattr(connection, verb)()
-            if done is not None:
-                await done
-
-        lease = await client.lock("x", ttl=SHORT_S, renew=False).acquire()
-        assert lease is not None
-        await lease.guard(connection)
-        await asyncio.sleep(SHORT_S + 0.05)
-        assert await other.lock("x").acquire(timeout=0) is None
-        await ended("commit")
-        async with other.lock("x", timeout=3) as theirs:
-            with pytest.raises(dibs.LeaseLost):
-                await lease.guard(connection)
-            await ended("rollback")
-            await theirs.release_after_commit(connection)
-        assert await client.lock("x").acquire(timeout=0) is None
-        await ended("rollback")
-        async with client.lock("x", timeout=3):
-            pass
-    done = connection.close()
-    if done is not None:
-        await done
-    if engine is not None:
-        await engine.dispose()
-
-
-def test_threads_are_told_to_use_tasks(postgres_url: str) -> None:
-    """An asynchronous connection given to the face for threads is an InvalidOption that names the other face."""
-
-    async def connect() -> Any:
-        return await psycopg.AsyncConnection.connect(postgres_url)
-
-    with dibs.connect(postgres_url) as client, client.lock("x") as lease:
-        connection = asyncio.run(connect())
-        with pytest.raises(dibs.InvalidOption, match="connect_async"):
-            lease.guard(connection)
-        connection.pgconn.finish()

@@ -6,11 +6,14 @@ one's own could make a difference: without them plans are other ones, and nothin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
+import asyncpg
 import psycopg
 import pytest
 
+import dibs
 from dibs.connecting import locate
 from dibs.testing.conformance import Run, runs
 from tests.servers.postgres import PgBouncer, PostgresServer
@@ -86,3 +89,21 @@ def test_claims_in_columns(pooled_url: str) -> None:
         if run.face == "threads" and run.case.anywhere:
             assert run.on(address, Tables(yard).claims)
     yard.close()
+
+
+def test_transactions_of_asyncpg(pooled_url: str) -> None:
+    """Its connections are entered there, too, as it must be told to prepare nothing for later."""
+
+    async def work(client: dibs.AsyncClient, number: int) -> None:
+        connection = await asyncpg.connect(pooled_url, statement_cache_size=0)
+        for _ in range(10):
+            async with client.lock(f"x{number % 3}") as lease, connection.transaction():
+                await lease.guard(connection)
+                await connection.execute("SELECT 1")
+        await connection.close()
+
+    async def main() -> None:
+        async with dibs.connect_async(pooled_url) as client:
+            await asyncio.gather(*(work(client, number) for number in range(6)))
+
+    asyncio.run(main())

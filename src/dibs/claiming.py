@@ -264,6 +264,8 @@ def check_mode(
         raise InvalidOption('info is shown with leases, and mode="columns" makes none')
     where = check_place(source if table is None else table, "id" if key is None else key)
     limits = desk.address.capabilities
+    if desk.address.observed:
+        raise Unsupported("mode=\"columns\" has no takeover='observe': claims in columns end by the store's clock")
     if not limits.query:
         raise Unsupported(f'{limits.store} has no tables whose columns could keep claims: mode="leases" needs none')
     return where

@@ -1,10 +1,10 @@
 """A door into the caller's own transaction: run a statement on a connection that belongs to somebody else.
 
 A *door* is made from what the caller has: a DB-API connection (psycopg, psycopg2, PyMySQL, mysqlclient, MySQL's own
-connector, sqlite3), a SQLAlchemy Connection or Session (or their asynchronous twins), a Django connection.
-What it is, is told by its type; no driver is imported, since whoever has a connection has loaded its driver. A door
-runs statements and nothing else: it never commits, rolls back, or changes a setting, and errors of the driver come out
-as they are.
+connector, sqlite3), one whose calls are awaited (of psycopg, asyncpg, aiomysql, asyncmy, aiosqlite), a SQLAlchemy
+Connection or Session (or their asynchronous twins), a Django connection. What it is, is told by its type; no driver is
+imported, since whoever has a connection has loaded its driver. A door runs statements and nothing else: it never
+commits, rolls back, or changes a setting, and errors of the driver come out as they are.
 
 Statements are written once for all drivers: a value stands in the text as ``VALUE``, and each door writes there what
 its driver wants to see.
@@ -31,6 +31,8 @@ _DRIVERS = {
     **dict.fromkeys(("pymysql", "MySQLdb", "mysql"), MYSQL),
     **dict.fromkeys(("sqlite3", "pysqlite3"), SQLITE),
 }
+# Those whose connections are all awaited. (Of psycopg there are both.)
+_AWAITED = {"asyncpg": POSTGRESQL, "aiomysql": MYSQL, "asyncmy": MYSQL, "aiosqlite": SQLITE}
 
 
 class Said(NamedTuple):
@@ -53,6 +55,8 @@ class Door:
     dialect: str
     #: Statements must be awaited (``execute_async``).
     awaited = False
+    #: A connection to SQLite as its driver made it, once that is known.
+    _native: Any = None
 
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         """Run one statement inside the caller's transaction."""
@@ -63,8 +67,14 @@ class Door:
         return self.execute(sql, values)
 
     def in_transaction(self) -> bool | None:
-        """Whether a transaction is open, where the driver knows for certain without asking: for SQLite."""
-        return None
+        """Whether a transaction is open, where the driver knows for certain without asking: for SQLite.
+
+        (Servers keep more than their drivers know: PREPARE TRANSACTION.)
+        """
+        try:
+            return None if self._native is None else bool(self._native.in_transaction)
+        except Exception:  # noqa: BLE001 - closed, and so rolled back
+            return False
 
     def blocks_all(self) -> bool:
         """Whether nobody can write to that database before this transaction has ended."""
@@ -89,36 +99,40 @@ def door_to(connection: Any) -> Door:
         if hasattr(connection, "driver_connection"):  # what a pool of SQLAlchemy hands out
             return door_to(connection.driver_connection)
     driver = _driver_of(connection)
+    if driver == "asyncpg" and hasattr(connection, "prepare"):
+        return _AsyncpgDoor(connection)
     if driver is not None and hasattr(connection, "cursor") and hasattr(connection, "commit"):
-        if driver == "psycopg" and any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__):
-            return _AsyncPsycopgDoor(connection)
-        _check_sqlite(connection, driver)
+        if driver in _AWAITED or any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__):
+            return _AsyncDriverDoor(connection, driver)
         return _DriverDoor(connection, driver)
     raise InvalidOption(
         f"a {type(connection).__module__}.{type(connection).__qualname__} is no connection whose transaction dibs can "
-        "enter: pass the connection itself, of psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector or sqlite3, a "
-        "Connection or Session of SQLAlchemy, or a connection of Django"
+        "enter: pass the connection itself, of psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector or sqlite3, in "
+        "tasks also of asyncpg, aiomysql, asyncmy or aiosqlite, a Connection or Session of SQLAlchemy, or a connection "
+        "of Django"
     )
 
 
 def _driver_of(native: Any) -> str | None:
     """By which package a connection was made, if it is one that is known."""
     roots = (kind.__module__.partition(".")[0] for kind in type(native).__mro__)
-    return next((root for root in roots if root in _DRIVERS), None)
+    return next((root for root in roots if root in _DRIVERS or root in _AWAITED), None)
 
 
-def _check_sqlite(connection: Any, driver: str) -> None:
-    """Refuse what another SQLite library than ours has opened.
+def _checked(native: Any) -> Any:
+    """A connection to SQLite as its driver made it; refused is what another SQLite library than ours has opened.
 
     Two of them in one process do not see each other's locks, as POSIX keeps locks by process: neither keeps the other
     out, and closing a file in one lets go what the other has locked. (Where dibs uses no SQLite there is none.)
     """
-    ours = sys.modules.get("dibs.stores.sqlite_file")
-    if _DRIVERS[driver] == SQLITE and ours is not None and not isinstance(connection, ours.sqlite3.Connection):
+    ours, driver = sys.modules.get("dibs.stores.sqlite_file"), type(native).__module__.partition(".")[0]
+    # (aiosqlite has one of sqlite3 in a thread.)
+    if ours is not None and driver != "aiosqlite" and not isinstance(native, ours.sqlite3.Connection):
         raise InvalidOption(
             f"{driver} brings an SQLite library of its own, which does not see the locks of the one that dibs uses in "
             "this process (https://www.sqlite.org/howtocorrupt.html): connect with sqlite3, and keep to one of them"
         )
+    return native
 
 
 def _dialect(name: str) -> str:
@@ -126,16 +140,6 @@ def _dialect(name: str) -> str:
     if name not in DIALECTS:
         raise InvalidOption(f"dibs cannot enter transactions of {name!r}, only of {', '.join(DIALECTS)}")
     return name
-
-
-def _in_transaction(native: Any) -> bool | None:
-    """The same of a driver's own connection. (Servers keep more than their drivers know: PREPARE TRANSACTION.)"""
-    if _DRIVERS.get(_driver_of(native) or "") != SQLITE:
-        return None
-    try:
-        return bool(native.in_transaction)
-    except Exception:  # noqa: BLE001 - closed, and so rolled back
-        return False
 
 
 def _filled(sql: str, values: Sequence[object], *, mark: str = "%s", percent: str = "%%") -> str:
@@ -148,6 +152,8 @@ class _DriverDoor(Door):
         self._connection = connection
         self._driver = driver
         self.dialect = _DRIVERS[driver]
+        if self.dialect == SQLITE:
+            self._native = _checked(connection)
 
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         cursor = self._cursor()
@@ -176,14 +182,44 @@ class _DriverDoor(Door):
             return cursor
         return self._connection.cursor(sys.modules[f"{self._driver}.cursors"].Cursor)
 
-    def in_transaction(self) -> bool | None:
-        return _in_transaction(self._connection)
-
     def __str__(self) -> str:
         return f"that {self._driver} connection"
 
 
-class _AsyncPsycopgDoor(Door):
+class _AsyncDriverDoor(Door):
+    awaited = True
+
+    def __init__(self, connection: Any, driver: str) -> None:
+        self._connection = connection
+        self._driver = driver
+        self.dialect = _AWAITED.get(driver) or _DRIVERS[driver]
+        if self.dialect == SQLITE:
+            self._native = connection
+
+    async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
+        async with self._cursor() as cursor:
+            if self.dialect == SQLITE:
+                cursor.row_factory = None
+                text = _filled(sql, values, mark="?", percent="%")
+            else:
+                text = _filled(sql, values)
+            await (cursor.execute(text, tuple(values)) if values else cursor.execute(text))
+            rows = [tuple(row) for row in await cursor.fetchall()] if cursor.description else []
+            return Answer(rows, cursor.rowcount)
+
+    def _cursor(self) -> Any:
+        """A cursor that brings plain tuples, whatever the connection's own bring."""
+        if self._driver == "psycopg":
+            return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
+        if self.dialect == SQLITE:
+            return self._connection.cursor()
+        return self._connection.cursor(sys.modules[f"{self._driver}.cursors"].Cursor)
+
+    def __str__(self) -> str:
+        return f"that asynchronous {self._driver} connection"
+
+
+class _AsyncpgDoor(Door):
     dialect = POSTGRESQL
     awaited = True
 
@@ -191,12 +227,15 @@ class _AsyncPsycopgDoor(Door):
         self._connection = connection
 
     async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
-        async with self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row) as cursor:
-            await cursor.execute(_filled(sql, values), tuple(values) or None)
-            return Answer(await cursor.fetchall() if cursor.description else [], cursor.rowcount)
+        first, *rest = sql.split(VALUE)
+        text = first + "".join(f"${place}{part}" for place, part in enumerate(rest, 1))
+        statement = await self._connection.prepare(text)
+        rows = [tuple(row) for row in await statement.fetch(*values)]
+        count = (statement.get_statusmsg() or "").rpartition(" ")[2]  # of "UPDATE 1", or "INSERT 0 1"
+        return Answer(rows, int(count) if count.isdecimal() else -1)
 
     def __str__(self) -> str:
-        return "that psycopg.AsyncConnection"
+        return "that asyncpg connection"
 
 
 class _DjangoDoor(Door):
@@ -205,17 +244,14 @@ class _DjangoDoor(Door):
         handler, alias = getattr(connection, "_connections", None), getattr(connection, "_alias", None)
         self._connection = handler[alias] if handler is not None and alias is not None else connection
         self.dialect = _dialect(self._connection.vendor)
-        self._native: Any = None
 
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         with self._connection.cursor() as cursor:
             # Django takes %s for every database.
             cursor.execute(_filled(sql, values), list(values) or None)
-            self._native = self._connection.connection
+            if self.dialect == SQLITE:
+                self._native = _checked(self._connection.connection)
             return Answer([tuple(row) for row in cursor.fetchall()] if cursor.description else [], cursor.rowcount)
-
-    def in_transaction(self) -> bool | None:
-        return _in_transaction(self._native)
 
     def spoil(self) -> None:
         if self._connection.in_atomic_block:
@@ -230,15 +266,12 @@ class _AlchemyDoor(Door):
         # A Session's connection is that of its transaction; both begin one when none has begun.
         self._connection = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
         self.dialect = _dialect(self._connection.dialect.name)
-        self._native: Any = None
 
     def execute(self, sql: str, values: Sequence[object] = ()) -> Answer:
         result = self._connection.execute(*_for_alchemy(sql, values))
-        self._native = self._connection.connection.driver_connection
+        if self.dialect == SQLITE:
+            self._native = _checked(self._connection.connection.driver_connection)
         return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
-
-    def in_transaction(self) -> bool | None:
-        return _in_transaction(self._native)
 
     def __str__(self) -> str:
         return "that connection of SQLAlchemy"
@@ -254,16 +287,13 @@ class _AsyncAlchemyDoor(Door):
         if bind is None:
             raise InvalidOption("that AsyncConnection of SQLAlchemy was not started: `async with engine.connect()`")
         self.dialect = _dialect(bind.dialect.name)
-        self._native: Any = None
 
     async def execute_async(self, sql: str, values: Sequence[object] = ()) -> Answer:
         connection = await self._connection.connection() if self._session else self._connection
         result = await connection.execute(*_for_alchemy(sql, values))
-        self._native = connection.sync_connection.connection.driver_connection
+        if self.dialect == SQLITE:
+            self._native = _checked(connection.sync_connection.connection.driver_connection)
         return Answer([tuple(row) for row in result] if result.returns_rows else [], result.rowcount)
-
-    def in_transaction(self) -> bool | None:
-        return _in_transaction(self._native)
 
     def __str__(self) -> str:
         return "that asynchronous connection of SQLAlchemy"

@@ -26,12 +26,13 @@ from dibs.store import Renew
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dibs.abilities import Pinning
     from dibs.clock import Deadline
     from dibs.door import Door
     from dibs.lease import LeaseFacts
     from dibs.session import Session
     from dibs.steps import Steps
-    from dibs.store import Pin, Pinning, Release, Store
+    from dibs.store import Pin, Release, Store
 
 # How often a row to be locked is made anew that somebody deleted meanwhile.
 PIN_TRIES = 5

@@ -76,6 +76,8 @@ class QueueCore(Generic[J, B]):
         """Check what a caller gave; raises InvalidName and InvalidOption before any I/O, and Unsupported."""
         self.terms = desk.terms(ttl, renew, 0, False, 0, max_hold, None, "raise", None)
         self.name = check_name(name)
+        if desk.address.observed:
+            raise Unsupported("no queues with takeover='observe': who has a job is kept by the store's clock")
         if not desk.address.capabilities.queue:
             raise Unsupported(
                 f"{desk.address.capabilities.store} keeps no queues; PostgreSQL, MySQL/MariaDB, Redis and SQLite do. "

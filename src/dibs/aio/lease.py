@@ -81,8 +81,8 @@ class AsyncLease(LeaseFacts):
     async def guard(self, connection: Any) -> None:
         """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
 
-        connection: a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of SQLAlchemy, or what
-        ``dibs.Lease.guard`` takes, which blocks the event loop as any use of it does.
+        connection: one of asyncpg, aiomysql, asyncmy or aiosqlite, a psycopg.AsyncConnection, an AsyncConnection or
+        AsyncSession of SQLAlchemy, or what ``dibs.Lease.guard`` takes, which blocks the event loop as it always does.
         """
         door = door_to(connection)
         await converse(guarding.guard(self, door), door)

@@ -43,8 +43,7 @@ class AsyncJob(JobFacts):
     def done(self, result: Any = None, *, connection: Any = None) -> Awaitable[None]:
         """It is done, at once, and leaves the queue; await it to know that the store has confirmed. See ``Job.done``.
 
-        connection: as for ``dibs.Job.done``, or a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of
-        SQLAlchemy; with one, nothing is done before it is awaited.
+        connection: of those that ``AsyncLease.guard`` takes; with one, nothing is done before it is awaited.
         """
         if connection is None:
             return Begun(self._done(result))
@@ -128,7 +127,7 @@ class AsyncQueue:
     ) -> int:
         """Put a job, and return its id once it is durable; see ``dibs.Queue.put``.
 
-        connection: as there, or a psycopg.AsyncConnection, an AsyncConnection or AsyncSession of SQLAlchemy.
+        connection: of those that ``AsyncLease.guard`` takes.
         """
         from dibs.new_jobs import NewJob
 

@@ -201,7 +201,7 @@ def _pymysql_opener() -> Callable[[Where, float], Link]:
         try:
             return connect(where, timeout)
         except pymysql.err.MySQLError as error:
-            raise _server_error(error) from error
+            raise _server_error(error, connecting=True) from error
 
     return translated
 
@@ -259,7 +259,7 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
             )
             connection.set_character_set("utf8mb4")
         except _mysql.MySQLError as error:
-            raise _server_error(error) from error
+            raise _server_error(error, connecting=True) from error
         return _MySQLClientLink(connection)
 
     class _MySQLClientLink:
@@ -329,14 +329,19 @@ class _Inherited:
 _INHERITED = _Inherited()
 
 
-def _server_error(error: Exception) -> ServerError:
+def _server_error(error: Exception, *, connecting: bool = False) -> ServerError:
+    """What a driver raised. TLS that fails while connecting is a wrong certificate, say; or it was cut, as later."""
     code, *texts = error.args or (0,)
     told = ServerError(code if isinstance(code, int) else 0, " ".join(str(text) for text in texts))
-    # PyMySQL tells a failed TLS handshake as a host that cannot be reached; a wrong certificate is no outage.
+    # PyMySQL tells a failed TLS handshake as a host that cannot be reached.
     original = getattr(error, "original_exception", None)
-    if type(original).__module__ == "ssl":
-        told.code = CR_SSL
+    if told.code == CR_SSL or type(original).__module__ == "ssl":
+        text = str(told).lower()
+        cut = not connecting or any(words in text for words in _CUT)
+        told.code = CR_SERVER_LOST if cut else CR_SSL
     return told
 
 
-CR_SSL = 2026
+CR_SERVER_LOST, CR_SSL = 2013, 2026
+# What is said of TLS that was cut: OpenSSL's words, or the system's.
+_CUT = ("eof", "syscall", "lib(0)", "connection reset", "broken pipe", "timed out")

@@ -29,6 +29,7 @@ _OUTAGES = (
     "could not send",
     "reset by peer",
     "SYSCALL",
+    "unexpected eof",
     "too many clients",
     "too many connections",
     "slots are reserved",
