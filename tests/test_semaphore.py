@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -32,6 +33,7 @@ from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually, in_a_fork
+from tests.test_once import Machine
 
 CLOCK = RealClock()
 numbers = itertools.count()
@@ -166,7 +168,7 @@ def test_closing_gives_back_what_is_just_being_renewed(between: Between) -> None
 
 def test_a_dropped_permit_comes_back_by_its_ttl(between: Between) -> None:
     """Whoever lets go of a lease without release() is warned, and its permit is free a ttl later."""
-    with between.client(ttl=2) as client, between.client() as other:
+    with between.client(ttl=4) as client, between.client() as other:
         semaphore = client.semaphore("dropped", 1)
         lease = had(semaphore)
         semaphore._core._grips.clear()
@@ -676,6 +678,26 @@ def test_an_older_file_gets_permits(tmp_path: Path) -> None:
         assert client.break_lease("held", fencing_token=7, now=True)
         with client.lock("held", timeout=10) as lease:
             assert lease.fencing_token > 7
+
+
+def test_a_power_cut_frees_permits_and_repeats_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What held is over after a reboot; grants that a power cut took back have had their tokens, on a lock as well."""
+    machine = Machine(monkeypatch)
+    path, kept = tmp_path / "locks.db", tmp_path / "kept.db"
+    with dibs.connect(f"sqlite:///{path}", ttl=3600) as before:
+        *held, permit, lock = [*(had(before.semaphore("x", 3)) for _ in range(3)), had(before.lock("y"))]
+        for end in ("", "-wal"):
+            shutil.copy(f"{path}{end}", f"{kept}{end}")
+        permit.release()
+        lock.release()
+        lost = [had(before.semaphore("x", 3)), had(before.lock("y"))]
+        assert all(lease.held for lease in held)
+    machine.reboot(60)
+    with dibs.connect(f"sqlite:///{kept}") as after:
+        assert not after.leases()
+        new = [had(after.semaphore("x", 3)), had(after.lock("y"))]
+        assert new[0].slot == 1
+        assert [ours.fencing_token > theirs.fencing_token for ours, theirs in zip(new, lost, strict=True)] == [True] * 2
 
 
 # -- PostgreSQL -------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ READ_ALL = {
     "purge_line",
     "purge_pool",
     "purge_pool_floor",
+    "raise_pools",
     "carry_over",
     "clear_line",
 }

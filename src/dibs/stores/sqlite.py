@@ -1,8 +1,8 @@
 """SQLite: leases in one file of this machine, with nothing to set up.
 
-A request is one conditional UPDATE; an acquire which that does not settle (a new name, a held one, one with a line)
-reads, decides and writes. Either happens inside one write transaction, and SQLite lets one writer in at a time, so what
-was read is still true when it is written. A vector of several requests is one ``BEGIN IMMEDIATE`` transaction.
+A request is one conditional UPDATE (of permits, INSERT); an acquire which that does not settle (a new name, a held
+one, one with a line) reads, decides and writes. Either happens inside one write transaction, and SQLite lets one writer
+in at a time, so what was read is still true when it is written. Several requests are one ``BEGIN IMMEDIATE``.
 
 *Clock.* There is no server, so the host's boot clock decides: it cannot be set. Rows carry the number of the boot they
 were written in; under a new boot id every older lease is over: whoever held it is gone. A name that was kept when it
@@ -78,6 +78,7 @@ CAPABILITIES = Capabilities(
     query=True,
     history=True,
     guard=True,
+    steady=True,
 )
 OPTIONS = ("table",)
 
@@ -149,11 +150,13 @@ class SQLiteStore:
         """The outcome, when one statement decides it; None when the request must be looked into."""
         file = self._file
         if type(request) is Acquire:
-            name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
-            if ticket is not None or permits:
+            name, claim_id, ttl, holder, info, _, ticket, permits, take, _ = request
+            if ticket is not None:
                 return None
-            values = (name, claim_id, holder, info, file.boot, now, now + ttl, file.floor)
-            granted = db.execute(self._grant_at_once, values).fetchall()
+            sql, values = self._grant_at_once, (name, claim_id, holder, info, file.boot, now, now + ttl, file.floor)
+            if permits:
+                sql, values = self._sql["grant_permits_at_once"], (*values, permits, take)  # type: ignore[assignment]
+            granted = db.execute(sql, values).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
             if request.ticket is not None:
@@ -194,10 +197,7 @@ class SQLiteStore:
         moved = db.execute(self._sql["transfer"], (*values, not permits)).fetchall()
         if not moved:
             return GONE
-        token, granted_wall = moved[0]
-        if permits:
-            db.execute(self._sql["write_pool"], (name, pool[0], max(pool[1], token)))
-        return Granted(token, granted_wall, slot)
+        return Granted(moved[0][0], moved[0][1], slot)
 
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
         """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
@@ -258,8 +258,7 @@ class SQLiteStore:
         found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
         ticket = request.ticket if found is None else found[0]
         if ticket is not None:
-            # That it was seen alive matters only while the name is free: no write, and no stir, at every other look. A
-            # waiter that was passed over while it slept comes back to the place it had.
+            # Seen alive matters while the name is free. Who was passed over while it slept comes back to its place.
             if free or found is None:
                 db.execute(self._sql["seen"], (ticket, request.name, request.claim_id, now, request.take))
             return int(ticket)
@@ -331,6 +330,7 @@ class SQLiteStore:
         file = self._file
         (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
         db.execute(self._sql["purge_line"], old)
+        db.execute(self._sql["raise_pools"], old)
         purged = db.execute(self._sql["purge"], old).rowcount
         (highest_of_pools,) = db.execute(self._sql["purge_pool_floor"], old).fetchone()
         highest = max(highest or 0, highest_of_pools or 0)

@@ -43,7 +43,7 @@ CREATE INDEX IF NOT EXISTS {line_index} ON {line} (name);
 CREATE TABLE IF NOT EXISTS {pool} (
     name          TEXT PRIMARY KEY,    -- a name with permits: a semaphore, or a lock for readers and writers
     permits       INTEGER NOT NULL,
-    fencing_token INTEGER NOT NULL     -- the last that was granted
+    fencing_token INTEGER NOT NULL     -- no slot that has no row any more had a greater one
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS {meta} (
     key   TEXT PRIMARY KEY,
@@ -58,6 +58,8 @@ _OLD = (
 )
 # Pools that nobody has held for long enough, and nobody who is alive waits for.
 _EMPTY = "name NOT IN (SELECT name FROM {lease}) AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive)"
+# Somebody holds this slot.
+_HOLDS = "claim_id IS NOT NULL AND boot = ?5 AND expires_boot > ?6"
 _STATEMENTS = {
     "read": (
         "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take FROM {lease}"
@@ -120,22 +122,33 @@ _STATEMENTS = {
     "leave": "DELETE FROM {line} WHERE ticket = ?",
     # With those who ask no more.
     "leave_claim": "DELETE FROM {in_line} WHERE name = ? AND (claim_id = ? OR seen_boot <= ?)",
-    "read_pool": "SELECT permits, fencing_token FROM {pool} WHERE name = ?",
-    "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
-    "raise_pool": "UPDATE {pool} SET fencing_token = ? WHERE name = ?",
-    "tally": (
-        "SELECT p.fencing_token, EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1),"
-        " max(l.claim_id = ?5), coalesce(sum(l.take), 0), count(l.slot), max(l.slot)"
-        " FROM {pool} p LEFT JOIN {lease} l"
-        " ON l.name = ?1 AND l.claim_id IS NOT NULL AND l.boot = ?2 AND l.expires_boot > ?3"
-        " WHERE p.name = ?1 AND p.permits = ?4 GROUP BY p.name"
+    "read_pool": (
+        "SELECT permits, max(fencing_token,"
+        " coalesce((SELECT max(l.fencing_token) FROM {lease} l WHERE l.name = p.name), 0)) FROM {pool} p WHERE name = ?"
     ),
-    # The smallest number that nobody has who holds: 1, or the one after somebody's.
-    "first_gap": (
-        "SELECT number FROM (SELECT 1 AS number UNION ALL SELECT * FROM (SELECT slot + 1 FROM {lease}"
-        " WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ? ORDER BY slot))"
-        " WHERE NOT EXISTS (SELECT 1 FROM {lease} WHERE name = ? AND slot = number AND claim_id IS NOT NULL"
-        " AND boot = ? AND expires_boot > ?) LIMIT 1"
+    "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
+    # Before rows are purged: their tokens.
+    "raise_pools": (
+        "UPDATE {pool} SET fencing_token = max(fencing_token, coalesce((SELECT max(l.fencing_token) FROM {lease} l"
+        " WHERE l.name = {pool}.name), 0)) WHERE name IN (SELECT name FROM {lease} WHERE take IS NOT NULL AND {old})"
+    ),
+    # Enough are left, as is plain where nobody waits; the slot is the smallest that nobody has who holds: the number
+    # after all of them where there is no gap, else 1 or the one after somebody's.
+    "grant_permits_at_once": (
+        # 1 name, 2 claim, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 floor, 9 permits, 10 take
+        "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        " expires_boot, info, take)"
+        " SELECT ?1, CASE WHEN held.count = held.highest THEN held.count + 1 ELSE"
+        " (SELECT number FROM (SELECT 1 AS number UNION ALL SELECT * FROM (SELECT slot + 1 FROM {lease}"
+        " WHERE name = ?1 AND {holds} ORDER BY slot))"
+        " WHERE NOT EXISTS (SELECT 1 FROM {lease} WHERE name = ?1 AND slot = number AND {holds}) LIMIT 1) END,"
+        " ?2, ?3, max(p.fencing_token, coalesce(held.token, 0), ?8) + 1, ?5, {wall_now}, ?6, ?7, ?4, ?10"
+        " FROM {pool} p, (SELECT coalesce(sum(take), 0) AS taken, count(*) AS count, coalesce(max(slot), 0) AS highest,"
+        " max(claim_id = ?2) AS mine, (SELECT max(fencing_token) FROM {lease} WHERE name = ?1) AS token"
+        " FROM {lease} WHERE name = ?1 AND {holds}) held"
+        " WHERE p.name = ?1 AND p.permits = ?9 AND held.taken + ?10 <= ?9 AND held.mine IS NOT TRUE"
+        " AND NOT EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1)"
+        " RETURNING fencing_token, granted_wall, slot"
     ),
     "holdings": (
         "SELECT slot, claim_id, take, coalesce(holder, ''), fencing_token, granted_wall, expires_boot - ? FROM {lease}"
@@ -207,5 +220,5 @@ def statements(names: dict[str, str]) -> dict[str, str]:
     # Said, because ANALYZE, when it finds all in one line or hardly anybody in any, makes SQLite read the whole table.
     in_line = "{line} INDEXED BY {line_index}".format(**names)
     conditions = {"old": _OLD.format(**names), "empty": _EMPTY.format(**names)}
-    more = {**names, **conditions, "in_line": in_line, "wall_now": WALL_NOW}
+    more = {**names, **conditions, "in_line": in_line, "holds": _HOLDS, "wall_now": WALL_NOW}
     return {verb: text.format(**more) for verb, text in _STATEMENTS.items()}

@@ -65,6 +65,23 @@ def tokens_of_permits_rise(bench: Bench) -> None:
     rising(tokens, "tokens across slots, releases and purge")
 
 
+@STORE_CASES.case("P2", pools)
+def purged_slots_leave_their_tokens(bench: Bench) -> None:
+    """Slots that are purged while others are held take no token along: what comes after has a greater one."""
+    store, other, name = bench.open(), bench.open(), bench.name()
+    holder, *others = claims(4)
+    slot(store.act(permits(name, holder, 3))[0], "one that stays")
+    tokens: list[int] = []
+    for claim in others:
+        granted = store.act(permits(name, claim, 3))[0]
+        equal(slot(granted, claim), 2, "the slot")
+        assert isinstance(granted, Granted)
+        tokens.append(granted.fencing_token)
+        equal(store.act(Release(name, claim, 2)), [RELEASED], "its end")
+        other.purge(0)
+    rising(tokens, "tokens of a slot that was purged")
+
+
 @STORE_CASES.case("P7, P8", pools)
 def permits_end_by_themselves(bench: Bench) -> None:
     """A dead holder's permit comes back by its ttl; a renewal keeps one, and only the claim's own can be ended."""
