@@ -137,6 +137,10 @@ CONFORMANCE = """\
 `dibs.testing.check_store(url)` runs these cases against a store, and `make test` runs them against every store that
 ships with dibs. A case is either for the contract of stores, or runs twice, through the face for threads and through
 the one for tasks. The promises are numbered in [safety](../explanation/safety.md#the-promises).
+
+Most cases rest on real time. On a virtual machine whose host keeps it from running, for seconds or for a good part of
+the time, some must fail, so `make test` watches for that: what failed meanwhile is run again, and named at the end. So
+is what failed because a server ended by itself (`tests/again.py`).
 """
 ERRORS = """\
 # Errors
@@ -288,6 +292,8 @@ CAPABILITY_WORDS = {
     "deadlocks": "Rings of waiters are told ([deadlocks](../explanation/deadlocks.md))",
     "tries": "The tries of items are counted: `client.claims(source, max_tries=…)`",
     "query": 'What a query of your own finds is claimed: `claims.take(query=…)`; rows keep claims: `mode="columns"`',
+    "steady": 'Leases end on a clock that nobody sets; with `takeover="observe"` they do wherever that is possible',
+    "observe": '`takeover="observe"`: no step of the server\'s clock ends a lock',
     "pause": "New grants can be paused by an operator",
     "history": "Who had a name, and when, can be written down",
     "guard": "A lease can be pinned in a transaction of your own: `lease.guard(connection)`",
@@ -300,6 +306,8 @@ CLIENT_OPTION_WORDS = {
     "require": "promises without which nothing is handed out, with commas between: "
     + ", ".join(f"`{name}`" for name in PROMISES),
     "lock_order_warnings": "warn when two names are taken in both orders: `yes` or `no`",
+    "takeover": "`observe`: who takes a lock over has watched it for a ttl, so that no step of the server's clock "
+    "lets two in ([how-to](../how-to/when-the-servers-clock-may-jump.md)); otherwise `expiry`",
 }
 EXIT_CODES = (
     ("0", "done; with `--on-busy skip` also: not run, because somebody else had it"),

@@ -40,11 +40,12 @@ have() {
     memcached) have_program memcached ;;
     etcd-server) have_program etcd ;;
     zookeeper) [ -e /usr/share/java/zookeeper.jar ] && have_program java ;;
+    libfaketime) compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || [ -e /usr/lib/faketime/libfaketime.so.1 ] ;;
     esac
 }
 
 missing=()
-for package in postgresql pgbouncer mariadb-server redis-server redis-sentinel memcached etcd-server zookeeper; do
+for package in postgresql pgbouncer mariadb-server redis-server redis-sentinel memcached etcd-server zookeeper libfaketime; do
     have "$package" || missing+=("$package")
 done
 [ ${#missing[@]} -eq 0 ] && exit 0

@@ -44,8 +44,8 @@ _SCHEMES = {
 # options in ``OPTIONS``, for errors that help.
 ENTRY_POINT_GROUP = "dibs.stores"
 # Options any URL may carry for the client itself; an argument of connect() of the same name wins over them.
-_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require", "lock_order_warnings")
-_TEXTS = ("namespace", "require")
+_CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require", "lock_order_warnings", "takeover")
+_TEXTS = ("namespace", "require", "takeover")
 _FLAGS = ("lock_order_warnings",)
 # So many of a store's options are listed in an error.
 _OPTIONS_SHOWN = 12
@@ -60,6 +60,7 @@ def connect(
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
     lock_order_warnings: bool | None = None,
+    takeover: str | None = None,
     options: dict[str, str] | None = None,
 ) -> Client:
     """Make a client for threads. Nothing is sent before it is used.
@@ -71,15 +72,18 @@ def connect(
     namespace: separates applications that share a store. ttl: the default of its locks, in seconds. info: a small
     JSON object shown with its leases. request_timeout: seconds one request to the store may take. patience: seconds
     for which a store that was reached before is tried again before StoreUnavailable is raised. lock_order_warnings:
-    warn (LockOrderWarning) when two names are taken in both orders; on unless it is False. options: more options of the
-    store, as they could stand in the URL's query ({"schema": "ops"}), say for an engine.
+    warn (LockOrderWarning) when two names are taken in both orders; on unless it is False. takeover: ``"observe"`` for
+    locks that no step of the server's clock ends: whoever takes one over has watched it for a whole ttl. (All who want
+    the name must say so.) The default is ``"expiry"``. options: more options of the store, as they could stand in the
+    URL's query ({"schema": "ops"}), say for an engine.
 
     Raises InvalidOption for anything wrong with these, a driver that is not installed included, and Unsupported when
     the store cannot promise what the option ``require`` asks for.
     """
     from dibs.client import Client
 
-    return Client(_desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, options))
+    desk = _desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, takeover, options)
+    return Client(desk)
 
 
 def connect_async(
@@ -91,12 +95,15 @@ def connect_async(
     request_timeout: Seconds | None = None,
     patience: Seconds | None = None,
     lock_order_warnings: bool | None = None,
+    takeover: str | None = None,
     options: dict[str, str] | None = None,
 ) -> AsyncClient:
     """Make a client for asyncio: the same as ``connect``, with the same verbs awaited."""
     from dibs.aio import AsyncClient
 
-    return AsyncClient(_desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, options))
+    return AsyncClient(
+        _desk(where, namespace, ttl, info, request_timeout, patience, lock_order_warnings, takeover, options)
+    )
 
 
 def _desk(
@@ -107,6 +114,7 @@ def _desk(
     request_timeout: Seconds | None,
     patience: Seconds | None,
     lock_order_warnings: bool | None,
+    takeover: str | None,
     options: dict[str, str] | None,
 ) -> Desk:
     from dibs.clock import can_poll
@@ -127,6 +135,7 @@ def _desk(
         "request_timeout": request_timeout,
         "patience": patience,
         "lock_order_warnings": lock_order_warnings,
+        "takeover": takeover,
     }
     settings.update({key: value for key, value in given.items() if value is not None})
     return Desk(address, info=info, **settings)

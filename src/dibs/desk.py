@@ -12,6 +12,7 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from dibs.clock import boot_now
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call
 from dibs.pauses import Pauses
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Who wants a name takes it over when its lease has ended by the store's clock; the other way: see dibs.observing.
+EXPIRY = "expiry"
 TTL_DEFAULT_S = 30.0
 # Different terms that a client remembers having checked.
 TERMS_MAX = 256
@@ -75,12 +78,17 @@ class Desk:
         patience: Seconds,
         require: str = "",
         lock_order_warnings: bool = True,
+        takeover: str = EXPIRY,
         clock: Clock | None = None,
     ) -> None:
         if require:
             from dibs.promises import requiring
 
             address = requiring(address, require)
+        if takeover != EXPIRY:
+            from dibs.observing import observing
+
+            address = observing(address, takeover, boot_now if clock is None else clock.now)
         limits = address.capabilities
         self.address = address
         self.namespace = check_namespace(namespace)
@@ -125,7 +133,8 @@ class Desk:
             patience_s=self.patience_s,
             clock=self._clock,
             lock_order_warnings=self.lock_order_warnings,
-            pauses=Pauses(self.namespace, permits=limits.permits) if limits.pause else None,
+            # (Where names have permits, pauses are slots of one name, also for clients that watch.)
+            pauses=Pauses(self.namespace, permits=limits.permits or self.address.observed) if limits.pause else None,
         )
         # Of several threads that come here at once, one wins; no lock is needed, which a fork could leave locked.
         session = self._sessions.setdefault(pid, new)
@@ -327,4 +336,5 @@ DEFAULTS: dict[str, Any] = {
     "patience": PATIENCE_S,
     "require": "",
     "lock_order_warnings": True,
+    "takeover": EXPIRY,
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported, once_more
 from dibs.hold import HELD, Hold
 from dibs.lease import STATE_VERSION, LeaseFacts
 from dibs.names import check_name
@@ -64,6 +64,8 @@ def read_state(desk: Desk, state: object) -> Exported:
         value = state.get(field, {"permits": 0, "take": 1}.get(field))
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InvalidOption(f"the state of the exported lease on {name!r} is damaged: {field} is {value!r}")
+    if desk.address.observed and state.get("permits"):
+        raise Unsupported(f"the lease on {name!r} is on permits, which are not kept with takeover='observe'")
     claim_id = state.get("claim_id")
     if not isinstance(claim_id, str) or not 0 < len(claim_id) <= CLAIM_CHARS_MAX or not _is_claim(claim_id):
         raise InvalidOption(f"the state of the exported lease on {name!r} is damaged: its claim_id is none")

@@ -14,9 +14,9 @@ from dibs.names import check_name
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from dibs.abilities import Historian
     from dibs.desk import Desk
     from dibs.steps import Steps
-    from dibs.store import Historian
 
 # Grants that a store keeps of one name at most.
 HISTORY_KEPT_MAX = 100_000

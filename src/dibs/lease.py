@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import LeaseLost, StoreUnavailable, once_more
+from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
@@ -157,6 +157,11 @@ class LeaseFacts:
         if ttl is not None:
             limits = session.address.capabilities
             wanted = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=min(limits.ttl_max_s, TTL_MAX_S))
+        if session.address.observed and wanted is not None and wanted > hold.terms.ttl:
+            raise InvalidOption(
+                f"with takeover='observe' a lease is renewed for no longer than the ttl it was acquired with, "
+                f"{hold.terms.ttl:g} s: so long those who want it watch it"
+            )
         self.check()
         ask = renew(session, hold, wanted)
         if not (yield session, ask, session.request_timeout_s + session.patience_s):

@@ -19,6 +19,8 @@ NAME_BYTES_MAX = 255
 NAMESPACE_CHARS_MAX = 63
 INFO_BYTES_MAX = 4096
 TTL_MAX_S = 30 * 24 * 3600.0
+# From two years on, years are how people say it.
+YEARS_S = 2 * 365.25 * 24 * 3600.0
 WAIT_MAX_S = 10 * 365 * 24 * 3600.0
 
 _NAMESPACE_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -121,4 +123,7 @@ def lasting(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    if minutes < 120:
+        return f"{minutes} min"
+    # (Only a lease that is watched, seen by a client that does not watch, is shown to last for years.)
+    return f"{minutes / 60:.1f} h" if seconds < YEARS_S else f"{seconds * 2 / YEARS_S:.0f} years"

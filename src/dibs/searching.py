@@ -65,6 +65,10 @@ def check_query(core: ClaimsCore[Any], text: object, params: object, n: object) 
         raise InvalidOption(f"params is a list, tuple or dict of the query's parameters, not {params!r}")
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= FOUND_MAX:
         raise InvalidOption(f"n says how many to claim at most: a whole number from 1 to {FOUND_MAX:,}, not {n!r}")
+    if core._desk.address.observed:
+        raise Unsupported(
+            "no queries with takeover='observe': whom they find is told by the store's clock; give take items"
+        )
     if not limits.query:
         raise Unsupported(
             f"{limits.store} runs no queries: keep the leases in the SQL database in which the rows are, or give take "

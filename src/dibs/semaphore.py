@@ -100,6 +100,8 @@ class SemaphoreCore(LockCore[L]):
 
 def check_pools(address: StoreAddress, what: str) -> None:
     """Refuse where a store has only locks."""
+    if address.observed:
+        raise Unsupported(f"no {what} with takeover='observe': how many have ended is counted by the store's clock")
     if not address.capabilities.permits:
         raise Unsupported(
             f"{address.capabilities.store} has locks only, no {what}; `dibs doctor` says what a store has"

@@ -33,7 +33,7 @@ One store object is used by one thread at a time; a session opens one per lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -255,6 +255,10 @@ class Capabilities(NamedTuple):
     tries: bool = False
     # Items are found by a query of the caller's own, and may keep their claims themselves (dibs.queries, dibs.columns).
     query: bool = False
+    # Leases end on a clock that is never set: what keeps the time in order does not step it.
+    steady: bool = False
+    # Who wants a lease can see whether it was renewed, and end it if it was not (dibs.abilities).
+    observe: bool = False
 
 
 class Pin(NamedTuple):
@@ -355,46 +359,11 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class Historian(Protocol):
-    """What a store can besides whose capabilities say ``history``: write down every grant, by whichever client."""
-
-    def keep_history(self, keep: int, deadline: Deadline) -> None:
-        """From now on keep the last ``keep`` grants of each name; 0: none, and forget those that were kept."""
-        ...
-
-    def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
-        """The last grants of a name, newest first. Raises SetupRequired while none are kept."""
-        ...
-
-    def history_schema(self, keep: int) -> str:
-        """What ``keep_history`` would run, as ``schema``."""
-
-
-class Pinning(Protocol):
-    """What a store has besides that can pin (``Capabilities.guard``)."""
-
-    def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
-        """How to pin this lease on a connection of that dialect; ``files`` are those that an SQLite connection has.
-
-        InvalidOption when that connection cannot be to this database.
-        """
-        ...
-
-    def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
-        """Whether the pin that brought these rows is there, as this connection sees it."""
-        ...
-
-    def ending(self, request: Release) -> str:
-        """A statement for that connection which ends a lease that nobody pins, if its transaction is committed.
-
-        Only where ``Pin.release`` is None; elsewhere that does it.
-        """
-        ...
-
-
 class StoreAddress(NamedTuple):
     """A place where leases are kept, and how to open a store there. ``shown`` is safe to print."""
 
     shown: str
     capabilities: Capabilities
     open: Callable[[], Store]
+    #: Leases there are taken over only by who has watched them (dibs.observing).
+    observed: bool = False

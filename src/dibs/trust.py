@@ -18,5 +18,13 @@ def local_deadline(t0: float, ttl: float, margin: float) -> float:
     return t0 + ttl * (1.0 - DRIFT) - margin
 
 
+def watched_for(ttl: float) -> float:
+    """How long somebody else counts before it may take that trust for over, from an answer that still shows the lease.
+
+    Its own clock may be as much too fast as the holder's is too slow.
+    """
+    return ttl * (1.0 + DRIFT)
+
+
 # Two renewals can fail before trust ends: the third attempt starts at 2/3 of the ttl, before 0.95 of it.
 assert 2 / RENEWALS_PER_TTL < 1 - DRIFT

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from tests.simulation.bugs import BUGS, PERMIT_BUGS
+from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
 from tests.simulation.scenario import simulate
@@ -28,7 +28,7 @@ CHUNK = 250
 
 
 def hunt(
-    start: int, seeds: int, signals: bool, permits: bool, queues: bool, bug_name: str | None, last: int = 0
+    start: int, seeds: int, signals: bool, permits: bool, queues: bool, steps: str, bug_name: str | None, last: int = 0
 ) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
@@ -36,9 +36,9 @@ def hunt(
         try:
             with ExitStack() as stack:
                 if bug_name is not None:
-                    bug = next(bug for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS) if bug.name == bug_name)
+                    bug = next(bug for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS) if bug.name == bug_name)
                     stack.enter_context(bug.planted())
-                simulate_jobs(seed) if queues else simulate(seed, signals=signals, permits=permits)
+                simulate_jobs(seed) if queues else simulate(seed, signals=signals, permits=permits, steps=steps)
         except BrokenPromise as error:
             broken.append((seed, error.told(last) if last else str(error)))
     return broken
@@ -57,20 +57,28 @@ def main() -> int:
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
     parser.add_argument("--permits", action="store_true", help="with semaphores and read/write locks instead of locks")
     parser.add_argument("--queues", action="store_true", help="with queues of jobs instead of locks")
+    parser.add_argument(
+        "--steps",
+        choices=("observe", "expiry"),
+        default="",
+        help="the store's clock is set now and then, and leases are taken over in this way",
+    )
     parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
-    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS)]
+    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS)]
     parser.add_argument("--bug", choices=bugs, metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
     options.permits = options.permits or options.bug in [bug.name for bug in PERMIT_BUGS]
+    if options.bug in [bug.name for bug in STEP_BUGS]:
+        options.steps = "observe"
     options.queues = options.queues or options.bug in [bug.name for bug in JOB_BUGS]
-    how = (options.signals, options.permits, options.queues, options.bug)
+    how = (options.signals, options.permits, options.queues, options.steps, options.bug)
     if options.show is not None:
         for _, story in hunt(options.show, 1, *how, TIME_LINE_MAX):
             print(story)
             return 1
         show = simulate_jobs(options.show) if options.queues else None
-        print(show or simulate(options.show, signals=options.signals, permits=options.permits))
+        print(show or simulate(options.show, signals=options.signals, permits=options.permits, steps=options.steps))
         return 0
     began = time.monotonic()
     done = 0

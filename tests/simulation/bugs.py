@@ -12,12 +12,15 @@ import textwrap
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dibs.observing
 import dibs.rwlock
 import dibs.stores.memory
 import dibs.trust
 from dibs.keeper import Keeper
 from dibs.lane import Lane
+from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
+from dibs.observing import Observing
 from dibs.renewer import Renewer
 from dibs.renewing import Reduction
 from dibs.session import Session
@@ -452,5 +455,45 @@ PERMIT_BUGS = (
         _TOO_MANY,
         30,
         (Edit(dibs.rwlock, "give_back_some", "hold.terms = hold.terms._replace(take=take)", "hold.terms"),),
+    ),
+)
+
+# Found in worlds in which the store's clock is set, and leases are watched.
+STEP_BUGS = (
+    Bug(
+        "a watch that trusts its own clock to the second",
+        ("P5",),
+        550,
+        (Value(dibs.observing, "watched_for", lambda ttl: ttl),),
+    ),
+    Bug(
+        "a watch as long as the watcher's own ttl",
+        ("P5",),
+        25,
+        (Edit(Observing, "_seen", "_taken_apart(row.holder)", '_taken_apart("any;ttl=1.0")'),),
+    ),
+    Bug(
+        "a watch that begins when it asked and not when it was answered",
+        ("P5",),
+        1100,
+        (Edit(Observing, "_seen", "now = self._now()", "now = self._now() - 0.1"),),
+    ),
+    Bug(
+        "a renewal that leaves the end where it was when the clock went back",
+        ("P5",),
+        240,
+        (Value(_MEMORY, "RENEWED_S", 0.0),),
+    ),
+    Bug(
+        "an end of whatever lease has this token",
+        ("P5",),
+        150,
+        (Edit(MemoryStore, "end_unchanged", "permit.expires_at + shelf.wall_offset != expires_at", "False"),),
+    ),
+    Bug(
+        "a renewal for longer than those who watch know of",
+        ("P5",),
+        700,
+        (Edit(LeaseFacts, "_renewing", "session.address.observed and", "False and"),),
     ),
 )

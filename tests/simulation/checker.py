@@ -167,6 +167,7 @@ class Checker:
         #: Between any two instructions: then what was to be given back at once may be left to its ttl.
         self.anywhere = False
         self.slack_s = SLACK_S
+        self.taken_within_s = TAKEN_WITHIN_S
         self.grants = 0
         self._next_look = 0.0
         world.observe = self.look
@@ -300,6 +301,9 @@ class Checker:
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
                 claim.refused = isinstance(request, Acquire) and type(outcome) is Held and request.wake is None
+
+    def lease_ended(self, name: str, token: int) -> None:
+        """A watcher has ended a lease; see ``StepChecker``."""
 
     def applied_to_jobs(self, call: Call, request: JobRequest, outcome: JobOutcome) -> None:
         """A request on jobs was carried out; see ``JobChecker``."""
@@ -470,7 +474,7 @@ class Checker:
             if free_at is None:
                 continue
             quiet_since = max(free_at, attempt.since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
-            if now - quiet_since > TAKEN_WITHIN_S + self.slack_s:
+            if now - quiet_since > self.taken_within_s + self.slack_s:
                 self.world.broken(
                     f"P7 {ask.request.claim_id} waits for a name that is free since {free_at:.3f}, in peace and quiet "
                     f"for {now - quiet_since:.2f} s"

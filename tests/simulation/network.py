@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.errors import StoreUnavailable
 from dibs.jobs import Extend, Finish, Put, Take
+from dibs.observing import observing
 from dibs.store import (
     Acquire,
     Capabilities,
@@ -57,7 +58,10 @@ class Network:
     def __init__(self, world: World, checker: Checker) -> None:
         self.world = world
         self.checker = checker
-        self.shelf = Shelf(now=lambda: world.now)
+        #: How far the store's clock was set, and how leases are taken over.
+        self.stepped_s = 0.0
+        self.takeover = "expiry"
+        self.shelf = Shelf(now=lambda: world.now + self.stepped_s)
         self.memory = MemoryStore(self.shelf)
         #: States of leases that were exported, on their way past the store from one program to another.
         self.exported: list[dict[str, Any]] = []
@@ -79,7 +83,8 @@ class Network:
         self.listeners: list[Hints] = []
 
     def address(self, process: Process) -> StoreAddress:
-        return StoreAddress("simulated", CAPABILITIES, lambda: Connection(self, process))
+        address = StoreAddress("simulated", CAPABILITIES, lambda: Connection(self, process))
+        return address if self.takeover == "expiry" else observing(address, self.takeover, process.clock.now)
 
     def latency(self) -> float:
         return self.latency_max_s * self.world.random()
@@ -184,6 +189,17 @@ class Connection:
             return done
 
         return self._one(f"breaks token {fencing_token}", apply, deadline)
+
+    def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
+        def apply(store: MemoryStore) -> bool:
+            done = store.end_unchanged(name, fencing_token, expires_at, deadline)
+            self._network.world.note("store", "ends token %d, which was watched: %s", fencing_token, done)
+            if done:
+                self._network.checker.lease_ended(name, fencing_token)
+                self._network.tell((name,))
+            return done
+
+        return self._one(f"ends token {fencing_token}", apply, deadline)
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         return self._one("purges", lambda store: store.purge(older_than, deadline), deadline)

@@ -9,6 +9,7 @@ from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
+from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.world import Task, World, new_world
 
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -25,20 +26,22 @@ class Result(NamedTuple):
     events: int
 
 
-def simulate(seed: int, *, signals: bool = False, permits: bool = False) -> Result:
+def simulate(seed: int, *, signals: bool = False, permits: bool = False, steps: str = "") -> Result:
     """Run one scenario to its end. Raises BrokenPromise.
 
     permits: the names are a lock for readers and writers, and a semaphore.
     signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
+    steps: the store's clock is set now and then, and leases are taken over in this way ("observe", "expiry").
     """
     with new_world(seed) as world:
-        return _simulate(world, signals, permits)
+        return _simulate(world, signals, permits, steps)
 
 
-def _simulate(world: World, signals: bool, permits: bool) -> Result:
+def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
     rand = world.random
-    checker = PermitChecker(world) if permits else Checker(world)
+    checker = PermitChecker(world) if permits else StepChecker(world) if steps else Checker(world)
     network = Network(world, checker)
+    network.takeover = steps or "expiry"
     checker.network = network
     horizon = 4.0 + 4.0 * rand()  # faults happen until then; programs may be busy for longer
 
@@ -49,6 +52,8 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
     network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
     request_timeout_s = 0.3 + 3.0 * rand() ** 2
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
+    if steps:  # who asks, looks, too, in the time of one request
+        network.latency_max_s = min(network.latency_max_s, request_timeout_s / 8)
 
     calm = rand() < 0.25
     faults = not calm and rand() < 0.6
@@ -62,7 +67,8 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
     starves = not calm and world.seed % 8 == 5  # the others stay the worlds that they were
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
-    checker.in_order = calm and network.latency_max_s < 0.1  # a poll and its way must fit into the line's grace
+    # A poll and its way must fit into the line's grace, which is counted by the store's clock.
+    checker.in_order = calm and network.latency_max_s < 0.1 and not steps
     checker.prompt = not (stalls or pauses or closes)
     checker.interrupts = interrupts or signals
     checker.anywhere = signals
@@ -91,7 +97,11 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
         hand_over=0.4 if world.seed % 4 == 3 else 0.0,
         interrupt=0.3 if interrupts else 0.0,
         anywhere=0.3 if signals else 0.0,
+        min_hold=0.0 if steps else 0.1,  # it is kept by the store's clock
     )
+    if steps:
+        for _ in range(1 + int(STEPS_MAX * rand())):
+            world.at(horizon * rand(), set_clock, world, network)
     programs: list[Task] = []
     hosts: list[Host] = []
     for number in range(2 + int(2 * rand())):
@@ -123,6 +133,13 @@ def _simulate(world: World, signals: bool, permits: bool) -> Result:
         programs.append(world.start(process, "operator", Operator(host, 3, horizon)))
 
     world.run(lambda: all(task.over or task.process.dead for task in programs))
+    if steps:
+        world.run_for(horizon + LATE_MAX_S)  # what is still on its way arrives, and nothing goes wrong any more
+        process = Process(world, "last", 1.0, 0.0)
+        sweeper = Sweeper(Host(world, network, process, timeouts), "sweeper", habits)
+        sweeper.task = world.start(process, "sweeper", sweeper)
+        task = sweeper.task
+        world.run(lambda: task.over)
     return finished(world, checker, FREE_AFTER_S)
 
 

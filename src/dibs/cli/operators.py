@@ -15,8 +15,8 @@ from dibs.store import PERMITS_MAX
 if TYPE_CHECKING:
     import argparse
 
+    from dibs.abilities import Historian
     from dibs.desk import LeaseRecord
-    from dibs.store import Historian
 
 # -- what each is told -------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from dibs.cli.moments import GRACE_DEFAULT_S
 from dibs.cli.signals import PASSED_ON, Interrupted, Signals
 from dibs.cli.supervisor import GUARD_DIED, Supervisor
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout
+from dibs.trust import watched_for
 
 if TYPE_CHECKING:
     import argparse
@@ -148,6 +149,14 @@ def run(args: argparse.Namespace) -> int:
 
     @contextmanager
     def lock(client: Client) -> Iterator[Lease]:
+        desk = client._desk
+        if desk.address.observed and timeout is not None:
+            least = watched_for(desk.ttl if args.ttl is None else args.ttl)
+            if timeout <= least:
+                raise InvalidOption(
+                    f"with takeover=observe a holder that died is followed by who has waited for its ttl: give "
+                    f"--timeout more than {least:g}s (or --ttl less), or nobody may ever have {args.name!r} again"
+                )
         same: dict[str, Any] = {"ttl": args.ttl, "timeout": timeout, "max_hold": args.max_hold, "info": info}
         if args.once_per is None:
             same["min_hold"] = args.min_hold

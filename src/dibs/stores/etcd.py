@@ -86,6 +86,7 @@ CAPABILITIES = Capabilities(
     permits=True,
     pause=True,
     tries=True,
+    steady=True,
 )
 # What a URL may carry besides.
 OPTIONS = ("prefix", "ca", "cert", "key")

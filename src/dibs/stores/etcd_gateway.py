@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 import ssl
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.stores.etcd_wire import Wire, reach
+from dibs.stores.greetings import heard, speaks_tls, was_cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +32,8 @@ PORT = 2379
 API = "/v3/"
 # How long an interrupted caller waits for the answers to what it sent.
 FINISH_S = 0.5
-# So often a server that closed a connection without a word, and never let us in, is looked at again.
-LOOKS = 2
+# How long a server is listened to that may want a certificate, and says so behind the handshake.
+LISTEN_S = 0.5
 
 # gRPC's codes, as far as they are told apart here.
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
@@ -181,8 +183,7 @@ class Gateway:
         except (OSError, ValueError) as error:  # a socket's or TLS's, or what is no HTTP
             text = f"etcd at {self._shown()}: {error}"
             self.close()
-            unheard = not self._access.known_good and not answers and isinstance(error, (ssl.SSLError, ConnectionError))
-            wrong = unheard and self._will_not_hear(deadline)
+            wrong = not self._access.known_good and not answers and self._misled(error, deadline)
             self.drop()
             raise (SetupRequired(f"{text}. {_ABOUT_TLS}") if wrong else StoreUnavailable(text)) from error
         except BaseException:
@@ -196,22 +197,23 @@ class Gateway:
                 self.close()
             raise
 
-    def _will_not_hear(self, deadline: Deadline) -> bool:
-        """Whether it closes others without a word, too, each time: whoever wants TLS, or a certificate, does that."""
-        for _ in range(LOOKS):
-            try:
-                wire = self._wire = self._connect(deadline)
-                self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
-            except StoreUnavailable:  # a ConnectionError, too: but then it is not there any more
-                return False
-            except (ssl.SSLError, ConnectionError):
-                continue
-            except (OSError, ValueError):
-                return False
-            finally:
-                self.close()
-            return False
-        return True
+    def _misled(self, error: Exception, deadline: Deadline) -> bool:
+        """Whether the server that let us down wants TLS, none, or a certificate; the error alone does not tell."""
+        if not was_cut(error):
+            return isinstance(error, ssl.SSLError)
+        server = self._server()
+        if self._access.tls is None:
+            return speaks_tls(server, deadline)
+        # (Not any HTTP: some servers that want TLS say so in plain HTTP, by a refusal.)
+        if heard(server, b"GET /version HTTP/1.0\r\n\r\n", deadline).startswith((b"HTTP/1.0 200", b"HTTP/1.1 200")):
+            return True
+        try:  # What refuses us comes behind the handshake; had we sent something, the end might overtake it.
+            with closing(reach(*server, self._access.tls, deadline)) as wire:
+                while wire.ready.readable(min(LISTEN_S, deadline.remaining())):
+                    wire.take()
+        except OSError as refusal:
+            return isinstance(refusal, ssl.SSLError) and not was_cut(refusal)
+        return False
 
     def _converse(
         self, wire: Wire, unsent: memoryview, count: int, answers: list[tuple[int, bytes]], deadline: Deadline
@@ -275,11 +277,11 @@ class Gateway:
         endpoints = self._access.endpoints
         troubles = []
         for tries_left in range(len(endpoints), 0, -1):
-            host, port = endpoints[self._at % len(endpoints)]
             try:
-                return reach(host, port, self._access.tls, deadline.within(deadline.remaining() / tries_left))
+                part = deadline.within(deadline.remaining() / tries_left)
+                return reach(*self._server(), self._access.tls, part)
             except OSError as error:
-                if isinstance(error, ssl.SSLError) and not self._access.known_good:
+                if self._access.tls and not self._access.known_good and self._misled(error, deadline):
                     raise SetupRequired(f"etcd at {self._shown()}: no TLS connection: {error}. {_ABOUT_TLS}") from error
                 troubles.append(f"{self._shown()}: {error}")
                 self._at += 1
@@ -295,8 +297,11 @@ class Gateway:
         self.close()
         self._at += 1
 
+    def _server(self) -> tuple[str, int]:
+        return self._access.endpoints[self._at % len(self._access.endpoints)]
+
     def _shown(self) -> str:
-        host, port = self._access.endpoints[self._at % len(self._access.endpoints)]
+        host, port = self._server()
         return f"{host}:{port}"
 
     def _error(self, refusal: Refusal, *, alone: bool) -> Exception:

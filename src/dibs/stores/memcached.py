@@ -81,6 +81,7 @@ CAPABILITIES = Capabilities(
     margin_s=MARGIN_S,
     # To list leases it must go through everything it keeps, which may be a large cache of somebody else's.
     deadlocks=False,
+    steady=True,
 )
 OPTIONS = memcached_address.OPTIONS
 # Tokens rise across a restart unless the server stored more than 2 ** this items a second on average.

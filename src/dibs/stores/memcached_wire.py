@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+from dibs.stores.greetings import heard, speaks_tls, was_cut
 
 try:
     import pymemcache
@@ -35,10 +36,9 @@ RECORD_BYTES_MAX = 8 * 1024
 # What a non-blocking connection raises when there is nothing to do.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS = (b"ERROR", b"CLIENT_ERROR")
-# So often a greeting is tried on a server that closes the connection without a word.
-GREETINGS = 3
-# How pymemcache tells that it has.
-_CLOSED = (pymemcache.MemcacheUnexpectedCloseError, ConnectionResetError, BrokenPipeError)
+# The binary protocol's "noop", which most servers understand, and how one that wants a login by SASL refuses it.
+_NOOP, _LOG_IN = b"\x80\x0a" + bytes(22), b"\x81\x0a\x00\x00\x00\x00\x00\x20"
+_SASL = "wants a login by SASL, which dibs does not speak: use -Y instead of -S"
 
 
 class Item(NamedTuple):
@@ -262,21 +262,12 @@ class Place(NamedTuple):
                 else:
                     break
         except (OSError, pymemcache.MemcacheError) as error:
-            raise self._translated(error) from error
+            raise self._translated(error, deadline) from error
         if not self.known_good:
             self.known_good.append(True)
         return client
 
     def _greeted(self, address: object, deadline: Deadline) -> Any:
-        """A connection that was cut is made again; one that is closed each time will not have us."""
-        for _ in range(GREETINGS - 1):
-            try:
-                return self._greeted_once(address, deadline)
-            except _CLOSED:
-                pass
-        return self._greeted_once(address, deadline)
-
-    def _greeted_once(self, address: object, deadline: Deadline) -> Any:
         seconds = max(0.05, deadline.remaining())
         client = pymemcache.Client(
             self.server,
@@ -300,14 +291,15 @@ class Place(NamedTuple):
             raise
         return client
 
-    def _translated(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception, deadline: Deadline) -> Exception:
         text = f"memcached at {self.shown}: {error}"
-        if isinstance(error, _CLOSED):
-            if not self.known_good:
-                return SetupRequired(
-                    f"memcached at {self.shown} closed the connection without a word. Does it want TLS (?tls=on), or "
-                    "SASL (which dibs does not speak: use -Y instead of -S)?"
-                )
+        if isinstance(error, pymemcache.MemcacheUnexpectedCloseError) or was_cut(error):
+            wanted = None if self.known_good else self._wanted(deadline)
+            if wanted is not None:
+                return SetupRequired(f"memcached at {self.shown} closed the connection without a word: it {wanted}")
+        elif isinstance(error, TimeoutError):
+            if not self.known_good and self._wants_sasl(deadline):
+                return SetupRequired(f"memcached at {self.shown} says nothing: it {_SASL}")
         elif isinstance(error, pymemcache.MemcacheClientError):
             return SetupRequired(f"memcached at {self.shown} refuses user or password, or wants one in the URL")
         elif isinstance(error, pymemcache.MemcacheUnknownError):
@@ -315,6 +307,17 @@ class Place(NamedTuple):
         elif isinstance(error, PermissionError) or (isinstance(error, ssl.SSLError) and not self.known_good):
             return SetupRequired(text)
         return StoreUnavailable(text, maybe_applied=False)
+
+    def _wanted(self, deadline: Deadline) -> str | None:
+        """What a server wants to hear that closes our connection; None: nothing, so it was an outage."""
+        if self.tls is not None:
+            return "does not speak TLS (?tls=off)" if heard(self.server, b"version\r\n", deadline) else None
+        if speaks_tls(self.server, deadline):
+            return "wants TLS (?tls=on)"
+        return _SASL if self._wants_sasl(deadline) else None
+
+    def _wants_sasl(self, deadline: Deadline) -> bool:
+        return heard(self.server, _NOOP, deadline).startswith(_LOG_IN)
 
 
 def shown(answer: bytes) -> str:

@@ -59,8 +59,12 @@ CAPABILITIES = Capabilities(
     permits=True,
     pause=True,
     tries=True,
+    steady=True,
+    observe=True,
 )
 OPTIONS = ()
+# A renewal moves the end by this at least, so that whoever watches the lease sees that there was one.
+RENEWED_S = 1e-6
 
 
 class _Permit:
@@ -209,6 +213,19 @@ class MemoryStore:
             shelf.changes += 1
             return True
 
+    def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
+        shelf = self._shelf
+        with shelf.mutex:
+            permit = shelf.permits.get(name)
+            if permit is None or permit.claim_id is None or permit.fencing_token != fencing_token:
+                return False
+            if permit.expires_at + shelf.wall_offset != expires_at:
+                return False
+            permit.claim_id = None
+            permit.expires_at = shelf.now()
+            shelf.changes += 1
+            return True
+
     def purge(self, older_than: float, deadline: Deadline) -> int:
         shelf = self._shelf
         with shelf.mutex:
@@ -270,7 +287,7 @@ def _act(shelf: Shelf, request: Request, now: float) -> Outcome:
     if permit is None or permit.claim_id != request.claim_id or permit.expires_at <= now:
         return GONE
     if isinstance(request, Renew):
-        permit.expires_at = max(permit.expires_at, now + request.ttl)
+        permit.expires_at = max(permit.expires_at + RENEWED_S, now + request.ttl)
         return Renewed(permit.expires_at + shelf.wall_offset)
     permit.claim_id = "" if request.keep > 0 else None
     permit.expires_at = now + request.keep

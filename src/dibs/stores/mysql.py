@@ -96,6 +96,7 @@ CAPABILITIES = Capabilities(
     query=True,
     history=True,
     guard=True,
+    observe=True,
 )
 OPTIONS = mysql_address.OPTIONS
 
@@ -440,6 +441,9 @@ class MySQLStore:
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         return self._operators.break_lease(name, fencing_token, now, deadline)
+
+    def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
+        return self._operators.end_unchanged(name, fencing_token, expires_at, deadline)
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         return self._operators.purge(older_than, deadline)

@@ -148,10 +148,16 @@ class MySQLRows:
 
     def _write(self, asked: list[Asked], numbers: list[int], change: str, deadline: Deadline) -> list[int]:
         """Change those rows that are the asker's; which they were."""
+        # Locking a row to find that it is somebody else's, or free, makes it busy for who claims it in that moment. And
+        # an end that was put off, because a transaction had locked the row, comes right after that has freed the row.
+        seen = self.look(asked, deadline)
+        mine = [place for place in sorted(seen) if seen[place].mine and seen[place].left_s > 0]
+        if not mine:
+            return []
         rows = self._rows(asked)
 
         def write(execute: Execute) -> list[int]:
-            ours = [int(i) - 1 for i in self._locked(execute, "a.i", rows, _OURS)]
+            ours = [mine[int(i) - 1] for i in self._locked(execute, "a.i", [rows[place] for place in mine], _OURS)]
             if ours:
                 written = [f"{rows[place]},{numbers[place]}]" for place in ours]
                 execute(f"UPDATE {self._joined(written, _CLAIM, _US)} SET {change}")

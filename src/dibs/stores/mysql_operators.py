@@ -55,6 +55,14 @@ class Operators:
             self._connection.write(self._sql["BREAK_NOW"], which, deadline)
         return bool(broken)
 
+    def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
+        self._connection.wrote = False
+        which = (hexed(name), fencing_token)
+        ended = self._connection.write(self._sql["END"], (*which, round(expires_at * 1e6)), deadline)
+        if ended:
+            self._connection.write(self._sql["BREAK_NOW"], which, deadline)
+        return bool(ended)
+
     def purge(self, older_than: float, deadline: Deadline) -> int:
         self._connection.wrote = False
         self._connection.write(self._sql["PURGE_FLOOR"], (us(older_than),), deadline)

@@ -260,9 +260,11 @@ LAST_TICKETS = f"UPDATE {{asked}} STRAIGHT_JOIN {_LEASE} SET l.last_ticket = GRE
 _SLOT = "{lease} AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(a.name) AND l.slot = a.slot"
 _IN_FORCE = f"l.claim_id = UNHEX(a.claim_id) AND l.expires_at > {NOW}"
 
+# Each moves the end, if only by the smallest step: who watches a lease sees that it was renewed (END).
 RENEW = f"""\
 UPDATE {{asked}} STRAIGHT_JOIN {_SLOT}
-SET l.expires_at = GREATEST(l.expires_at, {NOW} + INTERVAL a.us MICROSECOND) WHERE {_IN_FORCE}"""
+SET l.expires_at = GREATEST(l.expires_at + INTERVAL 1 MICROSECOND, {NOW} + INTERVAL a.us MICROSECOND)
+WHERE {_IN_FORCE}"""
 IN_FORCE = f"SELECT GROUP_CONCAT(a.i) FROM {{asked}} STRAIGHT_JOIN {_SLOT} WHERE {_IN_FORCE}"
 
 _RELEASED = f"claim_id = NULL, holder = NULL, info = NULL, expires_at = {NOW}"
@@ -337,6 +339,11 @@ ORDER BY l.name, l.slot"""
 BREAK = f"""\
 UPDATE {{lease}} SET claim_id = ''
 WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_at > {NOW}"""
+# The same for a lock that still is as it was seen (dibs.observing), whether or not it has been broken.
+END = f"""\
+UPDATE {{lease}} SET claim_id = ''
+WHERE name = x'%s' AND slot = 1 AND take IS NULL AND fencing_token = %d AND claim_id IS NOT NULL
+AND expires_at = TIMESTAMPADD(MICROSECOND, %d, {EPOCH})"""
 # At once, that is, unless it is pinned: so it is as one that has expired, not as one that was given back.
 BREAK_NOW = f"""\
 UPDATE {{lease}} SET claim_id = '', holder = NULL, info = NULL, expires_at = {NOW}

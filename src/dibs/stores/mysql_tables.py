@@ -34,6 +34,7 @@ _ASKED: dict[str, tuple[str, ...]] = {
     "LIST": (),
     "BREAK": (),
     "BREAK_NOW": (),
+    "END": (),
     "PURGE_FLOOR": (),
     "PURGE_SOME": (),
     "PURGE_LINE": (),

@@ -86,6 +86,7 @@ CAPABILITIES = Capabilities(
     query=True,
     history=True,
     guard=True,
+    observe=True,
 )
 OPTIONS = postgres_address.OPTIONS
 _TRUE = b"\x01"
@@ -315,6 +316,13 @@ class PostgresStore:
         if broken and now:  # as a second step, so that a history can tell it from a release
             self._connection.run(self._sql["BREAK_NOW"], which, deadline)
         return broken
+
+    def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
+        which = (name.encode(), str(fencing_token).encode())
+        ended = self._connection.run(self._sql["END"], (*which, repr(expires_at).encode()), deadline).ntuples > 0
+        if ended:
+            self._connection.run(self._sql["BREAK_NOW"], which, deadline)
+        return ended
 
     def purge(self, older_than: float, deadline: Deadline) -> int:
         result = self._connection.run(self._sql["PURGE"], (repr(older_than).encode(),), deadline)

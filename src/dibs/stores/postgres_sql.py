@@ -213,11 +213,13 @@ UNION ALL
 SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
-# One row comes back for all: ten thousand rows would take as long to read as their leases to renew.
+# One row comes back for all: ten thousand rows would take as long to read as their leases to renew. Each moves the end,
+# if only by the smallest step: who watches a lease sees that it was renewed (END), also when the clock was set back.
 RENEW = """\
 WITH renewed AS (
     UPDATE {lease} AS l
-    SET expires_at = greatest(l.expires_at, clock_timestamp() + a.ttl * interval '1 second')
+    SET expires_at = greatest(
+        l.expires_at + interval '1 microsecond', clock_timestamp() + a.ttl * interval '1 second')
     FROM unnest($1::text[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY AS a (name, slot, claim_id, ttl, i)
     WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i
@@ -335,6 +337,13 @@ ORDER BY l.name, l.slot
 BREAK = """\
 UPDATE {lease} SET claim_id = ''
 WHERE name = $1 AND fencing_token = $2::bigint AND claim_id IS NOT NULL AND expires_at > clock_timestamp()
+RETURNING name
+"""
+# The same for a lock that still is as it was seen (dibs.observing), whether or not it has been broken.
+END = """\
+UPDATE {lease} SET claim_id = ''
+WHERE name = $1 AND slot = 1 AND take IS NULL AND fencing_token = $2::bigint AND claim_id IS NOT NULL
+  AND expires_at = to_timestamp($3::float8)
 RETURNING name
 """
 # At once, that is, unless it is pinned.

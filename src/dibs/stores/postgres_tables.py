@@ -11,7 +11,7 @@ from dibs.stores.identifiers import quoted_table
 if TYPE_CHECKING:
     from dibs.store import Release, Renew
 
-_VERBS = ("ENTER", "RENEW", "RELEASE_HELD", "TRANSFER", "LIST", "BREAK", "BREAK_NOW", "PURGE", "PINNED")
+_VERBS = ("ENTER", "RENEW", "RELEASE_HELD", "TRANSFER", "LIST", "BREAK", "BREAK_NOW", "END", "PURGE", "PINNED")
 
 
 class Tables:

@@ -11,12 +11,12 @@ read as that to something else. What a server refuses is a ``Refusal`` among the
 
 from __future__ import annotations
 
-import socket
 import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.stores.greetings import heard, speaks_tls, was_cut
 
 try:
     import redis
@@ -26,6 +26,8 @@ except ImportError as missing:
     raise InvalidOption("Redis and Valkey need redis-py: pip install 'dibs[redis]'") from missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dibs.clock import Deadline
 
 SERVER_MIN = 6
@@ -258,18 +260,21 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
     try:
         connection.connect()
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        cause: BaseException | None = error
         said = str(error).rstrip(".")
-        while cause is not None:
-            # No authority, no certificate file, or a certificate for somebody else: that is no outage.
-            wrong = isinstance(cause, (ssl.SSLError, FileNotFoundError)) and place.tls and host is not None
-            if wrong and not place.worked:
+        causes = list(_causes(error))
+        if any(isinstance(cause, redis.AuthenticationError) for cause in causes):
+            raise SetupRequired(f"{where}: {said}. Check user and password in the URL") from error
+        hint = ""
+        if host is not None and not place.worked:
+            if place.tls and any(_refused(cause) for cause in causes):
                 raise SetupRequired(f"{where}: {said}. Check the TLS options in the URL") from error
-            if isinstance(cause, redis.AuthenticationError):
-                raise SetupRequired(f"{where}: {said}. Check user and password in the URL") from error
-            cause = cause.__cause__ or cause.__context__
-        nobody = isinstance(error.__cause__ or error.__context__, (ConnectionRefusedError, socket.gaierror))
-        hint = "" if place.worked or nobody else f". Does it {'speak' if place.tls else 'want'} TLS (rediss://)?"
+            # A server without TLS waits for more of what it is told in it.
+            if any(was_cut(cause) or (place.tls and isinstance(cause, TimeoutError)) for cause in causes):
+                hint = f". Does it {'speak' if place.tls else 'want'} TLS (rediss://)?"
+                if place.tls and heard(host, b"PING\r\n", deadline):
+                    raise SetupRequired(f"{where}: it does not speak TLS: write redis:// ({said})") from error
+                if not place.tls and speaks_tls(host, deadline):
+                    raise SetupRequired(f"{where}: it wants TLS: write rediss:// ({said})") from error
         raise StoreUnavailable(f"{where}: {said}{hint}", maybe_applied=False) from error
     except redis.InvalidResponse as error:
         raise SetupRequired(f"{where}: that is no Redis, or it wants TLS (rediss://): {error}") from error
@@ -279,6 +284,18 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
     except OSError as error:
         raise StoreUnavailable(f"{where}: {error}", maybe_applied=False) from error
     return Wire(connection, where)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came of."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _refused(error: BaseException) -> bool:
+    """No authority, no certificate file, or a certificate for somebody else: that is no outage."""
+    return isinstance(error, FileNotFoundError) or (isinstance(error, ssl.SSLError) and not was_cut(error))
 
 
 def greet(wire: Wire, place: Place, deadline: Deadline) -> None:

@@ -352,6 +352,7 @@ def _capabilities(settings: Settings) -> Capabilities:
         resolution_s=RESOLUTION_TICKS * settings.tick_ms / 1000,
         margin_s=0.010,
         permits=True,
+        steady=True,
     )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Generator
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+from dibs.stores.greetings import heard, speaks_tls, was_cut
 
 try:
     from kazoo import exceptions as kazoo_errors
@@ -202,7 +204,7 @@ class Session:
         """Return when requests can be sent; raises StoreUnavailable or SetupRequired."""
         while self._given_ms is None:
             if self.over or self._tries >= FIRST_TRIES * len(self._settings.hosts):
-                raise self._unreached()
+                raise self._unreached(deadline)
             left = deadline.remaining()
             if left <= 0:
                 raise StoreUnavailable(
@@ -229,17 +231,26 @@ class Session:
         self.used_at = boot_now()
         return self
 
-    def _unreached(self) -> Exception:
-        import ssl
-
+    def _unreached(self, deadline: Deadline) -> Exception:
         cause = self._trouble
         while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__context__
-        text = f"ZooKeeper at {', '.join(self._settings.hosts)}: {_words(cause or self._trouble)}"
+        trouble = cause or self._trouble
+        text = f"ZooKeeper at {', '.join(self._settings.hosts)}: {_words(trouble)}"
         self._tries = 0  # whoever comes next gives it another chance
-        if cause is not None:
+        cut = was_cut(trouble) or isinstance(trouble, kazoo_errors.ConnectionDropped)
+        if (cause is not None and not cut) or (cut and self._misled(deadline)):
             return SetupRequired(f"{text}. Check tls, ssl_ca, ssl_cert and ssl_key in the URL")
         return StoreUnavailable(text, maybe_applied=False)
+
+    def _misled(self, deadline: Deadline) -> bool:
+        """Whether a server that closes our connections wants TLS, or does not speak it."""
+        for shown in self._settings.hosts:
+            host, _, port = shown.rpartition(":")
+            server = (host.strip("[]"), int(port))
+            if speaks_tls(server, deadline) if self._settings.tls is None else heard(server, b"srvr", deadline):
+                return True
+        return False
 
     # Each of these sends a request and returns what ``answer`` takes.
 

@@ -28,6 +28,7 @@ from dibs.testing import (
     lease_cases,
     line_cases,
     multilock_cases,
+    observe_cases,
     once_cases,
     pause_cases,
     pool_cases,
@@ -86,6 +87,7 @@ _MODULES = (
     worker_cases,
     transfer_cases,
     adopt_cases,
+    observe_cases,
 )
 
 

@@ -275,10 +275,10 @@ def extended_claims_last(bench: Bench) -> None:
     """A claim that is extended outlives its first time, and no extension shortens it."""
     queue = Queue(bench)
     (job,) = queue.put("1")
-    taken = queue.taken(1, bench.short_ttl)
-    end = time.monotonic() + 2 * bench.short_ttl
+    taken = queue.taken(1, 2 * bench.short_ttl)
+    end = time.monotonic() + 2.2 * bench.short_ttl
     while time.monotonic() < end:
-        extended = queue.extend(taken, bench.short_ttl)
+        extended = queue.extend(taken, 5 * bench.short_ttl)
         equal(extended.gone, (), "jobs that an extension did not find")
         time.sleep(bench.short_ttl / 5)  # the renewals of a worker that lives
     nothing(queue.elsewhere().take(), "a job whose claim is extended")

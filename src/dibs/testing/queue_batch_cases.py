@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from dibs.testing.case import equal
+from dibs.testing.case import PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S, following
 from dibs.testing.client_bench import raises, until
 from dibs.testing.queue_cases import case, taken
@@ -64,17 +66,26 @@ async def a_block_that_is_left_gives_back(face: Face) -> None:
         await face.do(empty.done)
 
 
+def _nearly_over(job: Any, ttl: float) -> bool:
+    remaining: float = job.remaining()
+    return remaining <= ttl * 0.09
+
+
 @case("queue batches, P4")
 async def a_batch_that_is_not_renewed_ends_in_time(face: Face) -> None:
     """The loop over a batch that is not renewed stops a margin before its deadline; what is left is given back."""
-    ttl = face.short_ttl * 3
-    queue = face.client().queue("deadline", ttl=ttl, renew=False)
-    await face.do(queue.put_many, range(3))
-    async with face.holding(await taken(face, queue, 3)) as batch:
-        job = await following(face, batch)
-        equal((job.payload, batch.deadline is not None, batch.remaining() > 0), (0, True, True), "the first job")
-        await until(lambda: job.remaining() <= ttl * 0.09, "most of the ttl has gone by")
-        equal(await following(face, batch), None, "the next job")
+    client = face.client()
+    for ttl in (3 * face.short_ttl, 6 * face.short_ttl, 12 * face.short_ttl):
+        queue = client.queue(f"deadline {ttl}", ttl=ttl, renew=False)
+        await face.do(queue.put_many, range(3))
+        async with face.holding(await taken(face, queue, 3)) as batch:
+            job = await following(face, batch)
+            equal((job.payload, batch.deadline is not None, batch.remaining() > 0), (0, True, True), "the first job")
+            await until(partial(_nearly_over, job, ttl), "most of the ttl has gone by", ttl + PATIENCE_S)
+            ends = time.monotonic() + job.remaining()
+            equal(await following(face, batch), None, "the next job")
+        if time.monotonic() < ends:
+            break  # else this machine was too busy to leave the block in what was left of its time
     equal(([left.payload for left in batch.left], batch.lost), ([1, 2], []), "given back; lost")
     equal([job.tries for job in await face.do(queue.jobs)], [0, 0], "tries of what was given back")
 

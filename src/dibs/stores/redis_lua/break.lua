@@ -1,7 +1,8 @@
 -- Take the lease with this token from its holder: free at its expiry, or at once.
 --
 -- KEYS: lease, line and waiters.
--- ARGV: the token, '1' for at once, how long a free row with a line is kept (ms), the grace of the line (s).
+-- ARGV: the token, '1' for at once, how long a free row with a line is kept (ms), the grace of the line (s), and when a
+--       lock has to end for this to be done ('': whenever it does).
 -- Answers 1, or 0 when there is no such lease in force.
 
 local lease, line, waiters = KEYS[1], KEYS[2], KEYS[3]
@@ -16,7 +17,7 @@ local function take_away(row)
 end
 
 local head = redis.call('HMGET', lease, 'permits', 'taken', 'token:' .. ARGV[1])
-if head[1] then
+if head[1] and ARGV[5] == '' then
   local slot = head[3]
   local row = slot and redis.call('HMGET', lease .. slot, 'fencing_token', 'expires_at', 'claim_id', 'take')
   if not row or row[1] ~= ARGV[1] or tonumber(row[2]) <= now then
@@ -34,6 +35,9 @@ end
 
 local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'fencing_token')
 if not row[1] or tonumber(row[2]) <= now or row[3] ~= ARGV[1] then
+  return 0
+end
+if ARGV[5] ~= '' and tonumber(row[2]) ~= tonumber(ARGV[5]) then
   return 0
 end
 if ARGV[2] ~= '1' then

@@ -1,4 +1,5 @@
--- Let the lease of each claim last for its ttl from now, if it has not ended; never shorten it.
+-- Let the lease of each claim last for its ttl from now, if it has not ended; never shorten it. Its end moves, if only by
+-- the smallest step: who watches a lease sees that it was renewed.
 --
 -- KEYS: the lease of each request.  ARGV: its claim id, ttl (s) and slot.
 -- Answers one text a request: when it now ends, '' when there is no such lease, or 'E error'.
@@ -18,10 +19,7 @@ local function renew(lease, claim, ttl, slot)
   if row[1] ~= claim or expires_at <= now then
     return ''
   end
-  if now + ttl <= expires_at then
-    return row[2]
-  end
-  local until_then = string.format('%.6f', now + ttl)
+  local until_then = string.format('%.6f', math.max(now + ttl, expires_at + 1e-6))
   if of_pool then
     extend_slot(lease, slot, until_then)
     return until_then
