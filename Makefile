@@ -3,9 +3,10 @@
 PYTHON ?= python3
 # For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
 ARGS ?=
-# Tests at once, each with servers of its own (0.6 GB). They mostly wait for leases to end: six are twice as quick on two
-# cores, and ask more of the machine's punctuality.
-JOBS ?= 3
+# Tests at once, each with servers of its own (0.6 GB). They mostly wait for leases to end: eight keep two cores busy.
+JOBS ?= 8
+# Tests start a thousand Pythons: what was compiled for one is kept for the next, also where that is not the custom.
+unexport PYTHONDONTWRITEBYTECODE
 
 venv := .venv/bin/python
 # What mypy checks, as far as it is there.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -92,6 +94,8 @@ def _of_alchemy(url: str) -> Caller:
 def _of_alchemy_session(url: str) -> Caller:
     engine = sqlalchemy.create_engine(alchemy_url(url))
     session = sqlalchemy.orm.Session(engine)
+    session.connection()  # now, rather than in the time of somebody's short lease
+    session.rollback()
 
     def close() -> None:
         session.close()
@@ -187,3 +191,14 @@ KINDS: dict[str, tuple[str, Callable[[str], Caller]]] = {
 if find_spec("MySQLdb"):
     KINDS["mysqlclient"] = ("mysql_url", lambda url: _of_driver(url, "mysqlclient"))
     KINDS["django-mysql"] = ("mysql_url", _of_django)
+
+
+@contextmanager
+def later(seconds: float, end: Callable[[], object]) -> Iterator[None]:
+    """Within this block ``end`` is called, once, by another thread; it has returned before the block does."""
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()  # or a connection might be closed while this thread waits for its answer

@@ -18,6 +18,8 @@ from tests.chaos.history import Event
 from tests.chaos.run import KINDS, run
 
 SECONDS = 6.0
+# In one of so many a planted mistake must show; of six at once on two cores, 5 of 36 missed the one that hides best.
+RUNS = 5
 
 
 @pytest.mark.timeout(400)  # it goes on until every fault has done something
@@ -40,10 +42,21 @@ def test_without_a_fence_writes_are_lost(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug])
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
-    """What cannot find a mistake that was made on purpose finds none."""
+    """What cannot find a mistake that was made on purpose finds none.
+
+    One run can miss it: what a cancelled caller was granted and left is free again when a fault kills the last process
+    that had some. So a run is short, and there are as many as it takes, with another seed each.
+    """
     floors = {"cancelled": 30} if "cancelled" in bug else {"lost over a stop": 3}
-    verdict = run("sqlite", tmp_path, SECONDS, seed=3, bug=bug, programs=["lock"], floors=floors)
-    assert verdict.passed is False, str(verdict.counts)
+    seen = []
+    for seed in range(3, 3 + RUNS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        verdict = run("sqlite", folder, SECONDS, seed, bug=bug, programs=["lock"], floors=floors)
+        if verdict.passed is False:
+            return
+        seen.append(verdict.counts)
+    pytest.fail(f"{RUNS} runs have not found it: {seen}")
 
 
 # -- the checker itself -----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pytest
 import dibs
 from dibs.columns import migration_sql
 from tests.between import Between
-from tests.callers import KINDS, Caller, raw
+from tests.callers import KINDS, Caller, later, raw
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.test_once import Machine
@@ -157,7 +157,7 @@ def test_an_expired_claim_is_taken_over(yard: Yard) -> None:
 
 def test_what_the_store_ended_is_lost(yard: Yard) -> None:
     """A claim that somebody else took from the row is noticed by its renewal, and its done changes nothing."""
-    with yard.claims(ttl=1.2, renew=True).take([1, 2]) as batch:
+    with yard.claims(ttl=3, renew=True).take([1, 2]) as batch:
         first, second = batch.items
         yard.run("UPDATE event SET dibs_token = 7, dibs_claim = 'x else/1', dibs_until = NULL WHERE id = 1")
         until(lambda: not first.held)
@@ -175,11 +175,11 @@ def test_what_the_store_ended_is_lost(yard: Yard) -> None:
 
 def test_claims_are_renewed(yard: Yard) -> None:
     """A batch that is renewed lasts as long as it is worked; others find its rows busy all the while."""
-    claims, theirs = yard.claims(ttl=2, renew=True), yard.claims()
+    claims, theirs = yard.claims(ttl=3, renew=True), yard.claims()
     claims.take([99]).release()  # so that the claim itself is quick
     with claims.take([1, 2]) as batch:
         ends = yard.row(1)[2]
-        by = time.monotonic() + 3
+        by = time.monotonic() + 4
         while time.monotonic() < by:
             assert theirs.take([1, 2]).busy == [1, 2]
             time.sleep(0.05)
@@ -393,8 +393,8 @@ def test_a_renewal_does_not_wait_for_a_transaction(served: Yard) -> None:
         until(lambda: served.row(1)[2] > first)
         assert all(item.held for item in batch.items)
         connection.cursor().execute("UPDATE event SET kind = 'y' WHERE id = 1")
-        threading.Timer(0.3, connection.commit).start()
-        batch.items[0].done()  # its release passes over the row until the transaction has ended
+        with later(0.3, connection.commit):
+            batch.items[0].done()  # its release passes over the row until the transaction has ended
         until(lambda: served.row(1) == (1, None, None))
     assert batch.lost == []
 
@@ -423,7 +423,7 @@ def test_a_release_that_waits_for_a_row_keeps_nobody_waiting(served: Yard) -> No
 
 def test_a_claim_that_a_transaction_outlasts_is_told(served: Yard) -> None:
     """A row that a transaction keeps locked for longer than the ttl is lost, and it is said why."""
-    with closing(raw(served.plain)) as connection, served.claims(ttl=1, renew=True).take([1]) as batch:
+    with closing(raw(served.plain)) as connection, served.claims(ttl=3, renew=True).take([1]) as batch:
         connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")
         until(lambda: not batch.items[0].held)
         with pytest.raises(dibs.LeaseLost, match="a transaction has locked its row"):
@@ -857,7 +857,7 @@ def test_rights_on_mysql(mysql: MariaDBServer, mysql_url: str) -> None:
 
 def _claims_with_few_rights(yard: Yard, app: dibs.Client) -> None:
     order = " LIMIT 1000" if yard.dialect == "mysql" else ""
-    with yard.claims(app, ttl=2, renew=True).take(query=f"SELECT id FROM event ORDER BY id{order}", n=2) as batch:
+    with yard.claims(app, ttl=3, renew=True).take(query=f"SELECT id FROM event ORDER BY id{order}", n=2) as batch:
         assert batch.won == [1, 2]
         ends = yard.row(1)[2]
         until(lambda: yard.row(1)[2] > ends)

@@ -66,7 +66,7 @@ def test_a_row_that_is_refused_spoils_no_other(yard: Yard) -> None:
     """A trigger that refuses one row is told to whoever claims, renews or ends that; the others go on."""
     between = Between(yard.url)
     with between.client() as client:
-        batch = yard.claims(client, ttl=2, renew=True).take([1, 2, 3])
+        batch = yard.claims(client, ttl=3, renew=True).take([1, 2, 3])
         refuse(yard, 3)
         (until_now,) = yard.run("SELECT dibs_until FROM event WHERE id = 1")
         until(lambda: yard.row(1)[2] > until_now[0])  # renewed, in one call with the one that is refused
@@ -285,7 +285,7 @@ def test_names_like_placeholders(yard: Yard) -> None:
     yard.run(f"CREATE TABLE {mark}{table}{mark} ({mark}{key}{mark} INTEGER PRIMARY KEY)")
     yard.run(f"INSERT INTO {mark}{table}{mark} VALUES (1)")
     yard.migrate(table)
-    with yard.client().claims("odd", mode="columns", table=table, key=key, ttl=1, renew=True).take([1, 2]) as batch:
+    with yard.client().claims("odd", mode="columns", table=table, key=key, ttl=3, renew=True).take([1, 2]) as batch:
         assert (batch.won, batch.stale) == ([1], [2])
         ends = batch.items[0].expires_at
         until(lambda: batch.items[0].expires_at > ends)

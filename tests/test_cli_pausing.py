@@ -161,7 +161,7 @@ def test_wait_ends_with_ctrl_c(dibs: Dibs, client: library.Client) -> None:
     with client.lock("x"):
         waiting = dibs.start("wait", "x")
         files = Path(f"/proc/{waiting.pid}/fd")
-        until(lambda: any(os.path.realpath(file).endswith(".db") for file in files.iterdir()))  # it looks
+        until(lambda: any(os.path.realpath(file).endswith(".db-wal") for file in files.iterdir()))  # it looks
         waiting.send_signal(signal.SIGINT)
         assert waiting.communicate() == ("", "")
         assert waiting.returncode == 130

@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.errors": set(),
     "dibs.trust": set(),
     "dibs.store": set(),
+    "dibs.abilities": set(),
     "dibs.threads": {"dibs.errors"},
     "dibs.jobs": set(),
     "dibs.queries": {"dibs.errors"},
@@ -47,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     # Stores: the contract and their own kind. Never a session, and never each other.
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
+    "dibs.stores.greetings": {"dibs.clock"},
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
@@ -382,10 +384,11 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.memcached_values": {"dibs.errors", "dibs.stores.memcached_wire"},
     "dibs.stores.memcached_verbs": {"dibs.store", "dibs.stores.memcached_values", "dibs.stores.memcached_wire"},
     "dibs.stores.memcached_watch": {"dibs.stores.memcached_values", "dibs.stores.memcached_wire"},
-    "dibs.stores.memcached_wire": CONTRACT,
+    "dibs.stores.memcached_wire": {*CONTRACT, "dibs.stores.greetings"},
     "dibs.stores.redis": {
         *CONTRACT,
         "dibs.stores",
+        "dibs.stores.redis_address",
         "dibs.stores.redis_check",
         "dibs.stores.redis_jobs",
         "dibs.stores.redis_keys",
@@ -393,6 +396,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.redis_scripts",
         "dibs.stores.redis_wire",
     },
+    "dibs.stores.redis_address": {"dibs.errors", "dibs.stores.redis_wire"},
     "dibs.stores.redis_check": {"dibs.store", "dibs.stores.redis_wire"},
     "dibs.stores.redis_job_runs": {
         "dibs.errors",
@@ -417,7 +421,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.redis_keys": set(),
     "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.redis_wire"},
     "dibs.stores.redis_scripts": {"dibs.stores.redis_links", "dibs.stores.redis_wire"},
-    "dibs.stores.redis_wire": CONTRACT,
+    "dibs.stores.redis_wire": {*CONTRACT, "dibs.stores.greetings"},
     "dibs.stores.etcd": {
         *CONTRACT,
         "dibs.stores",
@@ -434,7 +438,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_gateway"},
     "dibs.stores.etcd_flights": {"dibs.stores", "dibs.stores.etcd_gateway", "dibs.stores.etcd_keys"},
-    "dibs.stores.etcd_gateway": {*CONTRACT, "dibs.stores.etcd_wire"},
+    "dibs.stores.etcd_gateway": {*CONTRACT, "dibs.stores.etcd_wire", "dibs.stores.greetings"},
     "dibs.stores.etcd_keys": set(),
     "dibs.stores.etcd_leases": {*CONTRACT, "dibs.stores.etcd_flights", "dibs.stores.etcd_gateway", "dibs.trust"},
     "dibs.stores.etcd_locks": {
@@ -518,7 +522,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.zookeeper_pool",
     },
     "dibs.stores.zookeeper_check": {"dibs.store"},
-    "dibs.stores.zookeeper_link": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.zookeeper_link": {"dibs.clock", "dibs.errors", "dibs.stores.greetings"},
     "dibs.stores.zookeeper_nodes": set(),
     "dibs.stores.zookeeper_pool": {
         "dibs.clock",
@@ -577,7 +581,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings"},
     "dibs.renewing": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.promises": {"dibs.errors"},
-    "dibs.desk": {*CONTRACT, *DATA, "dibs.pauses", "dibs.promises", "dibs.session"},
+    "dibs.observing": {"dibs.errors", "dibs.names", "dibs.store", "dibs.trust"},
+    "dibs.desk": {*CONTRACT, *DATA, "dibs.observing", "dibs.pauses", "dibs.promises", "dibs.session"},
     "dibs.history": {"dibs.errors", "dibs.names"},
     "dibs.pausing": {*CONTRACT, "dibs.names", "dibs.pauses", "dibs.trust"},
     # The caller's own transactions.
@@ -884,6 +889,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.signals",
         "dibs.cli.supervisor",
         "dibs.errors",
+        "dibs.trust",
     },
 }
 # Time is read and slept, and threads are made, in one module. Who else may import these, and what of them it may use.
@@ -919,7 +925,7 @@ LONG = {
     "dibs.client": "what a client gives, each with what its user must know",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
-    "dibs.stores.redis": "one file a store: the vector, replicas, what operators see, the address",
+    "dibs.stores.redis": "one file a store: the vector, replicas, and what operators see",
     "dibs.stores.mysql": "the acts on leases: acquiring, the line, renewing, releasing, each for one and for many",
 }
 

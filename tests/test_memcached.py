@@ -429,6 +429,13 @@ def test_user_and_password() -> None:
                 assert "hunter2" not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
 
 
+def test_sasl_is_a_misconfiguration() -> None:
+    """A server with -S takes our words for half of a request, and waits for more: it is asked what it wants."""
+    with MemcachedServer(["-S"], files={"memcached.conf": "mech_list: plain\n"}, quiet=True) as server:
+        with dibs.connect(server.url(), request_timeout=0.5) as client, pytest.raises(dibs.SetupRequired, match="SASL"):
+            client.ping()
+
+
 def test_a_password_is_not_given_to_who_does_not_ask(own_memcached: MemcachedServer) -> None:
     """A server without -Y would keep it as an item."""
     with dibs.connect(f"memcached://app:secret@127.0.0.1:{own_memcached.port}") as client, client.lock("x"):
@@ -469,7 +476,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     with MemcachedServer() as server:  # for a folder that its user may write
         path = server.folder / "socket"
         server.stop()
-        server.process.spawn([*server._command()[:1], "-s", path, "-a", "0777"])
+        server.process.spawn([server.program, "-s", path, "-a", "0777"])
         eventually(lambda: listens(str(path)))
         with dibs.connect(f"memcached://{path}") as client, client.lock("x") as lease:
             assert lease.held

@@ -26,6 +26,7 @@ from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_watch import MySQLWatch
 from dibs.testing import check_store
 from dibs.testing.case import within
+from tests.callers import later
 from tests.servers.mysql import MariaDBServer
 
 # mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
@@ -410,8 +411,8 @@ def test_a_renewal_under_way_counts(mysql: MariaDBServer, url: str) -> None:
         renewal.begin()
         cursor.execute("UPDATE dibs_lease SET expires_at = expires_at + INTERVAL 60 SECOND WHERE name = 'x'")
         time.sleep(0.5)
-        threading.Timer(0.3, renewal.commit).start()
-        (held,) = store.act([permits("x", "b-1", 1)], soon())
+        with later(0.3, renewal.commit):
+            (held,) = store.act([permits("x", "b-1", 1)], soon())
     assert isinstance(held, Held)
     assert held.free_in > 50
     store.close()
@@ -831,9 +832,8 @@ def test_a_row_that_somebody_has_locked_is_waited_for(
     with mysql.connect(database_of(mysql_url)) as other, other.cursor() as cursor:
         other.begin()
         cursor.execute("SELECT * FROM dibs_lease FOR UPDATE")
-        threading.Timer(1.5, other.rollback).start()
         before = time.monotonic()
-        with client.lock("x", timeout=0) as lease:
+        with later(1.5, other.rollback), client.lock("x", timeout=0) as lease:
             assert time.monotonic() - before > 1
             assert lease.fencing_token == 2
 

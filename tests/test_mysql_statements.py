@@ -8,9 +8,13 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from dibs.columns import Place, name_of
+from dibs.connecting import locate
+from dibs.store import GONE, Release, Renew, Request
 from dibs.testing import check_store
 from dibs.testing.case import STORE_CASES
 from tests.callers import raw
+from tests.job_queues import soon
 from tests.servers.mysql import MariaDBServer
 from tests.yard import Yard
 
@@ -113,3 +117,15 @@ def test_no_statement_is_one_that_mysql_refuses(mysql: MariaDBServer, mysql_url:
     assert sum("JSON_TABLE" in sql for sql in told) > 20
     assert sum("FOR UPDATE" in sql for sql in told) > 20
     assert {sql: why for sql in told if (why := refused(sql)) is not None} == {}
+
+
+def test_who_ends_or_renews_a_claim_that_is_over_locks_no_row(mysql: MariaDBServer, mysql_url: str) -> None:
+    """An end that was put off comes right after the commit that freed the row, when others ask for that."""
+    yard = Yard(mysql_url)
+    name = name_of("event:1", Place("event", "id"), "1")
+    requests: list[Request] = [Release(name, "over"), Renew(name, "over", 10)]
+    with written_down(mysql) as told, closing(locate(mysql_url)[0].open()) as store:
+        assert store.act(requests, soon()) == [GONE, GONE]
+    assert any("dibs_until" in sql for sql in told)
+    assert not any("FOR UPDATE" in sql for sql in told)
+    yard.close()

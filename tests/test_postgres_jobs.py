@@ -132,6 +132,7 @@ def test_a_worker_killed_with_9_costs_no_job(postgres_url: str) -> None:
         eventually(
             lambda: connection.execute("SELECT FROM dibs_lease_job WHERE claim_id IS NOT NULL").fetchall(),
             "no claim is written",
+            limit_s=60,  # a Python is to be started for it
         )
         assert doomed.pid is not None
         os.kill(doomed.pid, signal.SIGKILL)

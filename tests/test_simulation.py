@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.simulation.bugs import BUGS, PERMIT_BUGS, Bug
+from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS, Bug
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
 from tests.simulation.scenario import simulate
@@ -16,35 +16,57 @@ from tests.simulation.world import BrokenPromise
 SEEDS = int(os.environ.get("DIBS_SEEDS", "1500"))
 
 
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 120)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise() -> None:
     """Whatever is lost, late, paused, crashed or interrupted: the promises that a lock makes are kept."""
     for seed in range(SEEDS):
         simulate(seed)
 
 
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 120)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise_about_permits() -> None:
     """The same for semaphores, read/write locks and downgrades."""
     for seed in range(SEEDS):
         simulate(seed, permits=True)
 
 
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 120)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise_about_jobs() -> None:
     """The same for queues: nothing that was put is lost, each job is one worker's at a time, and is ended once."""
     for seed in range(SEEDS):
         simulate_jobs(seed)
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *JOB_BUGS], ids=lambda bug: bug.name)
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
+def test_no_step_of_the_stores_clock_breaks_a_promise() -> None:
+    """The same where the store's clock is set, if leases are taken over only by who has watched them."""
+    for seed in range(SEEDS):
+        simulate(seed, steps="observe")
+
+
+def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:
+    """The control: of 2,000 such worlds 444 had two holders."""
+    broken = []
+    for seed in range(100):
+        try:
+            simulate(seed, steps="expiry")
+        except BrokenPromise as error:
+            broken.append(error.what.split()[0])
+    assert set(broken) <= {"P1", "P5"}
+    assert len(broken) >= 10
+
+
+@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS], ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
     with bug.planted():
         for seed in range(bug.seeds):
             try:
-                simulate_jobs(seed) if bug in JOB_BUGS else simulate(seed, permits=bug in PERMIT_BUGS)
+                if bug in JOB_BUGS:
+                    simulate_jobs(seed)
+                else:
+                    simulate(seed, permits=bug in PERMIT_BUGS, steps="observe" if bug in STEP_BUGS else "")
             except BrokenPromise as broken:
                 if broken.what.startswith(bug.breaks):
                     return
@@ -57,6 +79,7 @@ def test_a_seed_is_a_run() -> None:
     for seed in range(40):
         assert simulate(seed) == simulate(seed)
         assert simulate_jobs(seed) == simulate_jobs(seed)
+        assert simulate(seed, steps="observe") == simulate(seed, steps="observe")
 
 
 def test_a_broken_promise_tells_its_story() -> None:

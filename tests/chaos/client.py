@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     threads: int = 2
     tasks: int = 2
     bug: str = ""
+    takeover: str = "expiry"
 
 
 async def got(value: Any) -> Any:
@@ -270,7 +271,7 @@ def main() -> None:
             raise
 
     async def tasks() -> None:
-        aclient = dibs.connect_async(plan.url, request_timeout=REQUEST_TIMEOUT_S, patience=PATIENCE_S)
+        aclient = dibs.connect_async(plan.url, **how)
         await in_tasks(plan, aclient, recorder)
         over.release()
         await asyncio.Event().wait()  # the loop goes on, as that of a program would
@@ -279,8 +280,9 @@ def main() -> None:
         in_thread(plan, number, client, recorder)
         over.release()
 
+    how: Any = {"request_timeout": REQUEST_TIMEOUT_S, "patience": PATIENCE_S, "takeover": plan.takeover}
     over = threading.Semaphore(0)
-    client = dibs.connect(plan.url, request_timeout=REQUEST_TIMEOUT_S, patience=PATIENCE_S)
+    client = dibs.connect(plan.url, **how)
     for number in range(plan.threads):
         threading.Thread(target=guarded, args=(threads, number), daemon=True).start()
     threading.Thread(target=guarded, args=(lambda: asyncio.run(tasks()),), daemon=True).start()

@@ -7,10 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.clock import boot_now
 from tests.servers.process import wait_until
+from tests.servers.stepped import Stepped
 
 if TYPE_CHECKING:
     from tests.chaos.proxy import Proxy
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tests.servers.server import Server
 
 STATE_LIMIT_S = 5.0
+HOUR_S, DAYS_S = 3600.0, 10 * 24 * 3600.0
 # So many clients are looked at for one with a lease in hand.
 HALTS = 20
 
@@ -52,6 +55,8 @@ class Faults:
             self._choices += [(2, self._cut), (6, self._spoil)]
         if server is not None:
             self._choices += [(2, self._freeze), (1, self._crash)] if durable else [(2, self._freeze)]
+        if isinstance(server, Stepped):
+            self._choices.append((6, partial(self._step, server)))
 
     def go_on(self, seconds: float) -> None:
         """Go on for so long."""
@@ -139,6 +144,16 @@ class Faults:
         time.sleep(self._random.choice((0.0, 0.3)))
         self._server.start()
         self.done.append(Fault("crash", begin, boot_now()))
+
+    def _step(self, server: Stepped) -> None:
+        """Set the server's clock: by little more than leases last, by much, or back.
+
+        Back by as long as a dead waiter may keep its place in line for longer, which is kept by that clock.
+        """
+        seconds = self._random.choice((self._ttl * 1.1, HOUR_S, DAYS_S, -self._ttl, -self._ttl / 2))
+        at = boot_now()
+        server.step(seconds)
+        self.done.append(Fault("step", at, at))
 
 
 def _wait_for(pid: int, state: str) -> None:

@@ -29,7 +29,7 @@ class Proxy:
         """Stand before the server on this port."""
         self._to = port
         self._mode = "pass"
-        self._shuts = 0
+        self._shuts = self._behind = 0
         self._changed = asyncio.Event()
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -55,9 +55,9 @@ class Proxy:
         """Treat what comes from now on so: pass, slow, deaf or late."""
         self._loop.call_soon_threadsafe(self._set, mode)
 
-    def shut(self, times: int) -> None:
-        """Cut off so many of the next that ask for anything."""
-        self._shuts = times
+    def shut(self, times: int, behind: int = 0) -> None:
+        """Cut off so many of the next that ask for anything, once so many pieces of it have passed."""
+        self._shuts, self._behind = times, behind
 
     def cut(self) -> None:
         """End all connections, as a firewall does that forgets them."""
@@ -118,6 +118,7 @@ class Proxy:
     async def _pump(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, link: _Link, *, requests: bool
     ) -> None:
+        passed = 0
         with contextlib.suppress(OSError):
             while piece := await source.read(CHUNK):
                 mode = self._mode
@@ -130,7 +131,7 @@ class Proxy:
                 elif mode == "late" and requests:
                     self.done["late"] += 1
                     await self._changed.wait()
-                elif self._shuts and requests:
+                elif self._shuts and requests and passed >= self._behind:
                     self.done["shut"] += 1
                     self._shuts -= 1
                     link.cut()
@@ -138,6 +139,7 @@ class Proxy:
                 if not link.torn or requests:
                     target.write(piece)
                     await target.drain()
+                passed += 1
             if target.can_write_eof():
                 target.write_eof()
 

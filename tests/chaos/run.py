@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.servers.server import Server
+from tests.servers.stepped import SteppedPostgres
 from tests.servers.zookeeper import ZooKeeperServer
 
 CLIENTS = 4
@@ -51,6 +53,7 @@ class Kind(NamedTuple):
     #: It keeps what was granted when it is killed.
     durable: bool = True
     without: tuple[str, ...] = ()
+    takeover: str = "expiry"
 
 
 def _database(driver: str) -> Callable[[MariaDBServer], str]:
@@ -61,7 +64,6 @@ KINDS = {
     "sqlite": Kind(None, lambda folder: f"sqlite:///{folder}/locks.db"),
     "postgres": Kind(PostgresServer, PostgresServer.create_database),
     "mysql": Kind(MariaDBServer, _database("pymysql")),
-    "mysqlclient": Kind(MariaDBServer, _database("mysqlclient")),
     "redis": Kind(RedisServer, RedisServer.create_place),
     "memcached": Kind(
         MemcachedServer, MemcachedServer.url, ttl=3.0, durable=False, without=("permits", "pages", "lead")
@@ -69,6 +71,13 @@ KINDS = {
     "etcd": Kind(EtcdServer, EtcdServer.create_place, ttl=2.0),
     "zookeeper": Kind(ZooKeeperServer, ZooKeeperServer.create_root, ttl=2.0),
 }
+# Its clock is set now and then. (Permits are not watched.)
+KINDS["stepped"] = Kind(
+    SteppedPostgres, SteppedPostgres.create_database, without=("permits", "pages"), takeover="observe"
+)
+# mysqlclient must be compiled (scripts/setup_mysqlclient.sh tries to); PyMySQL is always tested.
+if find_spec("MySQLdb"):
+    KINDS["mysqlclient"] = Kind(MariaDBServer, _database("mysqlclient"))
 
 
 class Clients:
@@ -160,6 +169,8 @@ def run(
     kind = KINDS[kind_name]
     if floors is None:
         floors = FLOORS if kind.server is None else {**FLOORS, **NETWORK_FLOORS, "freeze": 1}
+        if kind.server is SteppedPostgres:
+            floors = {**floors, "step": 3}
     resource.make(folder / "resource.db", list(LOCKS))
     with ExitStack() as stack:
         server = None if kind.server is None else stack.enter_context(kind.server())
@@ -173,7 +184,7 @@ def run(
         with dibs.connect(direct) as client:
             client.setup()
         possible = [name for name in programs if name not in kind.without]
-        plan = Plan(url, str(folder), seed * 1000, kind.ttl, possible, fenced, bug=bug)
+        plan = Plan(url, str(folder), seed * 1000, kind.ttl, possible, fenced, bug=bug, takeover=kind.takeover)
         clients = Clients(plan, CLIENTS)
         stack.callback(clients.close)
 
@@ -209,7 +220,7 @@ def run(
 def _stuck(url: str, kind: Kind) -> list[str]:
     """The names that are not to be had although nobody does anything any more."""
     limit = kind.ttl + GRACE_S
-    with dibs.connect(url) as client:
+    with dibs.connect(url, takeover=kind.takeover) as client:
         locks = {name: client.lock(name) for name in LOCKS}
         if "permits" not in kind.without:
             locks[POOL] = client.semaphore(POOL, POOL_LIMIT, weight=POOL_LIMIT)  # type: ignore[assignment]

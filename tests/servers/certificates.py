@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _AUTHORITY = """\
@@ -42,3 +46,15 @@ def make_certificates(folder: Path) -> None:
     for file in folder.iterdir():
         if file.is_file():
             file.chmod(0o644)  # for the server's user, too
+
+
+@contextmanager
+def certificates_for_all() -> Iterator[Path]:
+    """A folder with them that servers of another user may read, too: pytest keeps its own folders closed."""
+    folder = Path(tempfile.mkdtemp(prefix="dibs-certificates-", dir="/tmp"))
+    try:
+        folder.chmod(0o755)
+        make_certificates(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -23,7 +23,7 @@ class MemcachedServer(Server):
     def __init__(
         self, options: Sequence[str] = (), *, files: Mapping[str, str] | None = None, quiet: bool = False
     ) -> None:
-        self._program = find_program("memcached", package="memcached")
+        self.program = find_program("memcached", package="memcached")
         self._options = list(options)
         self._files = dict(files or {})
         self._quiet = quiet
@@ -54,8 +54,9 @@ class MemcachedServer(Server):
             (self.folder / name).chmod(0o644)  # for the server's user; nobody else can enter the folder
 
     def _command(self) -> Sequence[str | os.PathLike[str]]:
-        command = [self._program, "-l", "127.0.0.1", "-p", str(self.port), "-U", "0", "-m", str(self.MEMORY_MB)]
-        return [*command, *self._options]
+        # Without a file of its own, one that wants logins by SASL (-S) does not start.
+        command = ["env", f"SASL_CONF_PATH={self.folder}", self.program, "-l", "127.0.0.1", "-p", str(self.port)]
+        return [*command, "-U", "0", "-m", str(self.MEMORY_MB), *self._options]
 
     def _answers(self) -> bool:
         try:

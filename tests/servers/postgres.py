@@ -60,6 +60,8 @@ class PostgresServer(Server):
         self._settings = {"max_connections": 200, "log_line_prefix": "%m [%p] %q%u@%d ", **(settings or {})}
         self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
         self._databases = 0
+        #: The superuser's. Each test has a database of its own, and two logins for it take as long as it does.
+        self._kept: psycopg.Connection[Any] | None = None
         super().__init__()
 
     @property
@@ -90,12 +92,32 @@ class PostgresServer(Server):
         """A new empty database; its URL as the superuser."""
         self._databases += 1
         name = f"test_{self._databases}"
-        self.psql(f'CREATE DATABASE "{name}"')
+        self._administer(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
         """Drop a database made by `create_database`, whoever is still connected to it."""
-        self.psql(f'DROP DATABASE IF EXISTS "{url.rpartition("/")[2]}" WITH (FORCE)')
+        self._administer(f'DROP DATABASE IF EXISTS "{url.rpartition("/")[2]}" WITH (FORCE)')
+
+    def _administer(self, sql: str) -> None:
+        """Run SQL as the superuser on a connection that is kept, unless the server has been ended since."""
+        if self._kept is not None:
+            try:
+                self._kept.execute(sql)
+                return
+            except psycopg.OperationalError:
+                self._forget()
+        self._kept = psycopg.connect(self.url(), autocommit=True, connect_timeout=10)
+        self._kept.execute(sql)
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
 
     def create_user(self, name: str) -> None:
         """A role that may log in, with a random password that `url(user=…)` knows, and with no other right."""
@@ -116,6 +138,7 @@ class PostgresServer(Server):
 
     def stop(self, mode: str = "fast") -> None:
         """Stop it: "smart" (after the last client), "fast" (clients are cut off) or "immediate" (as in a crash)."""
+        self._forget()
         self.process.end(STOP_SIGNALS[mode])
 
     def restart(self, mode: str = "fast") -> None:

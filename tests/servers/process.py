@@ -177,6 +177,7 @@ class ServerProcess:
 
     def close(self) -> None:
         """End the server and remove its folder. Twice is fine."""
+        self._pid = 0
         assert self._guard.stdin is not None
         assert self._guard.stdout is not None
         self._guard.stdin.close()
@@ -222,6 +223,11 @@ class ServerProcess:
     def running(self) -> bool:
         return any(process.pid == self._pid for process in self.processes())
 
+    @property
+    def fell(self) -> bool:
+        """Whether it ended although nobody here ended it."""
+        return self._pid != 0 and not self.running
+
     def processes(self) -> list[Process]:
         """All live processes of this server."""
         return processes_below(self._guard.pid)
@@ -239,13 +245,15 @@ class ServerProcess:
         if not self.running:
             return
         self.resume()
-        os.kill(self._pid, signal_number)
+        pid, self._pid = self._pid, 0
+        os.kill(pid, signal_number)
         if not wait_until(lambda: not self.processes(), STOP_LIMIT_S):
             self.kill()
             raise ServerUnavailable(f"{self.name} did not end in {STOP_LIMIT_S:g} s and was killed\n{self.log_tail()}")
 
     def kill(self) -> None:
         """SIGKILL to every process of the server: what a power cut does to programs."""
+        self._pid = 0
 
         def killed() -> bool:
             left = self.processes()

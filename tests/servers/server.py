@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -16,6 +17,9 @@ S = TypeVar("S", bound="Server")
 
 # Where Debian puts programs, some of which are not on the PATH of those who are not root.
 PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/bin")
+
+_in_use: set[Server] = set()
+_fallen: list[tuple[float, str]] = []  # when each was closed, and its last words
 
 
 class Server(ABC):
@@ -35,6 +39,7 @@ class Server(ABC):
         self.process = ServerProcess(self.NAME, polite_signal=self.POLITE_SIGNAL)
         self.folder = self.process.folder
         self.port = 0
+        _in_use.add(self)
         try:
             self._prepare()
             self._start_on_a_free_port()
@@ -106,7 +111,13 @@ class Server(ABC):
 
     def close(self) -> None:
         """End it and remove all its data. Twice is fine."""
+        _in_use.discard(self)
+        if self.process.fell:
+            _fallen.append((time.monotonic(), self._epitaph()))
         self.process.close()
+
+    def _epitaph(self) -> str:
+        return f"{self.NAME} ended by itself; its log says at the end:\n{self.process.log_tail(60)}\n"
 
     # How it starts
 
@@ -132,6 +143,16 @@ class Server(ABC):
         if self.PORT_TAKEN in self.process.log_path.read_bytes()[log_start:]:
             return False
         raise ServerUnavailable(f"{self.NAME} ended while it was starting\n{self.process.log_tail()}")
+
+
+def ended_by_themselves(since: float) -> list[str]:
+    """What servers of this process did so: those closed since then, and those in use, which are started again."""
+    fallen = [words for closed, words in _fallen if closed >= since]
+    for server in [server for server in _in_use if server.process.fell]:
+        fallen.append(server._epitaph())
+        with contextlib.suppress(ServerUnavailable):  # what needs it will fail, and is told why
+            server.start()
+    return fallen
 
 
 def find_program(*names: str, package: str) -> str:

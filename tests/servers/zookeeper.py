@@ -167,3 +167,15 @@ class Ensemble:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def tls_settings(pem: Path) -> dict[str, object]:
+    """What a server with a secure port needs: ``pem`` holds its key and its certificate, and is its authority, too."""
+    return {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": pem,
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": pem,
+        "ssl.trustStore.type": "PEM",
+        "ssl.clientAuth": "none",
+    }

@@ -1,0 +1,165 @@
+"""A test that failed while the machine stood still, or as a server ended by itself, is run again, and only that."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import until
+from tests.standstill import WATCH, kept_from_running, moment
+
+ROOT = Path(__file__).parent.parent
+# The machine stands still, as far as the journal of the watchers tells.
+FILE = """
+import os, time, pytest
+
+@pytest.fixture
+def made(tmp_path):
+    return tmp_path
+
+def fails(name, stood, times):
+    with open(name, "a") as file:
+        file.write("x")
+    if stood:
+        now = time.monotonic()
+        with open(os.environ["DIBS_TEST_STANDSTILLS"], "a") as file:
+            file.write(f"{now - stood} {now + 0.001}\\n")
+        time.sleep(0.01)
+    if os.path.getsize(name) <= times:
+        raise AssertionError("too late")
+
+def test_once(made):
+    time.sleep(0.6)
+    fails("once", 0.6, 1)
+
+def test_always(made):
+    time.sleep(0.6)
+    fails("always", 0.6, 9)
+
+def test_awake(made):
+    fails("awake", 0, 1)
+"""
+
+
+# What the host of this machine really takes is no part of it.
+CALM = """
+from pathlib import Path
+from tests import standstill
+standstill.STAT = Path("/nowhere")
+"""
+CRASH = """
+import os, signal, pytest
+from tests.servers.memcached import MemcachedServer
+
+@pytest.fixture(scope="session")
+def shared():
+    with MemcachedServer() as server:
+        yield server
+
+@pytest.fixture
+def own():
+    with MemcachedServer() as server:
+        yield server
+
+def crash(server):
+    with open("crashes", "a") as file:
+        file.write("x")
+    if os.path.getsize("crashes") in (1, 3):
+        os.kill(server.process.pid, signal.SIGKILL)
+    server.ask("version")
+
+def test_shared(shared):
+    crash(shared)
+
+def test_own(own):
+    crash(own)
+
+def test_ended_on_purpose(own):
+    own.kill()
+    raise AssertionError("no")
+"""
+
+
+def run_pytest(folder: Path, text: str, *more: str) -> str:
+    """What the tests of a file print, in a pytest with the hooks of ours."""
+    (folder / "test_file.py").write_text(text)
+    (folder / "conftest.py").write_text(CALM)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.standstill", "-p", "tests.again", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [*command, "-q", *more, "test_file.py"],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("-n", "1")], ids=["alone", "a worker"])
+def test_what_failed_meanwhile_is_run_again(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Up to two times, with new fixtures; what failed on a machine that went on has failed."""
+    printed = run_pytest(tmp_path, FILE, *more)
+    assert "2 failed, 1 passed" in printed, printed
+    assert "test_file.py::test_once: the machine stood still for 0.6 s; " in printed
+    assert "AssertionError" in printed
+    assert [len((tmp_path / name).read_text()) for name in ("once", "always", "awake")] == [2, 3, 1]
+
+
+def test_what_took_too_long_is_not_run_again(tmp_path: Path) -> None:
+    """Nothing would end it."""
+    printed = run_pytest(tmp_path, FILE, "-k", "once", "-o", "timeout=60")
+    assert "1 passed" in printed, printed
+    (tmp_path / "once").unlink()
+    printed = run_pytest(tmp_path, FILE, "-k", "once", "-o", "timeout=0.3")
+    assert "1 failed" in printed, printed
+    assert "Timeout" in printed
+
+
+def test_what_failed_as_a_server_had_ended_is_run_again(tmp_path: Path) -> None:
+    """Shared servers are started again for it; a server that the test itself ended is no excuse."""
+    printed = run_pytest(tmp_path, CRASH)
+    assert "1 failed, 2 passed" in printed, printed
+    assert "FAILED test_file.py::test_ended_on_purpose" in printed
+    for name in ("shared", "own"):
+        assert f"test_file.py::test_{name}: memcached ended by itself; its log says at the end:" in printed
+    assert len((tmp_path / "crashes").read_text()) == 4
+
+
+def test_a_watcher_that_is_stopped_writes_it_down(tmp_path: Path) -> None:
+    """From when to when, on the monotonic clock; and it ends with the one that started it."""
+    journal = tmp_path / "journal"
+    began = time.monotonic()
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", "-c", WATCH, journal, "0.3"])
+    try:
+        time.sleep(0.5)  # until it watches
+        watcher.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        watcher.send_signal(signal.SIGCONT)
+        until(journal.exists)
+        start, end = map(float, journal.read_text().splitlines()[0].split())
+        assert began < start < end - 0.3 < time.monotonic()
+        others = Path(f"/proc/{watcher.pid}/task/{watcher.pid}/children").read_text().split()
+    finally:
+        watcher.kill()
+        watcher.wait()
+    until(lambda: not any(Path(f"/proc/{other}").exists() for other in others))
+
+
+@pytest.mark.parametrize("stolen, said", [(6, ""), (300, "the machine's host took 31% of its time")])
+def test_what_the_host_takes_is_told(monkeypatch: pytest.MonkeyPatch, stolen: int, said: str) -> None:
+    """As the kernel counts it, for all processors."""
+    monkeypatch.delenv("DIBS_TEST_STANDSTILLS", raising=False)
+    before = moment("cpu  100 20 30 4000 50 0 60 700 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1")
+    after = moment(f"cpu  400 20 230 4150 60 0 60 {700 + stolen} 19 19\ncpu0 1 1 1 1 1 1 1 1 1 1")
+    assert kept_from_running(before, after) == said
+
+
+def test_this_machine_counts_or_does_not() -> None:
+    """Nothing is stolen where the kernel counts nothing."""
+    before = moment()
+    assert moment().ticks >= before.ticks
+    assert moment("cpu 0 0 0 0 0 0 0 0").ticks == 0
