@@ -138,17 +138,21 @@ async def a_leader_names_its_successor(face: Face) -> None:
     leader = await elected(face, face.client().election("heir", value="old", ttl=20))
     order: list[tuple[int, Any, bool]] = []
     looker = face.client()
+    resigned = asyncio.Event()
 
     async def campaign(value: Any) -> None:
         async with face.holding(face.client().election("heir", value=value, ttl=20).lead()) as term:
             order.append((term.number, term.value, leader.held))
-            await asyncio.sleep(0.3)
+            await resigned.wait()  # who resigns looks from time to time, and has to see the next term
 
     standbys = []
     for number, value in enumerate([{"port": 1}, {"port": 2}, {"port": 3}]):
         standbys.append(task(campaign(value)))
         await stand_by(face, looker, "heir", number + 1)
-    equal(await face.do(leader.resign, to={"port": 3}, timeout=PATIENCE_S), True, "whether the third took over")
+    try:
+        equal(await face.do(leader.resign, to={"port": 3}, timeout=PATIENCE_S), True, "whether the third took over")
+    finally:
+        resigned.set()
     equal((leader.held, leader.lost.is_set()), (False, False), "held and lost of the old term")
     await asyncio.gather(*standbys)
     values = [value["port"] for _, value, _ in order]
