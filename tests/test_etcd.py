@@ -771,8 +771,9 @@ def test_another_endpoint_takes_over(own_etcd: EtcdServer) -> None:
 def test_a_server_killed_with_9_keeps_grants_and_tokens(own_etcd: EtcdServer) -> None:
     """kill -9 of the server while a lease is held and somebody waits: it goes on, then the waiter has its turn."""
     with dibs.connect(own_etcd.url(), patience=30) as client, dibs.connect(own_etcd.url(), patience=30) as other:
-        lease = client.lock("x", ttl=12).acquire()
+        lease = client.lock("x", ttl=20).acquire()
         assert lease is not None
+        other.ping()  # or, should the answer to its first request be lost, it is told at once: its address may be wrong
         got: list[Any] = []
         waiter = waiting_for(other, "x", got)
         eventually(lambda: [row.waiting for row in client.leases()] == [1])

@@ -283,7 +283,10 @@ def test_a_clock_that_stands_still_is_unavailable(memcached_url: str) -> None:
 
 def test_waiting_goes_on_through_an_outage(own_memcached: MemcachedServer) -> None:
     """A waiter outlives a restart shorter than its patience."""
-    with dibs.connect(own_memcached.url(), patience=30) as other, dibs.connect(own_memcached.url()) as client:
+    with (
+        dibs.connect(own_memcached.url(), patience=30) as other,
+        dibs.connect(own_memcached.url(), patience=30) as client,
+    ):
         lease = client.lock("x", ttl=20).acquire()
         assert lease is not None
         got: list[Any] = []

@@ -979,8 +979,8 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_mysql: MariaDBServer
 def test_a_lease_outlives_a_restart_of_the_server(own_mysql: MariaDBServer, driver: str) -> None:
     """Restarted while a lease is held: it is renewed afterwards, others stay out."""
     url = f"{own_mysql.create_database()}?driver={driver}"
-    with dibs.connect(url) as client, dibs.connect(url) as other:
-        lease = client.lock("x", ttl=6).acquire()
+    with dibs.connect(url, patience=30) as client, dibs.connect(url, patience=30) as other:
+        lease = client.lock("x", ttl=20).acquire()
         assert lease is not None
         own_mysql.restart()
         assert lease.held
@@ -988,7 +988,7 @@ def test_a_lease_outlives_a_restart_of_the_server(own_mysql: MariaDBServer, driv
         before = lease.trusted_until
         eventually(lambda: lease.trusted_until > before)
         lease.release()
-        with other.lock("x", timeout=5) as again:
+        with other.lock("x", timeout=20) as again:
             assert again.fencing_token == lease.fencing_token + 1
 
 

@@ -120,7 +120,7 @@ def test_a_success_outlives_its_process(url: str) -> None:
 
 def test_a_success_outlives_a_crash_of_postgresql(own_postgres: PostgresServer) -> None:
     """The server killed with -9 the moment after a success: nobody runs it again, as the mark was written to disk."""
-    with dibs.connect(own_postgres.url(), ttl=20) as client:
+    with dibs.connect(own_postgres.url(), ttl=20, patience=30) as client:
         for number in range(3):
             client.once("job", number, keep=KEEP_S).run(lambda: "done")
             own_postgres.kill()

@@ -192,8 +192,11 @@ def test_a_read_only_database_is_a_misconfiguration(postgres: PostgresServer, po
 
 def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
     """PostgreSQL restarted while a lease is held: the lease goes on, its token too, others stay out."""
-    with dibs.connect(own_postgres.url()) as client, dibs.connect(own_postgres.url()) as other:
-        lease = client.lock("x", ttl=6).acquire()
+    with (
+        dibs.connect(own_postgres.url(), patience=30) as client,
+        dibs.connect(own_postgres.url(), patience=30) as other,
+    ):
+        lease = client.lock("x", ttl=20).acquire()
         assert lease is not None
         own_postgres.restart()
         assert lease.held
@@ -201,7 +204,7 @@ def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) 
         before = lease.trusted_until
         eventually(lambda: lease.trusted_until > before)  # a renewal has reached the restarted server
         lease.release()
-        again = other.lock("x").acquire(timeout=5)
+        again = other.lock("x").acquire(timeout=20)
         assert again is not None
         assert again.fencing_token == lease.fencing_token + 1
         again.release()
@@ -209,7 +212,10 @@ def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) 
 
 def test_a_server_killed_with_9_keeps_grants_and_tokens(own_postgres: PostgresServer) -> None:
     """kill -9 of the server: an acknowledged grant is still there afterwards, and tokens go on rising."""
-    with dibs.connect(own_postgres.url()) as client, dibs.connect(own_postgres.url()) as other:
+    with (
+        dibs.connect(own_postgres.url(), patience=30) as client,
+        dibs.connect(own_postgres.url(), patience=30) as other,
+    ):
         lock = client.lock("x", ttl=20)
         for _ in range(5):
             lease = lock.acquire()
@@ -261,9 +267,13 @@ def test_a_stopped_server_ends_trust_by_the_clock(own_postgres: PostgresServer) 
 
 def test_waiting_goes_on_through_an_outage(own_postgres: PostgresServer) -> None:
     """A waiter outlives a restart shorter than its patience and is served when the holder lets go."""
-    with dibs.connect(own_postgres.url(), patience=30) as client, dibs.connect(own_postgres.url()) as other:
-        lease = client.lock("x", ttl=20).acquire()
+    with (
+        dibs.connect(own_postgres.url(), patience=30) as client,
+        dibs.connect(own_postgres.url(), patience=30) as other,
+    ):
+        lease = client.lock("x", ttl=30).acquire()
         assert lease is not None
+        other.ping()  # or, should the answer to its first request be lost, it is told at once: its address may be wrong
         got: list[Any] = []
         waiting = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=30)))
         waiting.start()

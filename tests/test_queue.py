@@ -383,7 +383,7 @@ def test_a_first_answer_that_comes_too_late_ends_no_worker(between: Between) -> 
 
 def test_a_paused_process_begins_no_job_it_has_lost(between: Between, client: dibs.Client) -> None:
     """What waited for a worker until its claim was over is left to others."""
-    queue, others = client.queue("a", ttl=1), client.queue("a", ttl=20)
+    queue, others = client.queue("a", ttl=5), client.queue("a", ttl=20)
     begun: list[Any] = []
 
     def work(job: dibs.Job) -> None:

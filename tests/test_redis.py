@@ -336,6 +336,7 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_redis: RedisServer) 
     """kill -9 with appendfsync=always: lease and token are there afterwards, and whoever waited gets its turn."""
     with dibs.connect(own_redis.url(), patience=30) as client, dibs.connect(own_redis.url(), patience=30) as other:
         lease = granted(client.lock("x", ttl=20))
+        other.ping()  # or, should the answer to its first request be lost, it is told at once: its address may be wrong
         with waiting(other, "x", client) as got:
             own_redis.kill()
             own_redis.start()
@@ -350,8 +351,8 @@ def test_a_server_killed_with_9_keeps_grants_and_tokens(own_redis: RedisServer) 
 
 def test_a_lease_outlives_a_restart_of_the_server(own_redis: RedisServer) -> None:
     """Redis restarted while a lease is held: renewals go on, others stay out."""
-    with dibs.connect(own_redis.url()) as client, dibs.connect(own_redis.url()) as other:
-        lease = granted(client.lock("x", ttl=6))
+    with dibs.connect(own_redis.url(), patience=30) as client, dibs.connect(own_redis.url(), patience=30) as other:
+        lease = granted(client.lock("x", ttl=20))
         own_redis.restart()
         assert lease.held
         assert other.lock("x").acquire(timeout=0) is None
