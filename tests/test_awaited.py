@@ -15,7 +15,7 @@ from dibs import fencing, rows
 from tests.awaited import KINDS, Awaited
 from tests.callers import TABLE, raw
 
-SHORT_S = 0.8
+SHORT_S = 1.2
 Body = Callable[[Awaited], Awaitable[None]]
 
 

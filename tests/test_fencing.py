@@ -65,8 +65,8 @@ from dibs import fencing
 from tests.callers import raw
 url, how = sys.argv[1:]
 client = dibs.connect(url)
-lease = client.lock("x", ttl=1).acquire()
 connection = raw(url)
+lease = client.lock("x", ttl=2).acquire()
 if how == "guarded":
     lease.guard(connection)
 lease.check()
@@ -147,7 +147,8 @@ def test_a_holder_stopped_in_its_transaction_keeps_others_out(url: str) -> None:
             assert client.lock("x").acquire(timeout=3) is None
             assert holder.go_on() == "committed"
             with client.lock("x", timeout=5) as lease:
-                assert lease.fencing_token == holder.token + 1
+                # (A request of the first attempt may have been granted after its time, and given back.)
+                assert lease.fencing_token > holder.token
                 assert look(url)[0] == "late"
     finally:
         holder.close()

@@ -18,13 +18,14 @@ from psycopg.rows import dict_row
 import dibs
 from dibs import fencing
 from dibs.stores import sqlite_file
+from dibs.stores.mysql_pins import Pins
 from dibs.testing.case import within
 from tests.callers import KINDS, TABLE, Caller, _of_driver, django_connection, raw
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually
 
 # Of a lease that a case wants to see end. It is taken with renew=False: what a holder is that was stopped.
-SHORT_S = 0.8
+SHORT_S = 1.2
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SERVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 
@@ -551,6 +552,25 @@ def _count(url: str, guarded: bool, until: float, seed: int) -> int:
                 with suppress(dibs.LeaseLost):
                     lease.release()
     return done
+
+
+@pytest.mark.parametrize("kind", ["pymysql"])
+def test_the_row_of_a_lease_that_is_over_is_not_made_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer deletes the row before it is locked, as the lease has ended: it is lost, and nobody waits."""
+    made = Pins.make
+
+    def late(pins: Pins, *arguments: Any) -> str:
+        lock = made(pins, *arguments)
+        over()
+        scene.enters().release()
+        return lock
+
+    monkeypatch.setattr(Pins, "make", late)
+    caller, lease = scene.caller(), scene.short()
+    caller.run("SELECT count(*) FROM resource")
+    with pytest.raises(dibs.LeaseLost):
+        lease.guard(caller.given)
+    caller.rollback()
 
 
 @server_scenes

@@ -134,7 +134,7 @@ def test_a_grant_whose_answer_was_lost_is_given_back(url: str) -> None:
         if lost and any(isinstance(request, Acquire) for request in requests):
             raise StoreUnavailable("the answer was lost")
 
-    with between.client(ttl=60) as client, between.client(ttl=60, request_timeout=0.3, patience=0.6) as other:
+    with between.client(ttl=60) as client, between.client(ttl=60, request_timeout=1, patience=2) as other:
         first = had(client.semaphore("lost", 2))
         other.ping()
         between.after = lose

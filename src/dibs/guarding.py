@@ -117,7 +117,10 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
             hold.pins = (*(earlier for earlier in hold.pins if earlier.blocks_all()), door)
             locked: Answer = yield Said(pin.lock)
             if pin.decides or locked.rows:
-                break  # (On MySQL somebody may have deleted the row before it was locked, for an earlier lease's.)
+                break
+            # On MySQL somebody has deleted the row before it was locked. For an earlier lease's: it is made again. But
+            # not for one that is over: that would wait for the transaction that has looked for it (REPEATABLE READ).
+            lease.check()
         if pin.decides and locked.rows:
             # That transaction alone can write the lease now; a renewal would wait for it.
             pinned = (
