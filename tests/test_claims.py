@@ -202,7 +202,7 @@ def test_items_whose_release_is_unknown_are_not_lost(sqlite_url: str) -> None:
 
 def test_a_batch_that_is_dropped_ends_by_its_ttl(client: dibs.Client, other: dibs.Client) -> None:
     """A batch that nobody holds any more is not renewed; a warning says so, and its ttl frees it."""
-    batches = [client.claims("rows", ttl=1, renew=True).take(range(3))]
+    batches = [client.claims("rows", ttl=3, renew=True).take(range(3))]
     assert len(batches[0]) == 3
     with pytest.warns(ResourceWarning, match="dropped without release"):
         batches.clear()

@@ -256,7 +256,8 @@ class LeaseFacts:
         hold = getattr(self, "_hold", None)
         if hold is not None and hold.state == HELD and self._session.pid == os.getpid():
             hold.orphan = True
-            if not self._session.closed:
+            # (One that has just run out, and is not marked as lost yet, was not dropped too early.)
+            if not self._session.closed and self._session.clock.now() < hold.trusted_until:
                 import warnings
 
                 warnings.warn(
