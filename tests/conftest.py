@@ -9,11 +9,6 @@ import hypothesis
 import pytest
 
 import dibs as library
-from tests.again import (  # noqa: F401 - these are hooks
-    pytest_runtest_logreport,
-    pytest_runtest_protocol,
-    pytest_terminal_summary,
-)
 from tests.command_line import Dibs
 from tests.servers import process
 from tests.servers.etcd import EtcdServer
@@ -22,7 +17,9 @@ from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.servers.zookeeper import ZooKeeperServer
-from tests.standstill import pytest_configure, pytest_unconfigure  # noqa: F401 - these are hooks
+
+# A test that fails need not be wrong: see there.
+pytest_plugins = ("tests.standstill", "tests.again", "tests.alone")
 
 # Real stores answer when they answer; a test that hangs is ended by pytest-timeout.
 hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)

@@ -83,20 +83,40 @@ def test_ended_on_purpose(own):
 """
 
 
-def run_pytest(folder: Path, text: str, *more: str) -> str:
-    """What the tests of a file print, in a pytest with the hooks of ours."""
-    (folder / "test_file.py").write_text(text)
+# Fails in a worker (of several at once), and by itself as often as it is told to.
+CROWD = """
+import os
+
+def fails(name, alone):
+    with open(name, "a") as file:
+        file.write("x")
+    crowded = "PYTEST_XDIST_WORKER" in os.environ
+    assert not crowded and os.path.getsize(name) > 1 + alone, "too late"
+
+def test_late():
+    fails("late", 0)
+
+def test_fine():
+    pass
+"""
+
+
+def run_pytest(folder: Path, text: str, *more: str, passes: bool | None = None, name: str = "test_file.py") -> str:
+    """What the tests of a file print, in a pytest with the hooks of ours; whether it passes."""
+    (folder / name).write_text(text)
     (folder / "conftest.py").write_text(CALM)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.standstill", "-p", "tests.again", "-p", "no:cacheprovider"]
+    plugins = [part for name in ("standstill", "again", "alone") for part in ("-p", f"tests.{name}")]
     ran = subprocess.run(
-        [*command, "-q", *more, "test_file.py"],
+        [sys.executable, "-m", "pytest", *plugins, "-p", "no:cacheprovider", "-q", *more, name],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
-    return ran.stdout + ran.stderr
+    printed = ran.stdout + ran.stderr
+    assert passes in (None, ran.returncode == 0), printed
+    return printed
 
 
 @pytest.mark.parametrize("more", [(), ("-n", "1")], ids=["alone", "a worker"])
@@ -127,6 +147,43 @@ def test_what_failed_as_a_server_had_ended_is_run_again(tmp_path: Path) -> None:
     for name in ("shared", "own"):
         assert f"test_file.py::test_{name}: memcached ended by itself; its log says at the end:" in printed
     assert len((tmp_path / "crashes").read_text()) == 4
+
+
+def test_what_failed_in_the_crowd_is_run_by_itself(tmp_path: Path) -> None:
+    """It has to pass three times; the run passes then, and shows what had failed."""
+    printed = run_pytest(tmp_path, CROWD, "-n", "2", passes=True)
+    assert "AssertionError: too late" in printed, printed
+    assert "1 failed, 1 passed" in printed
+    assert "test_file.py::test_late: failed beside others (see above), and passed 3 times by itself" in printed
+    assert len((tmp_path / "late").read_text()) == 4
+
+
+@pytest.mark.parametrize(
+    "more, text, times",
+    [
+        (("-n", "2"), CROWD.replace('"late", 0', '"late", 1'), 2),  # fails by itself, too
+        (("-n", "2", "-x"), CROWD, 1),  # some have not run
+        (
+            ("-n", "2", "-o", "timeout=0.5"),
+            CROWD.replace("assert", "__import__('time').sleep(1)\n    assert"),
+            1,
+        ),  # it hung
+        (("-n", "2"), CROWD + "".join(f"\ndef test_{n}():\n    fails('more', 0)\n" for n in range(5)), 1),  # too many
+        (("-n", "1"), CROWD, 1),  # there was no crowd
+        ((), CROWD.replace("crowded =", "crowded = True or"), 1),
+    ],
+)
+def test_what_fails_by_itself_fails(tmp_path: Path, more: tuple[str, ...], text: str, times: int) -> None:
+    """Or when it hung, when it was among many, when not everything has run, or when nothing else did."""
+    assert "failed" in run_pytest(tmp_path, text, *more, passes=False)
+    assert len((tmp_path / "late").read_text()) == times
+
+
+def test_what_nothing_may_make_fail_is_not_run_by_itself(tmp_path: Path) -> None:
+    """Chaos and simulation."""
+    printed = run_pytest(tmp_path, CROWD, "-n", "2", passes=False, name="test_chaos.py")
+    assert "1 failed, 1 passed" in printed, printed
+    assert len((tmp_path / "late").read_text()) == 1
 
 
 def test_a_watcher_that_is_stopped_writes_it_down(tmp_path: Path) -> None:
