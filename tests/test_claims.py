@@ -358,7 +358,7 @@ def test_a_stream_pauses_when_there_is_nothing(client: dibs.Client) -> None:
 KILLED = """
 import dibs, os, signal, sys
 with dibs.connect(sys.argv[1]) as client:
-    batch = client.claims("rows", ttl=0.3, max_tries=2).take(["poison"])
+    batch = client.claims("rows", ttl=1.5, max_tries=2).take(["poison"])
     assert batch.won == ["poison"], batch
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -466,7 +466,8 @@ def test_ctrl_c_while_tries_are_counted_gives_back(sqlite_url: str, other: dibs.
 
 def test_what_an_old_holder_sends_late_forgets_no_tries(client: dibs.Client, other: dibs.Client) -> None:
     """The end of a tally that arrives when another counts on finds another claim there, and changes nothing."""
-    old = client.claims("rows", ttl=0.2, max_tries=2).take([1])
+    client.ping()
+    old = client.claims("rows", ttl=0.6, max_tries=2).take([1])
     (late,) = old.items
     eventually(lambda: not other.leases("rows/"), "expired")
     with other.claims("rows", max_tries=2).take([1]) as batch:

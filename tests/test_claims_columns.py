@@ -331,7 +331,7 @@ def test_tasks_claim_rows(yard: Yard) -> None:
 
 WORKER = """
 import sys, time, dibs
-with dibs.connect(sys.argv[1]).claims("event", mode="columns", ttl=1).take([1, 2]) as batch:
+with dibs.connect(sys.argv[1]).claims("event", mode="columns", ttl=3).take([1, 2]) as batch:
     print(batch.token, flush=True)
     time.sleep(60)
 """
@@ -498,7 +498,9 @@ def test_a_late_done_cannot_be_committed(caller: tuple[Yard, Caller]) -> None:
 def test_a_row_is_done_after_its_ttl(caller: tuple[Yard, Caller]) -> None:
     """From done on, others are kept out until the transaction has ended, also when its ttl is over before that."""
     yard, mine = caller
-    with yard.claims(ttl=1).take([1]) as batch:
+    claims = yard.claims(ttl=1)
+    claims.take([2]).release()  # connected, and the table known
+    with claims.take([1]) as batch:
         item = next(batch)
         item.done(connection=mine.given)
         time.sleep(1.1)  # the ttl, by any clock

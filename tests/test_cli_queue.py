@@ -243,7 +243,7 @@ def test_taken_jobs_are_ended_by_another_process(dibs: Dibs, client: library.Cli
 def test_a_taken_job_that_nobody_ends_is_handed_out_again(dibs: Dibs) -> None:
     """After the ttl, with a greater token; the old one is refused then."""
     dibs("put", "q", "1")
-    (old,) = taken(dibs, "q", "--ttl", "0.5")
+    (old,) = taken(dibs, "q", "--ttl", "2")
     (new,) = taken(dibs, "q", "--ttl", "60", "--timeout", "10")
     assert new["id"] == old["id"]
     assert new["token"] > old["token"]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.notes import MARK
 from dibs.standby import SEAT_TTL_S
+from dibs.store import Transfer
 from dibs.stores.sqlite import SQLiteStore
 from dibs.succession import SPARE_S
 from dibs.waiting import NOTE_AFTER_S
@@ -261,6 +262,26 @@ def test_a_successor_that_is_not_seen_at_first(sqlite_url: str, monkeypatch: pyt
         monkeypatch.setattr(SQLiteStore, "leases", blinking)
         assert term.resign(to="two", timeout=10)
         assert standby.result(10).value == "two"
+
+
+def test_a_successor_that_is_quicker_than_the_answer(sqlite_url: str) -> None:
+    """The answer to the offer is lost, and before the store is asked again the offer has been taken up."""
+    between = Between(sqlite_url)
+
+    def lose(requests: Sequence[Any]) -> None:
+        if isinstance(requests[0], Transfer):
+            between.after = lambda requests: None
+            assert standby.result(10).value == "two"
+            raise dibs.StoreUnavailable("the connection was lost", maybe_applied=True)
+
+    with between.client() as ours, dibs.connect(sqlite_url) as theirs, ThreadPoolExecutor(1) as pool:
+        term = won(ours.election("chief", value="one"))
+        standby = pool.submit(won, theirs.election("chief", value="two"))
+        eventually(lambda: waiting(ours, "chief") == 1, "the standby does not stand by")
+        between.after = lose
+        assert term.resign(to="two", timeout=10)
+        assert (term.held, standby.result(10).held) == (False, True)
+        assert not term.lost.is_set()
 
 
 def test_a_dead_standby_makes_room(client: dibs.Client, sqlite_url: str, candidates: list[Candidate]) -> None:
@@ -726,6 +747,7 @@ def test_an_observer_reads_at_most_once_a_second(sqlite_url: str, monkeypatch: p
         return leases(store, *args)
 
     with dibs.connect(sqlite_url) as looker, dibs.connect(sqlite_url, ttl=20) as client:
+        looker.ping()  # its interval begins with the asking
         monkeypatch.setattr(SQLiteStore, "leases", counted)
         leaders = looker.election("busy").observe()
         seen = [next(leaders)]

@@ -47,12 +47,12 @@ def test_the_names_are_those_of_capabilities() -> None:
 
 def test_what_is_kept_changes_nothing(sqlite_url: str) -> None:
     """A store that keeps what is required works as without: locks, operators, renewals, both faces."""
-    url = f"{sqlite_url}?require=durable,survives_restart,fencing_token,waiting_line&ttl=0.5"
+    url = f"{sqlite_url}?require=durable,survives_restart,fencing_token,waiting_line&ttl=2"
     with library.connect(url) as client:
         lease = acquire(client)
         assert client.capabilities.durable
         assert [record.fencing_token for record in client.leases()] == [lease.fencing_token]
-        assert not lease.lost.wait(1.2)
+        assert not lease.lost.wait(2.5)
         assert client.lock("x").acquire(timeout=0) is None
         lease.release()
         assert client.purge(0) == 1

@@ -179,6 +179,7 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
     """A grant that nobody took in hand, found by a renewer that is held up before it has given it back."""
     found, go_on = threading.Event(), threading.Event()
     client = between.client()
+    client.ping()
     session = client._desk.session()
     give_back = session.renewer._give_back
 
@@ -188,7 +189,7 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
         give_back(hold)
 
     monkeypatch.setattr(session.renewer, "_give_back", held_up)
-    ask = session.wish("default:late", client.lock("late", ttl=0.1)._core.terms, "somebody", False)
+    ask = session.wish("default:late", client.lock("late", ttl=0.5)._core.terms, "somebody", False)
     session.submit(ask)
     assert session.wait(ask, 10)
     assert found.wait(10)

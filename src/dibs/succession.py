@@ -75,6 +75,10 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         request = Transfer(hold.key, claim, ttl, session.holder, hold.claim_id, info)
         outcome = yield from _answered(session, request)
         if isinstance(outcome, Gone):
+            # It may have been taken up before the store was asked again, after an answer that was lost.
+            record = yield from _look(session, hold.key)
+            if record is not None and record.fencing_token > lease.fencing_token and _leads(record, to):
+                return True
             # Where it is pinned (guard), it is nobody's to hand over: it is free when that transaction has ended.
             if not hold.pins or isinstance((yield from _answered(session, session.keeper.release_of(hold))), Gone):
                 session.keeper.found_gone(hold)
