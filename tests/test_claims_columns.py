@@ -401,7 +401,7 @@ def test_a_renewal_does_not_wait_for_a_transaction(served: Yard) -> None:
 
 def test_a_release_that_waits_for_a_row_keeps_nobody_waiting(served: Yard) -> None:
     """While a release is asked for again and again, other calls go on; in the end it is left to the ttl."""
-    client = served.client(patience=1)
+    client = served.client(patience=4)
     with closing(raw(served.plain)) as connection:
         batch = served.claims(client).take([1, 2])
         connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")
@@ -498,12 +498,12 @@ def test_a_late_done_cannot_be_committed(caller: tuple[Yard, Caller]) -> None:
 def test_a_row_is_done_after_its_ttl(caller: tuple[Yard, Caller]) -> None:
     """From done on, others are kept out until the transaction has ended, also when its ttl is over before that."""
     yard, mine = caller
-    claims = yard.claims(ttl=1)
+    claims = yard.claims(ttl=2)
     claims.take([2]).release()  # connected, and the table known
     with claims.take([1]) as batch:
         item = next(batch)
         item.done(connection=mine.given)
-        time.sleep(1.1)  # the ttl, by any clock
+        time.sleep(2.1)  # the ttl, by any clock
         with yard.client(patience=0.5) as other:
             try:
                 assert not yard.claims(other).take([1]).won
