@@ -401,7 +401,7 @@ def test_a_renewal_does_not_wait_for_a_transaction(served: Yard) -> None:
 
 def test_a_release_that_waits_for_a_row_keeps_nobody_waiting(served: Yard) -> None:
     """While a release is asked for again and again, other calls go on; in the end it is left to the ttl."""
-    client = served.client(patience=4)
+    client = served.client(patience=6)
     with closing(raw(served.plain)) as connection:
         batch = served.claims(client).take([1, 2])
         connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")

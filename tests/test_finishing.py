@@ -60,7 +60,7 @@ def test_what_is_left_stays_claimed(client: dibs.Client, other: dibs.Client) -> 
 def test_a_left_job_is_not_renewed(sqlite_url: str) -> None:
     """It is handed out again when its ttl is over, however long the process that left it lives."""
     with dibs.connect(sqlite_url) as client:
-        queue = client.queue("q", ttl=0.3)
+        queue = client.queue("q", ttl=1)
         queue.put(1)
         batch = queue.take()
         batch.leave()

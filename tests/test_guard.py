@@ -309,10 +309,10 @@ def test_renewals_go_on_and_others_are_not_delayed(scene: Scene) -> None:
 def test_a_lease_that_is_lost_keeps_others_out(scene: Scene) -> None:
     """When the trust ends while the transaction is open, dibs gives the lease back, and the pin is looked at still."""
     caller = scene.caller()
-    lease = scene.holder.lock("x", max_hold=SHORT_S, ttl=30).acquire()
+    lease = scene.holder.lock("x", max_hold=2.5, ttl=30).acquire()
     assert lease is not None
     lease.guard(caller.given)
-    assert lease.lost.wait(5)
+    assert lease.lost.wait(10)
     over(0.2)
     assert scene.kept_out()
     caller.commit()

@@ -95,7 +95,7 @@ async def puts_have_an_order_and_a_time(face: Face) -> None:
     equal(await counts(face, queue), (6, 2, 0, 0), "ready, later, claimed, dead")
     equal(await rest(face, queue), ["past", "c", "d", "e", "a", "b"], "in their order")
     equal([job.payload for job in await face.do(queue.jobs, "later")], ["late", "at"], "what is due later")
-    await face.do(queue.put, "soon", delay=0.3)
+    await face.do(queue.put, "soon", delay=1.2)
     equal(len(await face.do(queue.take)), 0, "before it is due")
     job = await one(face, queue)
     equal(job.payload, "soon", "when it is due, to whoever waits")

@@ -162,7 +162,7 @@ async def groups_are_worked_in_order(face: Face) -> None:
     equal([job.payload for job in batch.won], ["a1", "b1", "free"], "the first of each group, and what has none")
     equal(len(await face.do(queues[1].take, 9)), 0, "for others meanwhile")
     a1, b1, free = batch.won
-    await face.do(a1.fail, "again", retry_in=SHORT_S)
+    await face.do(a1.fail, "again", retry_in=2 * SHORT_S)
     equal(len(await face.do(queues[1].take, 9)), 0, "while the first waits for its next try")
     await face.do(free.done)
     a1 = await one(face, queues[1])

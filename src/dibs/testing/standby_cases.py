@@ -90,9 +90,11 @@ async def the_longest_standby_is_replaced(face: Face) -> None:
 
     fourth = task(lead())
     equal(await asyncio.wait_for(standbys[1], 2 * PATIENCE_S), None, "the campaign of the second")
+    await stand_by(face, looker, "fresh", 2)
     await asyncio.sleep(pause_s)  # as above
     fifth = task(face.do(face.client().election("fresh", value=4, **how).campaign))
     equal(await asyncio.wait_for(standbys[2], 2 * PATIENCE_S), None, "the campaign of the third")
+    await stand_by(face, looker, "fresh", 2)
     await asyncio.sleep(pause_s)  # as above
     sixth = task(face.do(face.client().election("fresh", value=5, **how).campaign))
     with raises(LockTimeout) as caught:
