@@ -164,10 +164,11 @@ def test_what_failed_in_the_crowd_is_run_by_itself(tmp_path: Path) -> None:
         (("-n", "2"), CROWD.replace('"late", 0', '"late", 1'), 2),  # fails by itself, too
         (("-n", "2", "-x"), CROWD, 1),  # some have not run
         (
-            ("-n", "2", "-o", "timeout=0.5"),
-            CROWD.replace("assert", "__import__('time').sleep(1)\n    assert"),
+            ("-n", "2", "-o", "timeout=3"),
+            CROWD.replace("assert", "__import__('time').sleep(30)\n    assert"),
             1,
         ),  # it hung
+        (("-n", "2"), CROWD.replace("assert", "not crowded or os._exit(1)\n    assert"), 1),  # its process ended
         (("-n", "2"), CROWD + "".join(f"\ndef test_{n}():\n    fails('more', 0)\n" for n in range(5)), 1),  # too many
         (("-n", "1"), CROWD, 1),  # there was no crowd
         ((), CROWD.replace("crowded =", "crowded = True or"), 1),
