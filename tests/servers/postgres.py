@@ -57,7 +57,9 @@ class PostgresServer(Server):
 
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         self._programs = find_postgres()
-        self._settings = {"max_connections": 200, "log_line_prefix": "%m [%p] %q%u@%d ", **(settings or {})}
+        # Shared memory that lies in the data folder goes with it, also when the server is killed and not started again.
+        ours = {"max_connections": 200, "log_line_prefix": "%m [%p] %q%u@%d ", "dynamic_shared_memory_type": "mmap"}
+        self._settings = {**ours, **(settings or {})}
         self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
         self._databases = 0
         #: The superuser's. Each test has a database of its own, and two logins for it take as long as it does.
