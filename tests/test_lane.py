@@ -12,6 +12,7 @@ from dibs.clock import Deadline, RealBell, RealClock
 from dibs.errors import StoreUnavailable
 from dibs.lane import Lane
 from dibs.store import RELEASED, Acquire, Granted, Release, StoreBusy
+from tests.test_api import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -309,6 +310,27 @@ def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
     world.end()
 
 
+def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world: World) -> None:
+    """Its own attempt would keep it for one request's time more."""
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+    late = Ask(Release("late", "claim-late"), world.clock.now())
+
+    def fail() -> None:
+        with world.mutex:
+            world.lane.put(late)
+        raise StoreUnavailable("away for a moment")
+
+    world.shop.during = once(fail)
+    (stays,) = world.put(acquire("stays"))
+    world.lane.start()
+    assert world.answered(stays, late)
+    assert isinstance(late.error, StoreUnavailable)
+    assert not late.error.maybe_applied
+    assert [[request.name for request in call] for call in world.shop.calls[1:]] == [["stays"], ["stays"]]
+    world.end()
+
+
 # -- who serves -------------------------------------------------------------------------------------------------------
 
 
@@ -424,4 +446,25 @@ def test_a_closed_lane_serves_what_was_queued(world: World) -> None:
     assert world.answered(*asks)
     assert ended.wait(world.clock, WAIT_S)
     assert asks[1].outcome == RELEASED
+    world.end()
+
+
+def test_closing_does_not_wait_for_what_nobody_waits_for(world: World) -> None:
+    """What cleans up after a failure is tried on; whoever closes the client need not wait for it."""
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+
+    def fail() -> None:
+        raise StoreUnavailable("away")
+
+    world.shop.during = fail
+    undo = Ask(Release("a", "claim-a"), world.clock.now() + 60.0)
+    undo.afterwards = True
+    with world.mutex:
+        world.lane.put(undo)
+    world.lane.start()
+    eventually(lambda: undo.trouble is not None, "no attempt has failed")
+    assert world.lane.close().settled
+    world.shop.during = lambda: None
+    assert world.answered(undo)
     world.end()

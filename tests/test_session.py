@@ -6,16 +6,17 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import dibs
 import dibs.waiting
 from dibs.clock import RealClock, boot_now
-from dibs.errors import LeaseLost
+from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
-from dibs.store import Granted, Release, Renew
+from dibs.store import Acquire, Granted, Release, Renew
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.test_api import eventually
@@ -136,6 +137,135 @@ def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatc
         lease = waits.result(10)
         assert lease is not None
         lease.release()
+
+
+def test_a_release_beside_the_acquire_that_is_refused_makes_it_ask_again(
+    between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter may travel in one call with the release it waits for, before it: then it asks once more."""
+    monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)
+    monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 30.0)
+    watch = Signal()
+    between.watch = lambda: watch
+    with between.client(ttl=60) as client, between.client(ttl=60) as other, ThreadPoolExecutor(4) as pool:
+        session = client._desk.session()
+        taken = other.lock("taken").acquire()
+        assert taken is not None
+        waits = pool.submit(client.lock("taken").acquire)  # so that the watch is open
+        assert watch.looked.wait(10)
+        lock = client.lock("short")
+        first = lock.acquire()
+        assert first is not None
+        holdup = Holdup(lambda requests: requests[0].name.endswith(":other"))
+        between.before = holdup
+        busy = pool.submit(client.lock("other").acquire)
+        assert holdup.reached.wait(10)
+        second = pool.submit(lock.acquire)
+        eventually(lambda: len(session.lane._queue) == 1, "nobody asks")
+        released = pool.submit(first.release)
+        eventually(lambda: len(session.lane._queue) == 2, "nobody releases")
+        session.lane._releases_only = True  # as after a call of releases alone
+        holdup.go_on()
+        assert released.result(10)
+        assert [Acquire, Release] in [[type(request) for request in call] for call in between.calls]
+        for granted in (second, busy):
+            lease = granted.result(10)
+            assert lease is not None
+            lease.release()
+        taken.release()
+        watch.tell("default:taken")
+        lease = waits.result(10)
+        assert lease is not None
+        lease.release()
+
+
+def test_who_falls_asleep_during_a_look_is_looked_for(between: Between) -> None:
+    """A store may tell a change only once, so it must be asked about everybody who waits by then."""
+    looked: list[Collection[str]] = []
+    ready = threading.Event()
+
+    class Look(Signal):
+        interval_s: float | None = 0.001
+
+        def fileno(self) -> int:
+            if len(client._desk.session().waiting._asleep) == 1 and not looked:
+                super().fileno()
+                assert ready.wait(10)
+            return super().fileno()
+
+        def changed(self, names: Collection[str]) -> Collection[str]:
+            if ready.is_set():
+                looked.append(list(names))
+            return ()
+
+    watch = Look()
+    between.watch = lambda: watch
+    with between.client(ttl=60) as client, between.client(ttl=60) as other, ThreadPoolExecutor(2) as pool:
+        held = [other.lock(name).acquire() for name in ("first", "second")]
+        waits = [pool.submit(client.lock("first").acquire, timeout=5)]
+        assert watch.looked.wait(10)
+        waits.append(pool.submit(client.lock("second").acquire, timeout=5))
+        eventually(lambda: len(client._desk.session().waiting._asleep) == 2, "it does not sleep")
+        ready.set()
+        eventually(lambda: bool(looked), "nobody looks")
+        assert set(looked[0]) == {"default:first", "default:second"}
+        for lease in held:
+            assert lease is not None
+            lease.release()
+        for granted in waits:
+            assert granted.result(10) is not None
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["first in line", "behind another"])
+def test_an_answer_that_is_old_says_nothing_of_now(
+    between: Between, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    """Who waited in vain while the store was away is told that, not who held the name before."""
+    monkeypatch.setattr(dibs.waiting, "FRESH_S", 0.3)
+    monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 0.05)
+    monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 0.1)
+    away = threading.Event()
+
+    def before(requests: Sequence[object]) -> None:
+        if away.is_set():
+            raise StoreUnavailable("away")
+
+    between.before = before
+    with (
+        dibs.connect(between.address.shown, ttl=60) as other,
+        between.client(ttl=60, request_timeout=0.5, patience=60) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = other.lock("held").acquire()
+        assert held is not None
+        lock = client.lock("held")
+        waiting = client._desk.session().waiting
+        waits = pool.submit(lock.acquire, timeout=60) if behind else None
+        if behind:
+            eventually(lambda: bool(waiting._asleep), "it does not sleep")
+        threading.Timer(0.0 if behind else 0.5, away.set).start()
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            lock.acquire(timeout=1.5)
+        away.clear()
+        client.ping()  # the store is asked again
+        with pytest.raises(dibs.LockTimeout, match="is held by"):
+            with client.lock("held", timeout=0.2):
+                pass
+        held.release()
+        if waits is not None:
+            assert waits.result(10) is not None
+
+
+def test_who_looks_again_and_again_for_a_loss_leaves_nothing_behind(between: Between) -> None:
+    """A wait that is over is not called any more, however often there was one."""
+    with between.client(ttl=60) as client:
+        lease = client.lock("watched").acquire()
+        assert lease is not None
+        for _ in range(3):
+            assert not lease.lost.wait(0.01)
+            assert not lease.lost.wait(0)
+        assert not lease._hold.listeners
+        assert lease.release()
 
 
 def test_a_loss_is_told_while_a_renewal_hangs(between: Between) -> None:

@@ -38,6 +38,8 @@ class Ask:
     kind = LEASES
     #: Bytes of payload it carries.
     weight = 0
+    #: It cleans up after one that has failed: nobody waits for it.
+    afterwards = False
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False
     #: What it is told when a transaction has locked its row; None: it is asked for again.

@@ -199,16 +199,26 @@ class JobFacts:
             return False
         return self.id in self._hold.lost or (self.id in self._hold.live and self._hold.state == LOST)
 
-    def _when_over(self, listener: Callable[[], None]) -> None:
-        """Call it when the job is finished or lost, or at once; it takes no lock of dibs, and may be called twice."""
+    def _when_over(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call it when the job is finished or lost, or at once; it takes no lock of dibs, and may be called twice.
+
+        Returns what to call when nobody listens any more.
+        """
         with self._session.mutex:
             listeners = self._hold.live.get(self.id)
             if listeners is not None:
                 listeners.append(listener)
         if listeners is None:
             listener()
-        else:
-            self._session.keeper.when_over(self._hold, listener)
+            return lambda: None
+        unlisten = self._session.keeper.when_over(self._hold, listener)
+
+        def forget() -> None:
+            unlisten()
+            with self._session.mutex:
+                listeners[:] = [other for other in listeners if other is not listener]
+
+        return forget
 
     def _why(self) -> str:
         job = f"job {self.id} of {self.queue!r} (token {self.fencing_token})"

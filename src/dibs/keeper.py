@@ -296,13 +296,22 @@ class Keeper:
         self.lose(hold, hold.why_over())
         return True
 
-    def when_over(self, hold: Hold, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the hold is released or lost, or at once when it is over already."""
+    def when_over(self, hold: Hold, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` when the hold is released or lost, or at once when it is over already.
+
+        Returns what to call when nobody listens any more.
+        """
         with self._mutex:
             if hold.state == HELD:
                 hold.listeners = [*(hold.listeners or ()), listener]
-                return
+                return lambda: self._unlisten(hold, listener)
         listener()
+        return lambda: None
+
+    def _unlisten(self, hold: Hold, listener: Callable[[], None]) -> None:
+        with self._mutex:
+            if hold.listeners is not None:
+                hold.listeners = [other for other in hold.listeners if other is not listener]
 
     def close(self, now: float) -> tuple[list[Ask], list[Callable[[], None]]]:
         """End every hold, under the mutex: the asks that tell the store, and the listeners that are to be called."""

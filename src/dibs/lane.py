@@ -206,6 +206,8 @@ class Lane:
         with self._mutex:
             self._closing = True
             self._ask_again()
+            if self._failures and all(ask.afterwards for ask in (*self._batch, *self._queue)):
+                self._ended.settle(None)  # the store is away, and nobody waits for what it is to be told yet
             idle = self._server is None and not self._queue and not self._batch
             if idle:
                 self._server = object()
@@ -429,8 +431,25 @@ class Lane:
                     ask.failed(error)
                 else:
                     again.append(ask)
+            if not busy:
+                self._give_up_queued(now, error)
         self._batch = again
         return pause if again or self._queue else 0.0
+
+    def _give_up_queued(self, now: float, error: Exception) -> None:
+        """What has waited behind failing calls for its whole patience has failed like them. Under the mutex."""
+        late = {ask: None for ask in self._queue if now >= ask.give_up_at}
+        if not late:
+            return
+        unsent = StoreUnavailable(str(error), maybe_applied=False)
+        for ask in late:  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
+            ask.dropped = True
+            ask.in_lane = False
+            if not ask.maybe_applied:
+                ask.trouble = unsent
+            ask.failed(unsent)
+        self._queue = [ask for ask in self._queue if ask not in late]
+        self._others = sum(ask.kind != LEASES for ask in self._queue)
 
     def _close_store(self) -> None:
         store, self._store = self._store, None

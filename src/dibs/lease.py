@@ -117,8 +117,8 @@ class LeaseFacts:
     def _is_lost(self) -> bool:
         return not self.held and self._hold.state != RELEASED
 
-    def _when_over(self, listener: Callable[[], None]) -> None:
-        self._session.keeper.when_over(self._hold, listener)
+    def _when_over(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return self._session.keeper.when_over(self._hold, listener)
 
     def _end(self) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""

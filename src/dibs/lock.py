@@ -154,11 +154,10 @@ class LockCore(Gripped[L]):
 def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bool]:
     """The time of an ask is over; whether it is settled once it has been answered, or the store had time to answer."""
     with session.mutex:  # an answer that is just being received is received before
-        if not ask.heard:
-            session.waiting.hurry(ask)
+        session.waiting.hurry(ask)
         if ask.heard:
             return ask.settled
-    # A first answer may take one request's time longer than the wait.
+    # An answer may take one request's time longer than the wait.
     answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
     yield session, ask, max(0.0, answer_s)
     with session.mutex:
@@ -167,8 +166,8 @@ def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bo
 
 def answered(session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
     """What became of an ask that is waited for no longer; None when the answer is "not now"."""
-    if not settled and not (ask.blocking and ask.heard):
-        waited = f"the store did not answer for {session.clock.now() - ask.started_at:.1f} s"
+    if not settled and not ask.heard:
+        waited = f"the store did not answer for {session.clock.now() - max(ask.started_at, ask.heard_at):.1f} s"
         raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
     if ask.error is not None:
         raise once_more(ask.error)

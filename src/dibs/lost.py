@@ -26,7 +26,7 @@ class Losable(Protocol):
     @property
     def _session(self) -> Session: ...
     def _is_lost(self) -> bool: ...
-    def _when_over(self, listener: Callable[[], None]) -> None: ...
+    def _when_over(self, listener: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class LostFacts:
@@ -55,19 +55,23 @@ class Lost(LostFacts):
         clock = self._leases[0]._session.clock
         until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
         gate: Gate | None = None
-        while not self.is_set() and (held := self._held()):
-            if gate is None:
-                gate = clock.gate()
-                tell = _once(gate.open)
-                for lease in held:
-                    lease._when_over(tell)
-            now = clock.now()
-            if until is not None and now >= until:
-                break
-            # Trust moves on with each renewal: its end as known now is the time for another look.
-            look_at = min(lease._hold.trusted_until for lease in held)
-            if gate.wait(look_at - now if until is None else min(look_at, until) - now):
-                gate = None
+        unlisten: list[Callable[[], None]] = []
+        try:
+            while not self.is_set() and (held := self._held()):
+                now = clock.now()
+                if until is not None and now >= until:
+                    break
+                if gate is None:
+                    gate = clock.gate()
+                    tell = _once(gate.open)
+                    unlisten += [lease._when_over(tell) for lease in held]
+                # Trust moves on with each renewal: its end as known now is the time for another look.
+                look_at = min(lease._hold.trusted_until for lease in held)
+                if gate.wait(look_at - now if until is None else min(look_at, until) - now):
+                    gate = None
+        finally:
+            for forget in unlisten:
+                forget()
         return self.is_set()
 
 

@@ -40,7 +40,6 @@ class TakeAsk(AcquireAsk):
 
     def received(self, outcome: Any) -> None:
         if type(outcome) is Taken:
-            self.heard = True
             self._claimed(outcome)
         elif type(outcome) is Held:
             self.t0 = None  # the claim certainly has nothing

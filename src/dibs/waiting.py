@@ -46,6 +46,9 @@ LOOK_AGAIN_S = 0.01
 LOOK_PART = 0.02
 # … between the watch's own interval and this many times that.
 LOOK_GROWTH_MAX = 16
+# When a caller's time is over, what was answered within so long is true now: later, the next answer was asked for.
+FRESH_S = 1.5
+assert FRESH_S > POLL_MAX_S
 # Pause before a watch that broke is opened again; polling goes on meanwhile.
 WATCH_RETRY_S = 2.0
 # The thread and its watch are kept this long without anybody waiting.
@@ -101,14 +104,16 @@ class Waiting:
         self._lane.put(ask)
 
     def nudge(self, key: str) -> None:
-        """The name was released in this process: let who waits first for it ask in the same call."""
-        if not self._asleep:
+        """The name is released in this process: let who waits first for it ask in the same call, or once more."""
+        if not self._lines:
             return
         for line in self._lines_for(key):
             ask = self._asleep.get(line)
             if ask is not None:
                 self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
                 self._asleep.pop(line, None)
+            elif line in self._lines:
+                self._lines[line][0].hinted = True  # it is asking, and may be refused before the release gets there
 
     def _lines_for(self, key: str) -> tuple[str, ...]:
         others = self._others.get(key)
@@ -157,11 +162,11 @@ class Waiting:
         self._lane.put(ask)
 
     def hurry(self, ask: AcquireAsk) -> None:
-        """The ask's time is over. What the first in line was told last, or else is told next, is its answer."""
+        """The ask's time is over. What the first in line was told just now, or else is told next, is its answer."""
         line = self._lines.get(ask.line)
         if ask.settled or not line:
             return
-        if line[0].heard:
+        if self._clock.now() - line[0].heard_at <= FRESH_S:
             ask.heard, ask.seen = True, line[0].seen
         else:
             self._overdue.setdefault(ask.line, []).append(ask)
@@ -178,7 +183,7 @@ class Waiting:
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
         """The store said Held: sleep until there is a reason to ask again."""
         for late in self._overdue.pop(ask.line, ()):
-            late.heard, late.seen = True, held
+            late.seen = held
             late.settle(held)  # it leaves the line when it is withdrawn, and is not sent asking until then
         if ask.dropped or ask.settled:
             return
@@ -187,7 +192,7 @@ class Waiting:
         pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
-        now = self._clock.now()
+        now = ask.heard_at = self._clock.now()
         ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
         self._asleep[ask.line] = ask
         self._pushes += 1
@@ -223,7 +228,7 @@ class Waiting:
             now = self._clock.now()
             with self._mutex:
                 due = self._collect(now, ())
-                names = list({ask.request.name: None for ask in self._asleep.values()})
+                names = self._names()
                 if names or due:
                     busy_at = now
                 elif self._closing or now - busy_at >= IDLE_S:
@@ -253,6 +258,9 @@ class Waiting:
             bell.wait(max(0.0, next_at - now), None if watch is None else watch.fileno())
             if watch is not None:
                 # Read also when nobody waits any more: a hint left unread would keep the descriptor readable.
+                if watch.interval_s is not None:
+                    with self._mutex:  # who fell asleep meanwhile is looked for, too: a change is told only once
+                        names = self._names()
                 try:
                     changed = watch.changed(names)
                 except Exception:  # noqa: BLE001 - as above
@@ -271,6 +279,10 @@ class Waiting:
         bell.close()
         if self._closing:
             self._ended.settle(None)
+
+    def _names(self) -> list[str]:
+        """What the sleepers wait for. The caller holds the mutex."""
+        return list({ask.request.name: None for ask in self._asleep.values()})
 
     def _look_pause(self, interval_s: float, now: float) -> float:
         """How long not to look: short for those who came just now, longer for those who are used to waiting."""

@@ -26,7 +26,8 @@ class AcquireAsk(Ask):
     seen: Held | None = None
     #: What its grant became.
     hold: Hold | None = None
-    #: The store has answered at least once.
+    #: When the store last answered that it is to wait, and whether that was just now when its time was over.
+    heard_at = float("-inf")
     heard = False
     #: A hint came while its request was under way: what it is told may be older.
     hinted = False
@@ -58,10 +59,11 @@ class AcquireAsk(Ask):
         request, session = self.request, self._session
         ticket = ANY_TICKET if request.ticket is None and self.blocking else request.ticket
         slot = ANY_SLOT if request.permits else 1
-        return Ask(Release(request.name, request.claim_id, slot, ticket), session.clock.now() + session.patience_s)
+        undo = Ask(Release(request.name, request.claim_id, slot, ticket), session.clock.now() + session.patience_s)
+        undo.afterwards = self.error is not None
+        return undo
 
     def received(self, outcome: object) -> None:
-        self.heard = True
         if type(outcome) is Granted:
             self._granted(outcome)
         elif type(outcome) is Held:
@@ -100,6 +102,7 @@ class AcquireAsk(Ask):
             self.settle(hold)
             return
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
+        self.heard_at = now
         session.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + session.patience_s))
         if self.blocking and not session.closed:
             self.request = request._replace(claim_id=session.new_claim(), ticket=None)
@@ -132,7 +135,6 @@ class TakeOver(AcquireAsk):
         return Ask(release, session.clock.now() + session.patience_s)
 
     def received(self, outcome: object) -> None:
-        self.heard = True
         if type(outcome) is not Granted:
             self.settle(outcome)
         elif not self.dropped:

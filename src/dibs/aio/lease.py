@@ -15,7 +15,7 @@ from dibs.lost import LostFacts
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from dibs.door import Door
     from dibs.guarding import Talk
@@ -35,20 +35,25 @@ class AsyncLost(LostFacts):
         until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
         loop = asyncio.get_running_loop()
         over: asyncio.Event | None = None
-        while not self.is_set() and (held := self._held()):
-            if over is None:
-                over = asyncio.Event()
-                for lease in held:
-                    lease._when_over(partial(call_in, loop, over.set))
-            now = clock.now()
-            if until is not None and now >= until:
-                break
-            look_at = min(lease._hold.trusted_until for lease in held)
-            try:
-                await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
-                over = None
-            except asyncio.TimeoutError:
-                pass
+        unlisten: list[Callable[[], None]] = []
+        try:
+            while not self.is_set() and (held := self._held()):
+                now = clock.now()
+                if until is not None and now >= until:
+                    break
+                if over is None:
+                    over = asyncio.Event()
+                    tell = partial(call_in, loop, over.set)
+                    unlisten += [lease._when_over(tell) for lease in held]
+                look_at = min(lease._hold.trusted_until for lease in held)
+                try:
+                    await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
+                    over = None
+                except asyncio.TimeoutError:
+                    pass
+        finally:
+            for forget in unlisten:
+                forget()
         return self.is_set()
 
 
