@@ -46,7 +46,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class AsyncClient:
     """A connection to the place where leases are kept, for asyncio; made by ``dibs.connect_async``.
 
-    Safe to share among the tasks of a loop.
+    Safe to share among tasks, also of several loops.
     """
 
     def __init__(self, desk: Desk) -> None:

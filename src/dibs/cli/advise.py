@@ -32,8 +32,9 @@ examples:
   dibs advise mail                              too many, too few, and what binds
   dibs advise                                   the same of every queue that has jobs
   dibs advise mail --json | jq '.[].needed'     for a program that starts and stops workers
-  dibs advise --metrics > /var/lib/node_exporter/dibs.prom
-                                                dibs_workers_needed{queue="mail"} and others, for Prometheus
+  cd /var/lib/node_exporter && dibs advise --metrics > dibs.tmp && mv dibs.tmp dibs.prom
+                                                dibs_workers_needed{queue="mail"} and others, for Prometheus, whose
+                                                exporter reads *.prom, and so never half a file
 """
     parser.add_argument("queues", metavar="QUEUE", nargs="*", help="which (default: all that have jobs)")
     json_option(parser)

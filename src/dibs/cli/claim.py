@@ -30,7 +30,7 @@ EPILOG = """\
 examples:
   psql -XAtc "select id from orders where state = 'new'" shop | dibs claim orders --ids - -- ./work-on-orders
       the command reads the ids that nobody else works from its standard input, one a line
-  ls incoming | dibs claim incoming --ids - --limit 100 -- xargs -d '\\n' ./import
+  ls incoming | dibs claim incoming --ids - --limit 100 -- sh -c "tr '\\n' '\\0' | xargs -0 ./import"
       a hundred at most
   dibs claim orders --ids today.txt --busy later.txt -- ./work-on-orders
       ids from a file; those that others work are written to another

@@ -101,7 +101,8 @@ examples:
   dibs --url postgresql://owner@db/prod setup   once, as a role that may make tables; then run dibs as one that may not
   dibs --url 'postgresql://owner@db/prod?schema=ops&table=locks' setup
                                                 under other names; the same options go into every URL
-  dibs schema | psql prod                       or let somebody else read and run the SQL
+  dibs --url postgresql://host/prod schema | psql prod
+                                                or let somebody else read and run the SQL
   dibs setup --history 100                      from now on, write down who has each name (`dibs history`)
   dibs setup --history 0                        no more, and forget them
 

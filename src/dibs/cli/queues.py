@@ -86,8 +86,8 @@ another job has meanwhile stays dead. Exits 1 when none of the IDs was revived."
 examples:
   dibs requeue mail                             all dead jobs of "mail"
   dibs requeue mail 7 9                         these two
-  dibs dead mail --json | jq '.[] | select(.error | test("timed out")) | .id' | xargs dibs requeue mail
-                                                those with a certain error
+  dibs dead mail -n 1000 --json | jq '.[] | select(.error | test("timed out")) | .id' | xargs -r dibs requeue mail
+                                                those with a certain error (-r: nothing, where there is none)
   dibs dead mail                                look first
 """
     parser.intermixed = True  # type: ignore[attr-defined]
@@ -106,8 +106,8 @@ had ended."""
 examples:
   dibs cancel mail 7                            job 7 is not to be done
   dibs cancel mail 7 8 9                        nor these
-  dibs jobs mail --state later --json | jq '.[].id' | xargs dibs cancel mail
-                                                whatever is due later
+  dibs jobs mail --state later -n 10000 --json | jq '.[].id' | xargs -r dibs cancel mail
+                                                whatever is due later, up to ten thousand
   dibs pause --queue mail                       nothing is lost, but nothing is taken: perhaps that will do
 """
     parser.add_argument("queue", metavar="QUEUE", help="the name of the queue")

@@ -60,7 +60,8 @@ The command is stopped, its whole process group with TERM and then KILL, before 
 store cannot be reached for most of a ttl, when the job is cancelled, and when dibs itself is killed with -9 or paused.
 
 TERM and Ctrl-C end it in order: nothing more is taken, and commands have --drain-timeout to end; the last part of it,
---grace, after a TERM. Jobs whose command was stopped so are given back and cost no try. A second one does not wait.
+--grace, after a TERM. Jobs whose command was stopped so are given back and cost no try. A second one does not wait for
+commands.
 
 exit codes:
   0 ended by --idle or TERM, 130 by Ctrl-C, 69 store unreachable, 71 the system refused a process, 78 not set up or
