@@ -578,7 +578,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.rings": {"dibs.hold", "dibs.waiting", "dibs.notes", "dibs.lock_order"},
     # The session, and the desk at which both faces stand.
     "dibs.keeper": {*CONTRACT, "dibs.ask", "dibs.before", "dibs.hold", "dibs.renewer", "dibs.threads"},
-    "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings"},
+    "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings", "dibs.threads"},
     "dibs.renewing": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.promises": {"dibs.errors"},
     "dibs.observing": {"dibs.errors", "dibs.names", "dibs.store", "dibs.trust"},

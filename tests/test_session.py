@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -427,3 +429,68 @@ def test_after_a_sleep_of_the_machine_waiters_ask_in_time(
             given.release()
             time.sleep(0.1)  # so that the thread has gone to sleep
             laptop.slept_s += slept_s
+
+
+# -- what the garbage collector closes, in the middle of anything -----------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["in a call", "under the mutex"])
+@pytest.mark.parametrize("what", ["jobs", "items", "a block"])
+def test_what_is_closed_in_the_midst_of_the_sessions_work_does_not_wait_for_it(
+    between: Between, where: str, what: str
+) -> None:
+    """A generator may be closed by the very thread that serves the lane, or has the mutex: it would wait for itself."""
+    with between.client(ttl=60) as client, ThreadPoolExecutor(1) as pool:
+        client.queue("work").put_many(range(2))
+
+        def block() -> Iterator[object]:
+            with client.lock("block") as lease:
+                yield lease
+
+        made: dict[str, Callable[[], Iterator[object]]] = {
+            "jobs": lambda: client.queue("work").stream(2),
+            "items": lambda: client.claims("items").stream(lambda: [1, 2]),
+            "a block": block,
+        }
+        session = client._desk.session()
+
+        def work() -> None:
+            suspended: Any = made[what]()
+            next(suspended)
+            if where == "under the mutex":
+                with session.mutex:
+                    suspended.close()
+            else:
+                closing = iter([suspended.close])
+                between.before = lambda _: next(closing, lambda: None)()
+                client.ping()
+
+        pool.submit(work).result(10)
+        eventually(lambda: not session.renewer.tracked(), "it is not given back")
+        eventually(lambda: not client.leases(), "it is not given back")
+        assert client.queue("work").depth().claimed == 0
+
+
+def test_an_acquire_that_is_collected_under_the_mutex_is_withdrawn(between: Between) -> None:
+    """The loop of a waiting task may be gone, and its coroutine garbage."""
+    holdup = Holdup(lambda requests: requests[0].name.endswith(":wanted"))
+
+    async def main() -> None:
+        async with between.async_client(ttl=60) as client:
+            between.before = holdup
+            waits = client.lock("wanted").acquire()
+            task = asyncio.ensure_future(waits)
+            while not holdup.reached.is_set():  # noqa: ASYNC110 - it is the lane's thread that sets it
+                await asyncio.sleep(0.01)
+            session = client._desk.session()
+            with session.mutex:
+                waits.close()
+            holdup.go_on()
+            while session.waiting._lines or session.renewer.tracked():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+            while await client.holder("wanted"):
+                pass
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(asyncio.wait_for(main(), 10))

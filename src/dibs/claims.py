@@ -53,8 +53,8 @@ class Batch(BatchFacts[V]):
     def __enter__(self) -> Batch[V]:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        run(self._ending())
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        self._ends.session.end(self._ending(), exc_type)
 
 
 class Claims:

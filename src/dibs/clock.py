@@ -18,11 +18,10 @@ import threading
 import time
 from errno import EMFILE, ENFILE
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 # One wait of the operating system is never longer than this; longer waits are made of several.
 WAIT_SLICE_S = 3600.0
@@ -48,6 +47,17 @@ class Bell(Protocol):
     def close(self) -> None: ...
 
 
+class Mutex(Protocol):
+    """What only one thread has at a time; whoever has it must not take it again."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> bool | None: ...
+
+    def locked(self) -> bool:
+        """Whether some thread has it, perhaps this one."""
+        ...
+
+
 class Clock(Protocol):
     """Where a session gets its time and its threads from."""
 
@@ -64,7 +74,7 @@ class Clock(Protocol):
         """A random number in [0, 1)."""
         ...
 
-    def mutex(self) -> AbstractContextManager[object]: ...
+    def mutex(self) -> Mutex: ...
     def gate(self) -> Gate: ...
     def bell(self) -> Bell: ...
     def spawn(self, name: str, run: Callable[[], None]) -> None:

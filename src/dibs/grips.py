@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dibs.errors import LockTimeout
     from dibs.hold import Hold
     from dibs.names import Seconds
+    from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
 
@@ -36,6 +37,8 @@ class Releasable(Protocol):
         """It was released."""
         ...
 
+    @property
+    def _session(self) -> Session: ...
     @property
     def _holds(self) -> Sequence[Hold]: ...
     def _releasing(self) -> Steps[bool]: ...

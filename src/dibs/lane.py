@@ -17,6 +17,7 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 
 from __future__ import annotations
 
+from _thread import get_ident
 from errno import EMFILE, ENFILE
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ class Lane:
         self._queue: list[Ask] = []
         self._others = 0  # how many of them are no requests on leases
         self._server: object | None = None
+        self._driver = 0  # which of the callers' threads serves, or was the last to do so
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
@@ -140,6 +142,7 @@ class Lane:
                 if self._server is not None:
                     return
                 self._server = me
+                self._driver = get_ident()
                 if self._queue and not self._batch:
                     self._take()
             if not self._serve(ask, until):
@@ -150,6 +153,10 @@ class Lane:
                 self._server = None
             self.start()
             raise
+
+    def is_driven_here(self) -> bool:
+        """Whether it may be this thread that serves the lane just now, in ``drive``."""
+        return self._server is not None and self._driver == get_ident()
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""

@@ -379,7 +379,7 @@ class Lease(LeaseFacts):
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            run(self._releasing())
+            self._session.end(self._releasing(), exc_type)
         except LeaseLost:
             if exc_type is None:
                 raise

@@ -63,7 +63,7 @@ class Lockable(Generic[T]):
         lease = self._core.leave(get_ident())
         if lease is not None:
             try:
-                run(lease._releasing())
+                lease._session.end(lease._releasing(), exc_type)
             except LeaseLost:
                 if exc_type is None:
                     raise

@@ -83,6 +83,10 @@ class MultiLeaseFacts(Generic[L]):
         return all(lease._given_back for lease in self.leases.values())
 
     @property
+    def _session(self) -> Session:
+        return next(iter(self.leases.values()))._session
+
+    @property
     def _holds(self) -> list[Hold]:
         return [hold for lease in self.leases.values() for hold in lease._holds]
 
@@ -224,7 +228,7 @@ class MultiLease(MultiLeaseFacts[Lease]):
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            run(self._releasing())
+            self._session.end(self._releasing(), exc_type)
         except LeaseLost:
             if exc_type is None:
                 raise

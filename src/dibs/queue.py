@@ -119,8 +119,9 @@ class JobBatch(JobBatchFacts[Job]):
     def __enter__(self) -> JobBatch:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        run(self._closing(error))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if self._claim is not None:
+            self._claim.session.end(self._closing(error), kind)
 
 
 class Queue:
@@ -240,7 +241,7 @@ class Queue:
                     yield job
                 batch._move_past()
             except BaseException as error:
-                run(batch._closing(left_in_the_middle(error)))
+                self._core.desk.session().end(batch._closing(left_in_the_middle(error)), type(error))
                 raise
             run(batch._closing(None))
 

@@ -24,7 +24,9 @@ from dibs.holdings import Holdings
 from dibs.keeper import Keeper
 from dibs.lane import FOREVER, Lane
 from dibs.rings import Rings
+from dibs.steps import run
 from dibs.store import Acquire, Transfer
+from dibs.threads import is_own, unattended
 from dibs.waiting import Waiting
 from dibs.wishes import AcquireAsk, TakeOver
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from dibs.clock import Clock
     from dibs.load import Load
     from dibs.pauses import Pauses
+    from dibs.steps import Steps
     from dibs.store import Held, Request, Store, StoreAddress
     from dibs.terms import Terms
 
@@ -180,6 +183,28 @@ class Session:
             message = f"{name!r} {held.paused}"
             with suppress(RuntimeError):  # no thread can be had, and this one has the mutex
                 self.clock.spawn("dibs-paused", lambda: on_paused(message))
+
+    def is_busy_here(self) -> bool:
+        """Whether this thread may be in the midst of the session's own work, so that it must not wait for it.
+
+        It asks who was closed with GeneratorExit: perhaps by the garbage collector, which comes anywhere.
+        """
+        return is_own() or self.lane.is_driven_here() or self.mutex.locked()
+
+    def end(self, steps: Steps[object], error: type[BaseException] | None) -> None:
+        """Take the steps in this thread that end a block which was left by an error of this type, if by any.
+
+        In another one, unattended, where this one must not wait.
+        """
+        if error is GeneratorExit and self.is_busy_here():
+            self.later(lambda: run(steps))
+        else:
+            run(steps)
+
+    @staticmethod
+    def later(act: Callable[[], object]) -> None:
+        """Do it in another thread, unattended."""
+        unattended(act)
 
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 

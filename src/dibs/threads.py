@@ -7,6 +7,8 @@ that would be rung in vain.
 
 from __future__ import annotations
 
+from _thread import get_ident, start_new_thread
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from dibs.errors import StoreUnavailable
@@ -23,13 +25,45 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
     try:
         bell = clock.bell()
         try:
-            clock.spawn(name, lambda: run(bell))
+            clock.spawn(name, lambda: _own(run, bell))
         except RuntimeError:  # it was not begun. (After a Ctrl-C it may have been: the bell is its own to close then.)
             bell.close()
             raise
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"this process cannot have the thread that dibs needs: {error}") from error
     return bell
+
+
+#: The threads that were begun here and have not ended.
+_OWN: set[int] = set()
+
+
+def _own(run: Callable[[Bell], None], bell: Bell) -> None:
+    me = get_ident()
+    _OWN.add(me)
+    try:
+        run(bell)
+    finally:
+        _OWN.discard(me)
+
+
+def is_own() -> bool:
+    """Whether this thread is one of those that dibs keeps for itself."""
+    return get_ident() in _OWN
+
+
+def unattended(act: Callable[[], object]) -> None:
+    """Do it in a thread of its own, without waiting for anything at all; not at all where there can be none.
+
+    For what the garbage collector closes: it comes in the middle of anything, also of the beginning of a thread.
+    """
+
+    def quietly() -> None:
+        with suppress(Exception):
+            act()
+
+    with suppress(RuntimeError):
+        start_new_thread(quietly, ())
 
 
 class _Sleeper(Protocol):

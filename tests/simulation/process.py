@@ -150,6 +150,9 @@ class Mutex:
     def taken(self) -> bool:
         return self._owner is not None
 
+    def locked(self) -> bool:
+        return self.taken
+
     def __enter__(self) -> None:
         world = self._world
         task = world.current

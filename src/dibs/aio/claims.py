@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dibs.aio.lease import converse
-from dibs.aio.tasks import Begun, owner, take
+from dibs.aio.tasks import Begun, end, owner, take
 from dibs.batch import BatchFacts, Item
 from dibs.claiming import N_DEFAULT, check_stream
 from dibs.door import door_to
@@ -79,8 +79,8 @@ class AsyncBatch(BatchFacts[V]):
     async def __aenter__(self) -> AsyncBatch[V]:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await take(self._ending())
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        await end(self._ends.session, self._ending(), exc_type)
 
 
 class AsyncClaims:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs import guarding
-from dibs.aio.tasks import Begun, call_in, take
+from dibs.aio.tasks import Begun, call_in, end, take
 from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.lease import LeaseFacts
@@ -102,7 +102,7 @@ class AsyncLease(LeaseFacts):
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await take(self._releasing())
+            await end(self._session, self._releasing(), exc_type)
         except LeaseLost:
             if exc_type is None:
                 raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
-from dibs.aio.tasks import Begun, owner, take
+from dibs.aio.tasks import Begun, end, owner, take
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lock import check_decorated
@@ -83,7 +83,7 @@ class AsyncLockable(Generic[L]):
         lease = self._core.leave(task)
         if lease is not None:
             try:
-                await take(lease._releasing())
+                await end(lease._session, lease._releasing(), exc_type)
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dibs.aio.lease import AsyncLease, AsyncLost
 from dibs.aio.lockable import AsyncLockable
-from dibs.aio.tasks import Begun, take
+from dibs.aio.tasks import Begun, end, take
 from dibs.errors import LeaseLost
 from dibs.multilock import MultiLeaseFacts
 
@@ -40,7 +40,7 @@ class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await take(self._releasing())
+            await end(self._session, self._releasing(), exc_type)
         except LeaseLost:
             if exc_type is None:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.aio.lease import AsyncLost, converse
-from dibs.aio.tasks import Begun, owner, take
+from dibs.aio.tasks import Begun, end, owner, take
 from dibs.door import door_to
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
@@ -93,8 +93,9 @@ class AsyncJobBatch(JobBatchFacts[AsyncJob]):
     async def __aenter__(self) -> AsyncJobBatch:
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        await take(self._closing(error))
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if self._claim is not None:
+            await end(self._claim.session, self._closing(error), kind)
 
 
 class AsyncQueue:
@@ -185,7 +186,7 @@ class AsyncQueue:
                     yield job
                 batch._move_past()
             except BaseException as error:
-                await take(batch._closing(left_in_the_middle(error)))
+                await end(self._core.desk.session(), batch._closing(left_in_the_middle(error)), type(error))
                 raise
             await take(batch._closing(None))
 

@@ -11,12 +11,13 @@ from collections import deque
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dibs.steps import begun
+from dibs.steps import begun, run
 
 if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Generator
 
+    from dibs.session import Session
     from dibs.steps import Steps
 
 T = TypeVar("T")
@@ -135,12 +136,23 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                     finally:
                         if timer is not None:
                             timer.cancel()
-            except BaseException as error:  # noqa: BLE001 - the steps raise it again when they have cleaned up
+            except BaseException as error:
+                if type(error) is GeneratorExit and session.is_busy_here():
+                    session.later(steps.close)
+                    raise
                 session, ask, timeout = steps.throw(error)
             else:
                 session, ask, timeout = steps.send(ask.settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+async def end(session: Session, steps: Steps[object], error: type[BaseException] | None) -> None:
+    """Take the steps that end a block which was left by an error of this type, if by any; see ``Session.end``."""
+    if error is GeneratorExit and session.is_busy_here():
+        session.later(lambda: run(steps))
+    else:
+        await take(steps)
 
 
 class Begun(Generic[T]):
