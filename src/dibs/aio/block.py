@@ -6,6 +6,7 @@ import asyncio
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from dibs.aio.tasks import call_in
 from dibs.hold import HELD, LOST
@@ -21,7 +22,8 @@ class Block:
     __slots__ = ("_task", "cancelled", "over")
 
     def __init__(self, lease: Releasable, task: asyncio.Task[Any]) -> None:
-        self._task = task
+        # Not kept alive: a task whose loop was closed is garbage, and then its lease ends by its ttl.
+        self._task = ref(task)
         self.cancelled = False
         self.over = False
         for hold in lease._holds:
@@ -33,19 +35,22 @@ class Block:
                 self._tell(hold)
 
     def _tell(self, hold: Hold) -> None:
-        if hold.state == LOST and not self.over:
-            call_in(self._task.get_loop(), self._cancel)
+        task = self._task()
+        if hold.state == LOST and not self.over and task is not None:
+            call_in(task.get_loop(), self._cancel)
 
     def end(self, exc_type: type[BaseException] | None) -> bool:
         """The block is over: whether by the loss of its lease and nothing else."""
         self.over = True
         by_loss = self.cancelled and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
-        if self.cancelled and sys.version_info >= (3, 11):
+        task = self._task()
+        if self.cancelled and task is not None and sys.version_info >= (3, 11):
             # The cancellation was ours. If somebody else cancelled the task as well, that one goes on.
-            by_loss = self._task.uncancel() == 0 and by_loss
+            by_loss = task.uncancel() == 0 and by_loss
         return by_loss
 
     def _cancel(self) -> None:
-        if not self.over and not self.cancelled:
+        task = self._task()
+        if not self.over and not self.cancelled and task is not None:
             self.cancelled = True
-            self._task.cancel("the dibs lease of this block was lost")
+            task.cancel("the dibs lease of this block was lost")

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
 
 from dibs.steps import begun, run
 
@@ -182,8 +183,9 @@ class Begun(Generic[T]):
 
 
 def owner() -> object:
-    """Who acquires what is acquired here: the task that is running."""
-    return asyncio.current_task()
+    """Who acquires what is acquired here: the task that is running, which is not kept alive by what it acquires."""
+    task = asyncio.current_task()
+    return None if task is None else ref(task)
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
