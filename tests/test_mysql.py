@@ -749,6 +749,65 @@ def test_settings_of_the_server_are_not_ours(mysql: MariaDBServer) -> None:
             assert check_store(place, only=[case for case in cases if case in STORE_CASES.cases]) >= 9
 
 
+def test_a_server_that_chains_transactions(own_mysql: MariaDBServer, driver: str) -> None:
+    """completion_type=CHAIN: what follows a COMMIT of dibs is committed, too, so that everybody sees it at once."""
+    url = own_mysql.create_database()
+    own_mysql.sql("SET GLOBAL completion_type = 'CHAIN'")
+    with dibs.connect(f"{url}?driver={driver}") as client, dibs.connect(url) as other:
+        client.setup()  # (making a table later would commit what was left)
+        with client.semaphore("gpu", 2):
+            pass
+        lease = client.lock("x", ttl=30).acquire(timeout=0)
+        assert lease is not None
+        client.queue("mail").put("hello")
+        seen = other.holder("x")
+        assert seen is not None
+        assert seen.fencing_token == lease.fencing_token
+        assert other.queue("mail").depth().ready == 1
+        time.sleep(4)  # longer than the server lets a transaction of ours be idle
+        assert other.lock("x").acquire(timeout=0) is None
+        lease.release()
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        "sql_select_limit = 1",
+        "sql_select_limit = 20",
+        "sql_safe_updates = 1",
+        "max_join_size = 10",
+        "{transaction}_read_only = 1",
+        "completion_type = 'RELEASE'",
+    ],
+)
+def test_what_sessions_begin_with_is_not_ours(own_mysql: MariaDBServer, driver: str, default: str) -> None:
+    """Global defaults that cut answers short, or refuse statements, change nothing for leases, permits and jobs."""
+    url = own_mysql.create_database()
+    own_mysql.sql(f"SET GLOBAL {default.format(transaction='tx' if own_mysql.is_mariadb else 'transaction')}")
+    with dibs.connect(f"{url}?driver={driver}") as client:
+        permits = client.semaphore("gpu", 24)
+        leases = [permits.acquire(timeout=0) for _ in range(24)]
+        assert permits.acquire(timeout=0) is None
+        assert len(list(client.leases())) == 24
+        for lease in leases:
+            assert lease is not None
+            lease.release()
+        queue = client.queue("mail")
+        queue.put_many([dibs.NewJob(number, key=str(number), max_tries=1) for number in range(30)])
+        with queue.take(30) as batch:
+            assert len(batch) == 30
+            for job in batch:
+                if job.payload == 7:
+                    job.fail("never")
+        assert [job.payload for job in queue.dead()] == [7]
+        assert queue.requeue() == 1
+        assert queue.depth().ready == 1
+        with client.lock("x"):
+            pass
+        assert client.purge(0) > 0
+        assert [finding.promise for finding in _findings(client) if not finding.kept] == []
+
+
 @pytest.mark.parametrize(
     "settings, durable, broken",
     [

@@ -283,7 +283,10 @@ class Connection:
             raise StoreBusy(text) from error
         if code in _READ_ONLY:
             self.close()  # behind one name there may be another server now
-            raise SetupRequired(f"{text}. Is this a replica? Name the primary in the URL") from error
+            raise SetupRequired(
+                f"{text}. Is this a replica? Name the primary in the URL. Or does an option of the server, or of this "
+                "session, forbid it?"
+            ) from error
         if code in _STATEMENT_BINLOG:
             raise SetupRequired(f"{text}. Set binlog_format to ROW or MIXED") from error
         if code in _RIGHTS:
@@ -336,7 +339,9 @@ class Connection:
             raise
 
     def _get_ready(self, deadline: Deadline) -> None:
-        """Read what decides our promises, and make the session ours."""
+        """Make the session ours, and read what decides our promises."""
+        # First of all, for what the server is set up to may cut short, or refuse, what is read next.
+        self._execute(sql.SETTINGS % (LOCK_WAIT_S, max(LOCK_WAIT_S, int(deadline.remaining()))), deadline)
         if self.where.ssl_mode not in ("disabled", "preferred") and not self._execute(sql.TLS, deadline).rows:
             # mysqlclient on MariaDB's client library goes on in the clear when the server has no TLS.
             raise SetupRequired(f"{self._shown}: ssl_mode={self.where.ssl_mode}, but the server offers no TLS")
@@ -345,7 +350,6 @@ class Connection:
         numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split("-")[0].split(".")[:3])
         if numbers < (MARIADB_MIN if "MariaDB" in version else MYSQL_MIN):
             raise Unsupported(f"dibs needs MySQL 8.0.4 or MariaDB 10.6, or later; this is {version}")
-        self._execute(sql.SETTINGS % (LOCK_WAIT_S, max(LOCK_WAIT_S, int(deadline.remaining()))), deadline)
         self._execute(sql.ISOLATION, deadline)
         self._limited = "MariaDB" in version
         if self._limited:

@@ -78,9 +78,13 @@ NOW = "UTC_TIMESTAMP(6)"
 EPOCH = "'1970-01-01 00:00:00'"
 CLOCK = f"SELECT TIMESTAMPDIFF(MICROSECOND, {EPOCH}, {NOW})"
 
-# What our sessions differ in from how the server is set up. Strict, so that nothing is ever cut short.
+# What our sessions differ in from how the server is set up. Strict, so that nothing is ever cut short. A COMMIT that
+# began the next transaction at once (completion_type) would leave uncommitted what follows in autocommit. The others
+# refuse, or cut short, what reads or writes many rows (the greatest sql_select_limit is none; DEFAULT, the global one).
 SETTINGS = (
-    "SET SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
+    "SET SESSION autocommit = 1, SESSION completion_type = 0,"
+    " SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', SESSION sql_safe_updates = 0,"
+    " SESSION sql_big_selects = 1, SESSION sql_select_limit = 18446744073709551615,"
     " SESSION innodb_lock_wait_timeout = %d, SESSION lock_wait_timeout = %d, SESSION group_concat_max_len = 1048576"
 )
 # MariaDB makes a join of a long list, and would scan the table for it. And it can end a transaction whose client sends
@@ -91,7 +95,9 @@ ON_MYSQL = "SET SESSION wait_timeout = %d"
 # conditional write looks at the row that it has locked, and that is what we want to write.
 NO_SNAPSHOT = "SET SESSION innodb_snapshot_isolation = OFF"
 NO_SNAPSHOT_FOR = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
-ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+# (Whether transactions may write is called tx_read_only by MariaDB before 11.1, transaction_read_only by others. It is
+# a default: what keeps writers from a server is read_only.)
+ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
     " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
