@@ -808,6 +808,15 @@ def test_what_sessions_begin_with_is_not_ours(own_mysql: MariaDBServer, driver: 
         assert [finding.promise for finding in _findings(client) if not finding.kept] == []
 
 
+def test_a_server_that_takes_small_packets_is_named(own_mysql: MariaDBServer) -> None:
+    """Calls of many items would fail as if the server were away: doctor says what to set."""
+    url = own_mysql.create_database()
+    own_mysql.sql("SET GLOBAL max_allowed_packet = 16384")
+    with dibs.connect(url) as client:
+        (finding,) = [finding for finding in _findings(client) if not finding.kept]
+        assert "max_allowed_packet=16384: set 16M" in finding.detail
+
+
 @pytest.mark.parametrize(
     "settings, durable, broken",
     [

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dibs.store import Finding
 
+# A call of a thousand leases has been seen to take 8.5 MB of text in one statement.
+PACKET_BYTES_MIN = 10_000_000
 _DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
 
 
@@ -32,6 +34,16 @@ def findings(facts: dict[str, str], engines: dict[str, str]) -> list[Finding]:
             several or "neither Galera nor a group of several primaries",
         ),
     ]
+    packet_bytes = int(facts["max_allowed_packet"])
+    small = packet_bytes < PACKET_BYTES_MIN
+    found.append(
+        Finding(
+            "the server takes calls of any size",
+            not small,
+            f"max_allowed_packet={packet_bytes}"
+            + (": set 16M, or calls of many items, or of much text, fail as if the server were away" if small else ""),
+        )
+    )
     if facts.get("log_bin") == "ON":
         by_statement = facts.get("binlog_format") == "STATEMENT"
         found.append(
