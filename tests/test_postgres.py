@@ -16,6 +16,7 @@ import pytest
 
 import dibs
 from dibs.connecting import locate
+from dibs.steps import run
 from tests.servers.postgres import PgBouncer, PostgresServer
 
 
@@ -181,13 +182,19 @@ def test_no_server_is_unavailable_at_once(own_postgres: PostgresServer) -> None:
 
 
 def test_a_read_only_database_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
-    """A read-only database: SetupRequired that speaks of standbys, not "held by another"."""
+    """A read-only database: SetupRequired that names both causes, not "held by another", until it is lifted."""
     with dibs.connect(postgres_url) as client:
         client.setup()
     database = database_of(postgres_url)
     postgres.psql(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
-    with dibs.connect(postgres_url) as client, pytest.raises(dibs.SetupRequired, match="standby"):
-        client.lock("x").acquire(timeout=0)
+    with dibs.connect(postgres_url) as client:
+        (finding,) = [finding for finding in run(client._desk.checking()) if not finding.kept]
+        assert "default_transaction_read_only" in finding.detail
+        with pytest.raises(dibs.SetupRequired, match=r"standby.*default_transaction_read_only"):
+            client.lock("x").acquire(timeout=0)
+        postgres.psql(f'ALTER DATABASE "{database}" SET default_transaction_read_only = off')
+        with client.lock("x", timeout=0):
+            pass
 
 
 def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
@@ -421,8 +428,7 @@ def test_purge_keeps_the_floor_under_the_tokens(client: dibs.Client) -> None:
 
 def test_ten_thousand_leases_are_renewed_in_one_statement(postgres_url: str) -> None:
     """A vector of 10,000 renewals comes back whole."""
-    from dibs.clock import Deadline, RealClock
-    from dibs.store import Acquire, Granted, Renew, Renewed
+        from dibs.store import Acquire, Granted, Renew, Renewed
 
     address, _ = locate(postgres_url)
     store = address.open()

@@ -12,15 +12,16 @@ from dibs.store import Finding
 
 def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
     """What ``dibs doctor`` says."""
-    version, lasting = facts["version"], durable(facts)
+    version, lasting, read_only = facts["version"], durable(facts), facts["read_only"] != "off"
     return [
         Finding("reachable", True, f"PostgreSQL {version // 10000}.{version % 10000}"),
         Finding(
             "writable",
-            not facts["recovery"] and facts["read_only"] == "off",
+            not facts["recovery"] and not read_only,
             "this is a standby: name the primary, or add target_session_attrs=read-write to the URL"
             if facts["recovery"]
-            else f"transaction_read_only={facts['read_only']}",
+            else f"transaction_read_only={facts['read_only']}"
+            + (": is default_transaction_read_only on for this role or database?" if read_only else ""),
         ),
         Finding(
             "grants survive a crash of the server",

@@ -272,8 +272,10 @@ class Connection:
         if code in ("40P01", "40001", "55P03", "23505"):
             raise StoreBusy(text)
         if code == "25006":
+            self.close()  # behind one name there may be another server now, and a setting counts for new connections
             raise SetupRequired(
-                f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL"
+                f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL. "
+                "Or is default_transaction_read_only on for this role or database?"
             )
         if code == "42501":
             raise SetupRequired(text)
