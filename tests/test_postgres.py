@@ -197,6 +197,56 @@ def test_a_read_only_database_is_a_misconfiguration(postgres: PostgresServer, po
             pass
 
 
+@pytest.mark.parametrize("of", ["role", "superuser"])
+def test_emptied_tables_begin_again(postgres: PostgresServer, postgres_url: str, of: str) -> None:
+    """All tables truncated: new names are granted, permits too. A login that may not make tables needs somebody."""
+    database = database_of(postgres_url)
+    url = postgres_url
+    if of == "role":
+        role = f"app_{database}"
+        postgres.create_user(role)
+        url = postgres.url(database, user=role)
+    with dibs.connect(postgres_url) as admin:
+        admin.setup()
+    postgres.psql("TRUNCATE dibs_lease, dibs_lease_line, dibs_lease_pool, dibs_lease_meta", database=database)
+    with dibs.connect(url) as client:
+        if of == "role":
+            postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+            for lockable in (client.lock("x"), client.semaphore("s", 2)):
+                with pytest.raises(dibs.SetupRequired, match="dibs setup"):
+                    lockable.acquire(timeout=0)
+            with dibs.connect(postgres_url) as admin:
+                admin.setup()
+        with client.semaphore("s", 2, timeout=0), client.lock("x", timeout=0) as lease:
+            assert lease.fencing_token == 1
+
+
+def test_a_floor_that_row_security_hides_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
+    """The tables are there, and a login sees no floor under the tokens: SetupRequired at once, whatever it may make."""
+    database = database_of(postgres_url)
+    role = f"app_{database}"
+    postgres.create_user(role)
+    with dibs.connect(postgres_url) as admin:
+        admin.setup()
+    postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    postgres.psql(f'GRANT CREATE ON SCHEMA public TO "{role}"', database=database)
+    postgres.psql("ALTER TABLE dibs_lease_meta ENABLE ROW LEVEL SECURITY", database=database)
+    with dibs.connect(postgres.url(database, user=role), patience=60) as client:
+        lockables = client.lock("x"), client.semaphore("s", 2)
+        for lockable in lockables:
+            with pytest.raises(dibs.SetupRequired, match="row-level security"):
+                lockable.acquire(timeout=0)
+        # It may look, and put what is there already, but not lock it.
+        postgres.psql(
+            "CREATE POLICY look ON dibs_lease_meta FOR SELECT USING (true);"
+            "CREATE POLICY put ON dibs_lease_meta FOR INSERT WITH CHECK (true)",
+            database=database,
+        )
+        for lockable in lockables:
+            with pytest.raises(dibs.SetupRequired, match="no floor"):
+                lockable.acquire(timeout=0)
+
+
 def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
     """PostgreSQL restarted while a lease is held: the lease goes on, its token too, others stay out."""
     with (

@@ -268,6 +268,8 @@ class Connection:
         text = f"PostgreSQL: {words} ({code})"
         if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
             raise TablesMissing(text)
+        if code == "23502" and result.error_field(pq.DiagnosticField.COLUMN_NAME) == b"fencing_token":
+            raise TablesMissing(f"this login sees no floor that the tokens of new names would begin above ({text})")
         # Deadlock, serialization, lock not available; a row with that key was made meanwhile, and is seen next time.
         if code in ("40P01", "40001", "55P03", "23505"):
             raise StoreBusy(text)
