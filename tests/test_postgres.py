@@ -247,6 +247,23 @@ def test_a_floor_that_row_security_hides_is_a_misconfiguration(postgres: Postgre
                 lockable.acquire(timeout=0)
 
 
+def test_a_table_that_changes_is_read_as_it_is_now(postgres: PostgresServer, postgres_url: str) -> None:
+    """A column that somebody gives another type: clients that have read it before go on."""
+    with dibs.connect(postgres_url) as client, dibs.connect(postgres_url) as other:
+        with client.lock("x"), client.semaphore("s", 1):
+            for lockable in (other.lock("x"), other.semaphore("s", 1)):
+                assert lockable.acquire(timeout=0) is None
+            assert len(other.leases()) == 2
+            postgres.psql(
+                "ALTER TABLE dibs_lease ALTER COLUMN holder TYPE varchar(2000)", database=database_of(postgres_url)
+            )
+            assert len(other.leases()) == 2
+            for lockable in (other.lock("x"), other.semaphore("s", 1)):
+                assert lockable.acquire(timeout=0) is None
+        with other.lock("x", timeout=0), other.semaphore("s", 1, timeout=0):
+            assert len(client.leases()) == 2
+
+
 def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
     """PostgreSQL restarted while a lease is held: the lease goes on, its token too, others stay out."""
     with (

@@ -144,6 +144,7 @@ class Connection:
         if len(statements) > 1 and not PIPELINES:
             return [self.execute(sql, parameters, deadline) for sql, parameters in statements]
         try:
+            before = len(self._prepared)
             names = [b"" if self.pooled else self._prepare(pg, sql, deadline) for sql, _ in statements]
             several = len(statements) > 1
             if several:
@@ -171,7 +172,7 @@ class Connection:
             self._let_finish(pg, deadline)
             raise
         for result in results:
-            self._check(result)
+            self._check(result, planned=0 < before == len(self._prepared))
         return results
 
     def _prepare(self, pg: PGconn, sql: bytes, deadline: Deadline) -> bytes:
@@ -261,7 +262,8 @@ class Connection:
             raise StoreUnavailable("PostgreSQL closed the connection")
         return answers
 
-    def _check(self, result: PGresult) -> PGresult:
+    def _check(self, result: PGresult, planned: bool = False) -> PGresult:
+        """Raise what an error of the server means; ``planned``: the statements are those of earlier calls."""
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return result
         code, words = _told(result)
@@ -281,10 +283,15 @@ class Connection:
             )
         if code == "42501":
             raise SetupRequired(text)
+        if code == "26000" or (code == "0A000" and planned):
+            # The statement that was prepared is gone, or its columns have other types now: somebody has changed a
+            # table. It did nothing, but another statement of this call may have.
+            self.close()
+            raise StoreUnavailable(text)
         if code and (code[:2] not in _NOT_REFUSED or code == "55000"):
             raise Refused(text, maybe_applied=False)
         pg = self._pg
-        if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P") or code == "26000":
+        if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P"):
             self.close()
         raise StoreUnavailable(text, maybe_applied=not code or code.startswith(("08", "57P")))
 
