@@ -215,7 +215,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_turns_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_view_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_wire": {"dibs.jobs", "dibs.stores.postgres_wire"},
-    "dibs.stores.postgres_jobs_within": {"dibs.door"},
+    "dibs.stores.postgres_jobs_within": {"dibs.door", "dibs.errors"},
     "dibs.stores.postgres_link": {
         *CONTRACT,
         "dibs.stores.postgres_login",

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,8 +15,10 @@ import psycopg
 import pytest
 
 import dibs
+from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.steps import run
+from dibs.store import Acquire, Granted
 from tests.servers.postgres import PgBouncer, PostgresServer
 
 
@@ -264,6 +266,38 @@ def test_a_table_that_changes_is_read_as_it_is_now(postgres: PostgresServer, pos
             assert len(client.leases()) == 2
 
 
+def test_null_is_null_whatever_array_nulls_says(postgres: PostgresServer, postgres_url: str) -> None:
+    """array_nulls=off: infos that only some leases have, and groups and keys that only some jobs have, are as given."""
+    postgres.psql(f'ALTER DATABASE "{database_of(postgres_url)}" SET array_nulls = off')
+    with dibs.connect(postgres_url) as client:
+        with closing(locate(postgres_url)[0].open()) as store:
+            asked = [Acquire(f"default:{name}", name, 60, "h", info) for name, info in (("a", None), ("b", '{"c":1}'))]
+            for _ in range(2):  # made, and once more
+                granted = store.act(asked, Deadline(RealClock(), RealClock.now() + 10))
+                assert [type(outcome) for outcome in granted] == [Granted, Granted]
+        assert {row.name: row.info for row in client.leases()} == {"a": None, "b": {"c": 1}}
+        queue = client.queue("mail")
+        queue.put_many([dibs.NewJob("p", group="g"), "q", b"r"])
+        queue.put_many([dibs.NewJob("k", key="k"), "l"])
+        found = sorted((str(job.payload), job.group, job.key) for job in queue.jobs())
+        assert found == [("b'r'", None, None), ("k", None, "k"), ("l", None, None), ("p", "g", None), ("q", None, None)]
+        # A transaction of somebody else's has the settings of its connection, and dibs does not change them.
+        with psycopg.connect(postgres_url) as connection:
+            for jobs in (["p", dibs.NewJob("q", group="g")], ["l", dibs.NewJob("k", key="j")]):
+                with pytest.raises(dibs.InvalidOption, match="array_nulls"):
+                    queue.put_many(jobs, connection=connection)
+            connection.execute("SET LOCAL array_nulls = on")
+            queue.put_many(["l", dibs.NewJob("k", key="j")], connection=connection)
+        assert queue.depth().ready == 7
+
+
+def test_array_nulls_off_behind_a_pooler_is_a_misconfiguration(own_postgres: PostgresServer) -> None:
+    """There dibs makes no settings of its own: SetupRequired, naming the setting."""
+    own_postgres.psql("ALTER DATABASE postgres SET array_nulls = off")
+    with PgBouncer(own_postgres) as pooler, dibs.connect(pooler.url("postgres")) as client:
+        eventually(lambda: "array_nulls" in _told_by(client))
+
+
 def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) -> None:
     """PostgreSQL restarted while a lease is held: the lease goes on, its token too, others stay out."""
     with (
@@ -377,6 +411,14 @@ def test_behind_a_pooler_everything_works_by_polling(own_postgres: PostgresServe
             waiting.join()
             assert got[0].fencing_token == 2
             got[0].release()
+
+
+def _told_by(client: dibs.Client) -> str:
+    try:
+        client.ping()
+    except (dibs.StoreUnavailable, dibs.SetupRequired) as error:
+        return str(error)
+    return ""
 
 
 def _reaches(client: dibs.Client) -> bool:
@@ -495,7 +537,8 @@ def test_purge_keeps_the_floor_under_the_tokens(client: dibs.Client) -> None:
 
 def test_ten_thousand_leases_are_renewed_in_one_statement(postgres_url: str) -> None:
     """A vector of 10,000 renewals comes back whole."""
-        from dibs.store import Acquire, Granted, Renew, Renewed
+    from dibs.clock import Deadline, RealClock
+    from dibs.store import Acquire, Granted, Renew, Renewed
 
     address, _ = locate(postgres_url)
     store = address.open()

@@ -31,7 +31,7 @@ from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT, JobFlights
 from dibs.stores.postgres_jobs_places import QUEUES_MAX
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.stores.postgres_jobs_takes import Takes, now_of
-from dibs.stores.postgres_jobs_within import said
+from dibs.stores.postgres_jobs_within import check_nulls, said
 from dibs.stores.postgres_wire import elements, float8, instant, integer, text, texts
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ class PostgresJobs:
         for start, part in _parts(request):
             which = list(wire.put([part]))
             which[2] = b"{%d}" % -start
+            yield from check_nulls(which)
             answer = yield said(self._flights.sql["PUT"], (*which, b"false" if start else b"true"))
             if answer.rows[0][0]:
                 answer = yield said(self._flights.sql["PUT_KNOWN"], (wire.put_id(request).encode(),))
@@ -246,7 +247,9 @@ class PostgresJobs:
 
     def _put_keyed_within(self, put: Put) -> Generator[Said, Answer, PutDone | KeyTaken]:
         one = "_ONE" if len(put.jobs) == 1 else ""
-        statement = said(self._flights.sql[f"PUT_{put.on_conflict}{one}"], wire.put_keyed(put))
+        given = wire.put_keyed(put)
+        yield from check_nulls(given)
+        statement = said(self._flights.sql[f"PUT_{put.on_conflict}{one}"], given)
         while True:
             answer = yield statement
             outcome = _of_keyed(put, answer.rows)

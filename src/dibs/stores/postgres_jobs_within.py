@@ -10,11 +10,27 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dibs.door import VALUE, Said
+from dibs.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+
+    from dibs.door import Answer
 
 _PARAMETER = re.compile(r"\$(\d+)::")
+# An element of an array that is NULL; or a text that looks so, which only costs a look.
+_NULL = re.compile(rb"[{,]NULL[,}]")
+
+
+def check_nulls(parameters: Sequence[bytes | None]) -> Generator[Said, Answer, None]:
+    """Refuse a connection that would read what is NULL as a text of four letters (its settings are the caller's)."""
+    if any(value and _NULL.search(value) for value in parameters):
+        answer = yield Said("SELECT current_setting('array_nulls')")
+        if answer.rows[0][0] != "on":
+            raise InvalidOption(
+                "array_nulls is off on that connection, and these jobs do not all have a key, a group or the like: "
+                "SET LOCAL array_nulls = on first, or put them in several calls"
+            )
 
 
 def said(sql: bytes, parameters: Sequence[bytes | None]) -> Said:

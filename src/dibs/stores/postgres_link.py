@@ -54,6 +54,7 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('enable_material', 'off', false),
     set_config('jit', 'off', false),
     set_config('client_min_messages', 'error', false),
+    set_config('array_nulls', 'on', false),
     set_config('statement_timeout', $1, false),
     set_config('idle_in_transaction_session_timeout', $1, false),
     set_config('synchronous_commit',
@@ -67,7 +68,7 @@ _SETUP_LOCK = "SELECT pg_advisory_xact_lock(7095203471)"
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
-    current_setting('transaction_read_only')
+    current_setting('transaction_read_only'), current_setting('array_nulls')
 """
 
 
@@ -315,8 +316,8 @@ class Connection:
         if pg.server_version < SERVER_MIN:
             raise Unsupported("dibs needs PostgreSQL 12 or later")
         facts = self.execute(_FACTS, (), deadline)
-        pid, encoding, fsync, pages, commit, recovery, read_only = (
-            (facts.get_value(0, column) or b"").decode() for column in range(7)
+        pid, encoding, fsync, pages, commit, recovery, read_only, array_nulls = (
+            (facts.get_value(0, column) or b"").decode() for column in range(8)
         )
         if encoding != "UTF8":
             raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
@@ -325,6 +326,11 @@ class Connection:
             self.execute(_SETTINGS, (milliseconds(deadline),), deadline)
             self.pooled = False
             commit = "on" if commit == "off" else commit
+        elif array_nulls != "on":  # what is NULL would be kept as a text of four letters
+            raise SetupRequired(
+                "array_nulls is off, and dibs cannot set it for itself behind a connection pooler: ALTER DATABASE or "
+                "ALTER ROLE … SET array_nulls = on, or give dibs the server's own address"
+            )
         self.facts = {
             "version": pg.server_version,
             "encoding": encoding,
