@@ -97,13 +97,16 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.sqlite_file": {
         "dibs.clock",
         "dibs.errors",
+        "dibs.store",
         "dibs.stores",
         "dibs.stores.sqlite_boots",
         "dibs.stores.sqlite_errors",
         "dibs.stores.sqlite_forks",
+        "dibs.stores.sqlite_inodes",
         "dibs.stores.sqlite_sql",
     },
-    "dibs.stores.sqlite_forks": set(),
+    "dibs.stores.sqlite_forks": {"dibs.store"},
+    "dibs.stores.sqlite_inodes": set(),
     "dibs.stores.sqlite_history": {
         "dibs.clock",
         "dibs.store",

@@ -30,6 +30,8 @@ READ_ALL = {
     "purge_pool_floor",
     "raise_pools",
     "carry_over",
+    "last_known",
+    "lift_pools",
     "clear_line",
 }
 # What is sorted there are the jobs of one claim, those of one take, those that are listed, the priorities there are,

@@ -96,9 +96,26 @@ async def main():
 
 asyncio.run(main())
 """
+FIRST_USE = """
+other = dibs.connect(url.replace("dibs.db", "new.db"), patience=1)
+taken = starve()
+for attempt in range(2):
+    try:
+        other.lock("free").acquire()
+    except dibs.StoreUnavailable as error:
+        assert "oo many open files" in str(error) and not error.maybe_applied, error
+    else:
+        raise AssertionError("a connection without a descriptor")
+feed(taken)
+with other.lock("free", timeout=5):
+    pass
+for each in (other, holder):
+    each.close()
+print("well")
+"""
 
 
-@pytest.mark.parametrize("script", [THREADS, TASKS], ids=["threads", "tasks"])
+@pytest.mark.parametrize("script", [THREADS, TASKS, FIRST_USE], ids=["threads", "tasks", "first use of a file"])
 def test_without_file_descriptors(tmp_path: Path, script: str) -> None:
     """Who needs a thread or a connection is told; everybody else goes on, and all of them do afterwards."""
     program = textwrap.dedent(STARVING + script)

@@ -115,11 +115,11 @@ class SQLiteStore:
             for request in requests:
                 if ROW_MARK in request[0]:
                     return self._columns.act(requests, deadline, self._act)
-            return self._act(requests)
+            return self._act(requests, deadline)
 
-    def _act(self, requests: Sequence[Request]) -> list[Outcome]:
+    def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         file = self._file
-        db = file.open()
+        db = file.open(deadline)
         outcomes: list[Outcome] = []
         # What is kept must outlive a power cut; of everything else only the tokens must, and the floor sees to that.
         synced = False
@@ -275,7 +275,7 @@ class SQLiteStore:
         if ROW_MARK in request.name:
             with self._file.in_use:
                 return self._columns.pin(request, dialect, files, deadline)
-        return sqlite_pins.pin(self._file, request, dialect, files)
+        return sqlite_pins.pin(self._file, request, dialect, files, deadline)
 
     def pinned(self, request: Renew, rows: Sequence[tuple[Any, ...]], deadline: Deadline) -> bool:
         return bool(rows)
@@ -285,13 +285,13 @@ class SQLiteStore:
 
         with self._file.in_use:
             rows = None if query.place is None else self._columns.table(query.place, deadline)
-            return sqlite_query.find(self._file, self._file.open(), query, deadline, rows)
+            return sqlite_query.find(self._file, self._file.open(deadline), query, deadline, rows)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
         with self._file.in_use:
-            db = self._file.open()
+            db = self._file.open(deadline)
             now, wall = boot_now(), wall_now()
             try:
                 rows = db.execute(self._sql["list"], (first, before, self._file.boot, now)).fetchall()
@@ -307,7 +307,7 @@ class SQLiteStore:
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         moment = boot_now()
         with self._file.in_use:
-            db = self._file.open()
+            db = self._file.open(deadline)
             values = {"name": name, "token": fencing_token, "boot": self._file.boot, "now": moment}
             try:
                 broken = bool(db.execute(self._sql["break"], values).rowcount)
@@ -320,7 +320,7 @@ class SQLiteStore:
     def purge(self, older_than: float, deadline: Deadline) -> int:
         with self._file.in_use:
             file = self._file
-            db, now = file.open(), boot_now()
+            db, now = file.open(deadline), boot_now()
             old = {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
             purged = file.transaction(db, lambda db: self._purge(db, old))
             file.floor = file.meta(db, "token_floor")
@@ -345,12 +345,12 @@ class SQLiteStore:
         from dibs.stores import sqlite_check
 
         with self._file.in_use:
-            return sqlite_check.findings(self._file)
+            return sqlite_check.findings(self._file, deadline)
 
     def setup(self, deadline: Deadline) -> None:
         with self._file.in_use:
-            self._file.open(moved_here=True)
-        self.jobs.set_up()
+            self._file.open(deadline, mend=True)
+        self.jobs.set_up(deadline)
 
     def schema(self) -> str:
         return self._file.schema + self.jobs.schema()
@@ -364,20 +364,20 @@ class SQLiteStore:
         from dibs.stores import sqlite_history
 
         with self._file.in_use:
-            sqlite_history.keep(self._file, keep)
+            sqlite_history.keep(self._file, keep, deadline)
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
         from dibs.stores import sqlite_history
 
         with self._file.in_use:
-            return sqlite_history.read(self._file, name, limit)
+            return sqlite_history.read(self._file, name, limit, deadline)
 
     # -- waiting, and the end -------------------------------------------------------------------------------------
 
     def watch(self, address: str, deadline: Deadline) -> Watch:
         from dibs.stores.sqlite_watch import SQLiteWatch
 
-        return SQLiteWatch(self._file, address)
+        return SQLiteWatch(self._file, address, deadline)
 
     def close(self) -> None:
         with self._file.in_use:

@@ -15,33 +15,45 @@ from dibs.stores.sqlite_sql import VERSION
 if TYPE_CHECKING:
     import sqlite3
 
+    from dibs.clock import Deadline
     from dibs.stores.sqlite_file import SQLiteFile
 
 # More than are granted of one name in a boot: what a power cut takes from the file lies below the new floor.
 TOKENS_PER_BOOT = 2**40
 PAGE_BYTES = 1024
+# What SQLite can be told to wait at most.
+WAIT_MAX_MS = 2**31 - 1
 
 
-def begin(file: SQLiteFile, db: sqlite3.Connection, this_boot: str, moved_here: bool) -> None:
-    """Make the tables if need be, and write down durably that a new boot has begun."""
-    # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
-    db.execute("PRAGMA busy_timeout=5000")
+def begin(
+    file: SQLiteFile, db: sqlite3.Connection, deadline: Deadline | None, this_boot: str, *, moved_here: bool
+) -> None:
+    """Make the tables that are missing, and write down durably that a new boot has begun, if one has."""
+
+    def be_patient() -> None:
+        # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
+        wait_ms = 0 if deadline is None else int(min(deadline.remaining() * 1000, WAIT_MAX_MS))
+        db.execute(f"PRAGMA busy_timeout={wait_ms}")
+
+    be_patient()
     # Every commit writes whole pages to the log: small ones, as a lease is small. (Only a new file takes the size.)
     db.execute(f"PRAGMA page_size={PAGE_BYTES}")
     mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise SetupRequired(f"{file.path!r} cannot be put into WAL mode (it is in {mode} mode)")
     db.execute("PRAGMA synchronous=FULL")
+    be_patient()
     db.execute("BEGIN IMMEDIATE")
     try:
+        missing = [end for end in ("", "_pool") if not file.has_table(db, file.table + end)]
         for statement in file.schema.split(";\n"):
             if statement.strip():
                 db.execute(statement)
         for table in ("lease", "line"):  # of a file that was made before names could have permits
             if "take" not in {row[1] for row in db.execute(file.sql[f"columns_of_{table}"])}:
                 db.execute(file.sql[f"widen_{table}"])
+        last_boot, version = file.meta(db, "boot_id"), file.meta(db, "version")
         db.execute(file.sql["set_meta"], ("version", VERSION))
-        last_boot = file.meta(db, "boot_id")
         if last_boot != this_boot:
             here, there = _machine_id(), file.meta(db, "machine_id")
             if here and there and here != there and not moved_here:
@@ -49,8 +61,12 @@ def begin(file: SQLiteFile, db: sqlite3.Connection, this_boot: str, moved_here: 
                     f"{file.path!r} was last used on another machine. Two machines cannot share an SQLite file: "
                     "use a database server for that. If the file has moved here for good, run `dibs setup` once"
                 )
-            boot, floor = 0, 0
-            if last_boot is not None:
+            if last_boot is None:
+                # Of a file whose table with these is lost, go on with what the others tell: tokens must not repeat, and
+                # processes at work, which know the old number of the boot, must not be of another opinion than ours.
+                boot, highest = db.execute(file.sql["last_known"]).fetchone()
+                floor = highest + TOKENS_PER_BOOT if highest else 0
+            else:
                 boot = file.meta(db, "boot") + 1
                 floor = file.meta(db, "token_floor") + TOKENS_PER_BOOT
             for key, value in (
@@ -62,6 +78,11 @@ def begin(file: SQLiteFile, db: sqlite3.Connection, this_boot: str, moved_here: 
                 db.execute(file.sql["set_meta"], (key, value))
             db.execute(file.sql["clear_line"])
             db.execute(file.sql["carry_over"], (boot, boot_now(), wall_now(), boot - 1))
+        if last_boot is not None and missing and (version == VERSION or "" in missing):  # (1 had no pools)
+            # A table that was dropped took tokens with it.
+            floor = file.meta(db, "token_floor") + TOKENS_PER_BOOT
+            db.execute(file.sql["set_meta"], ("token_floor", str(floor)))
+            db.execute(file.sql["lift_pools"], (floor,))
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -69,6 +90,7 @@ def begin(file: SQLiteFile, db: sqlite3.Connection, this_boot: str, moved_here: 
         raise
     if last_boot is None:
         # A file that was just made must not vanish in a power cut and begin again with token 1.
+        be_patient()
         db.execute("PRAGMA wal_checkpoint(FULL)")
         folder = os.open(os.path.dirname(os.path.abspath(file.path)), os.O_RDONLY)
         try:

@@ -12,12 +12,13 @@ from dibs.store import Finding
 from dibs.stores.sqlite_file import file_system
 
 if TYPE_CHECKING:
+    from dibs.clock import Deadline
     from dibs.stores.sqlite_file import SQLiteFile
 
 
-def findings(file: SQLiteFile) -> list[Finding]:
+def findings(file: SQLiteFile, deadline: Deadline) -> list[Finding]:
     """What ``dibs doctor`` says."""
-    db = file.open()
+    db = file.open(deadline)
     try:
         mode = db.execute("PRAGMA journal_mode").fetchone()[0]
         mode_bits = stat.S_IMODE(os.stat(file.path).st_mode)

@@ -169,12 +169,12 @@ class SQLiteColumns:
         self,
         requests: Sequence[Request],
         deadline: Deadline,
-        act_on_leases: Callable[[Sequence[Request]], list[Outcome]],
+        act_on_leases: Callable[[Sequence[Request], Deadline], list[Outcome]],
     ) -> list[Outcome]:
         """Try the requests whose names are of rows, in one transaction; then the others."""
-        self._db = self._file.open()
+        self._db = self._file.open(deadline)
         self._synced = claims_some(requests)
-        return self._columns.act(requests, deadline, lambda others, _: act_on_leases(others))
+        return self._columns.act(requests, deadline, act_on_leases)
 
     def pin(self, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline) -> Pin:
         if files is None:
@@ -183,7 +183,7 @@ class SQLiteColumns:
         return rows.pin(request, alias_of(self._file, files, "the rows", "use dibs.fencing"))
 
     def table(self, where: Place, deadline: Deadline) -> SQLiteRows:
-        self._db = self._file.open()
+        self._db = self._file.open(deadline)
         try:
             return self._columns.table(where, deadline)  # type: ignore[no-any-return]
         except sqlite3.Error as error:

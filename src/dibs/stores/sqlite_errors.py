@@ -22,7 +22,9 @@ _CODES_BY_TEXT = {
     "unable to open database file": 14,
     "file is not a database": 26,
 }
-_BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 5, 6, 3, 8, 11, 14, 23, 26
+_MISTAKE, _BUSY, _LOCKED, _PERM, _READONLY, _CORRUPT, _CANTOPEN, _AUTH, _NOTADB = 1, 5, 6, 3, 8, 11, 14, 23, 26
+# SQLite has one code for every mistake in a statement; what is missing, its text tells alone.
+_MISSING = ("no such table", "no such column", "no such index")
 
 
 def primary_code(error: Exception) -> int:
@@ -52,4 +54,7 @@ def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | S
         return SetupRequired(f"{text}. This user must be able to write the file and its folder")
     if primary in (_CORRUPT, _NOTADB):
         return SetupRequired(f"{text}. Name another file, or restore this one")
+    if primary == _MISTAKE and str(error).startswith(_MISSING):
+        again = "setup --history 100" if str(error).endswith("_history") else "setup"
+        return SetupRequired(f"{text}. `dibs {again}` makes it again")
     return StoreUnavailable(text, maybe_applied=False)

@@ -1,4 +1,4 @@
-"""One connection to an SQLite file, which is opened anew whenever the file at its path has become another.
+"""One connection to an SQLite file, which is opened anew whenever the file, or one beside it, has become another.
 
 Whoever uses it holds ``in_use`` from before ``open`` until after the last use of what that brought.
 """
@@ -8,21 +8,25 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from errno import EDQUOT, EMFILE, ENFILE, ENOSPC
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.clock import boot_id, boot_now
 from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
-from dibs.stores import sqlite_sql
+from dibs.store import StoreBusy
+from dibs.stores import sqlite_inodes, sqlite_sql
 from dibs.stores.sqlite_errors import translated
 from dibs.stores.sqlite_forks import FORKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.clock import Deadline
+
 _T = TypeVar("_T")
 # How long a fork waits for a request under way: they last well under a millisecond.
 FORK_WAIT_S = 1.0
-# How often a connection in use makes sure that the file at its path is still the one it has open.
+# How often a connection in use makes sure that the files at its path are still those it has open.
 LOOK_AT_FILE_S = 0.05
 # Pages in the log before SQLite writes them back to the file, with two syncs: 4 MiB of log.
 CHECKPOINT_PAGES = 4096
@@ -55,38 +59,45 @@ class SQLiteFile:
         self._meta_table = table + "_meta"
         self._db: sqlite3.Connection | None = None
         self._fork_waits = False
-        self._inode: tuple[int, int] = (0, 0)
+        #: What is at the path without links, and which files were there and beside it when it was opened.
+        self._real = path
+        self._files: sqlite_inodes.Files | None = None
         self._look_at = 0.0
         #: Commits of the connection wait for the disk.
         self._synced = False
 
-    def open(self, *, moved_here: bool = False) -> sqlite3.Connection:
-        """The connection, opened anew when the file at the path is no longer the one that was opened."""
+    def open(self, deadline: Deadline | None = None, *, mend: bool = False) -> sqlite3.Connection:
+        """The connection, opened anew when a file at the path is no longer the one that was opened.
+
+        What a new file or a new boot needs waits for others until the deadline; without one, not at all. To ``mend``
+        makes what is missing, and takes a file over that was another machine's.
+        """
         db, now = self._db, boot_now()
         if db is not None:
-            if now < self._look_at:
+            if now < self._look_at and not mend:
                 return db
-            if self.is_at(self.path):
+            if self._is_current() and not mend:
                 self._look_at = now + LOOK_AT_FILE_S
                 return db
-            # Replaced or deleted under us: others already use what is at the path now. Leases in the old file are
-            # unknown there, and so their renewals say Gone.
+            # Replaced or deleted under us: others already use what is at the path now. Leases of which nothing is there
+            # are unknown, and so their renewals say Gone.
             self.close()
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Unsupported(f"dibs needs SQLite 3.35 or later; this Python has {sqlite3.sqlite_version}")
         self._make()
         FORKS.add(self)
+        self._real = os.path.realpath(self.path)
+        self._leave_what_is_gone()
         try:
             db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             try:
-                self._prepare(db, moved_here)
+                self._prepare(db, deadline, mend)
             except BaseException:
                 db.close()
                 raise
         except sqlite3.Error as error:
             raise self.translated(error) from error
-        there = os.stat(self.path)
-        self._inode = (there.st_dev, there.st_ino)
+        self._files = sqlite_inodes.at(self.path, self._real)
         self._look_at = now + LOOK_AT_FILE_S
         self._synced = False
         self._db = db
@@ -101,14 +112,37 @@ class SQLiteFile:
             if self.private:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             # SQLite gives its -wal and -shm files the mode of the database: 0600, since it says who works on what.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            sqlite_inodes.make(path)
         except OSError as error:
+            text = f"cannot make the SQLite file {path!r}: {error.strerror}"
+            if error.errno in (EMFILE, ENFILE, ENOSPC, EDQUOT):
+                raise StoreUnavailable(text, maybe_applied=False) from error
             raise SetupRequired(
-                f"cannot make the SQLite file {path!r}: {error.strerror}. Make its folder writable, or name another "
-                "file in the URL (sqlite:////absolute/path.db) or in $DIBS_URL"
+                f"{text}. Make its folder writable, or name another file in the URL (sqlite:////absolute/path.db) or "
+                "in $DIBS_URL"
             ) from error
 
-    def _prepare(self, db: sqlite3.Connection, moved_here: bool) -> None:
+    def _leave_what_is_gone(self) -> None:
+        """Close what else this process has open of files that are not there any more: a new connection would share it.
+
+        SQLite has one view of the log for all connections of a process to a file.
+        """
+        for other in FORKS.others(self):
+            if other._real == self._real and not other._is_current():
+                if not other.in_use.acquire(blocking=False):
+                    raise StoreBusy(f"SQLite file {self.path!r}: another connection of this process is to be closed")
+                try:
+                    other.close()
+                finally:
+                    other.in_use.release()
+        if sqlite_inodes.still_uses_what_is_gone(self._real):
+            raise StoreUnavailable(
+                f"SQLite file {self.path!r}: its -wal or -shm was removed while this program has the file open on a "
+                "connection of its own: close that, and see to it that nobody removes them",
+                maybe_applied=False,
+            )
+
+    def _prepare(self, db: sqlite3.Connection, deadline: Deadline | None, mend: bool) -> None:
         kind = file_system(self.path)
         if kind in NETWORK_FILE_SYSTEMS:
             raise Unsupported(
@@ -121,11 +155,16 @@ class SQLiteFile:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA busy_timeout=0")
         db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        known = self.has_table(db, self._meta_table)
-        if not known or self.meta(db, "boot_id") != this_boot or self.meta(db, "version") != sqlite_sql.VERSION:
+        if (
+            mend
+            or not self.has_table(db, self._meta_table)
+            or self.meta(db, "boot_id") != this_boot
+            or self.meta(db, "version") != sqlite_sql.VERSION
+            or db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"  # as VACUUM INTO leaves its copies
+        ):
             from dibs.stores import sqlite_boots
 
-            sqlite_boots.begin(self, db, this_boot, moved_here)
+            sqlite_boots.begin(self, db, deadline, this_boot, moved_here=mend)
         self.boot = self.meta(db, "boot")
         self.floor = self.meta(db, "token_floor")
 
@@ -166,13 +205,12 @@ class SQLiteFile:
             raise
         return result
 
-    def is_at(self, path: str) -> bool:
-        """Whether what is at the path is the file that was opened."""
-        try:
-            there = os.stat(path)
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) == self._inode
+    def _is_current(self) -> bool:
+        """Whether what was opened, if anything, is what is at the path and beside it."""
+        if self._db is None:
+            return True
+        there = sqlite_inodes.at(self.path, self._real)
+        return there is not None and there == self._files
 
     def roll_back(self) -> None:
         db = self._db
@@ -191,8 +229,13 @@ class SQLiteFile:
         return meant
 
     def close(self) -> None:
+        current = self._is_current()
         db, self._db = self._db, None
         if db is not None:
+            if not current:
+                # The last connection writes its log back to the file when it is closed, unless it is interrupted. A
+                # log that was removed must not be: others may have written to the file since.
+                db.interrupt()
             db.close()
 
     def before_fork(self) -> None:

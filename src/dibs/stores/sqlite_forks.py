@@ -11,6 +11,8 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from dibs.store import StoreBusy
+
 if TYPE_CHECKING:
     from dibs.stores.sqlite_file import SQLiteFile
 
@@ -33,6 +35,15 @@ class Forks:
             if not self._registered:
                 self._registered = True
                 os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._after)
+
+    def others(self, file: SQLiteFile) -> list[SQLiteFile]:
+        """The other files; StoreBusy during a fork, which waits for who asks."""
+        if not self._forking.acquire(blocking=False):
+            raise StoreBusy("this process is about to fork")
+        try:
+            return [other for other in self._files if other is not file]
+        finally:
+            self._forking.release()
 
     def _before(self) -> None:
         self._forking.acquire()

@@ -19,6 +19,7 @@ from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.stores.tables import without_history
 
 if TYPE_CHECKING:
+    from dibs.clock import Deadline
     from dibs.stores.sqlite_file import SQLiteFile
 
 _GRANT = "NEW.claim_id <> ''"  # (false for NULL)
@@ -111,19 +112,19 @@ def keeping(table: str, keep: int) -> list[str]:
     return [statement.format(**names, keep=keep) for statement in (_KEEP if keep else _FORGET)]
 
 
-def keep(file: SQLiteFile, keep: int) -> None:
+def keep(file: SQLiteFile, keep: int, deadline: Deadline) -> None:
     """Run that."""
 
     def write(db: sqlite3.Connection) -> None:
         for statement in keeping(file.table, keep):
             db.execute(statement)
 
-    file.transaction(file.open(), write)
+    file.transaction(file.open(deadline), write)
 
 
-def read(file: SQLiteFile, name: str, limit: int) -> list[StoredGrant]:
+def read(file: SQLiteFile, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
     """The last grants of a name, newest first."""
-    db, names = file.open(), _names(file.table)
+    db, names = file.open(deadline), _names(file.table)
     values = {"name": name, "limit": limit, "boot": file.boot, "now": boot_now()}
     try:
         if not file.has_table(db, file.table + _NAMES["history"]):

@@ -79,7 +79,7 @@ class SQLiteJobs:
 
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
         durable = any(type(request) is Put or type(request) is Finish for request in requests)
-        return self._write(lambda db, at: self._act(db, requests, at), durable=durable)
+        return self._write(lambda db, at: self._act(db, requests, at), deadline, durable=durable)
 
     def _act(self, db: sqlite3.Connection, requests: Sequence[JobRequest], at: Moment) -> list[JobOutcome]:
         outcomes: dict[int, JobOutcome] = {}
@@ -237,7 +237,7 @@ class SQLiteJobs:
                 of(name)[3] += dead
             return [Depth._make((name, *count[:4], at.wall - count[4])) for name, count in sorted(counts.items())]
 
-        return self._read(read)
+        return self._read(read, deadline)
 
     def jobs_in(self, name: str, state: str, limit: int, deadline: Deadline) -> list[StoredJob]:
         def read(db: sqlite3.Connection, at: Moment) -> list[StoredJob]:
@@ -252,7 +252,7 @@ class SQLiteJobs:
                 found.sort(key=lambda job: (-job.priority, job.due_at, job.id))
             return found[:limit]
 
-        return self._read(read)
+        return self._read(read, deadline)
 
     def find(self, name: str, job: int, deadline: Deadline) -> StoredJob | None:
         def read(db: sqlite3.Connection, at: Moment) -> StoredJob | None:
@@ -262,7 +262,7 @@ class SQLiteJobs:
             ended = db.execute(self._sql["find_ended"], (job, name)).fetchone()
             return None if ended is None else StoredJob._make(ended)
 
-        return self._read(read)
+        return self._read(read, deadline)
 
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
         def write(db: sqlite3.Connection, at: Moment) -> list[int]:
@@ -275,7 +275,7 @@ class SQLiteJobs:
             self._drop_old(db, at)
             return cancelled
 
-        return self._write(write, durable=True)
+        return self._write(write, deadline, durable=True)
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:
         def write(db: sqlite3.Connection, at: Moment) -> int:
@@ -284,32 +284,33 @@ class SQLiteJobs:
             db.execute(self._sql["revived_left"], (name,))
             return revived
 
-        return self._write(write, durable=True)
+        return self._write(write, deadline, durable=True)
 
     def forget(self, name: str, ids: Sequence[int] | None, older_than: float, deadline: Deadline) -> int:
         def write(db: sqlite3.Connection, at: Moment) -> int:
             values = (name, at.wall - older_than, ids is None, in_json(ids or ()))
             return db.execute(self._sql["forget"], values).rowcount
 
-        return self._write(write, durable=True)
+        return self._write(write, deadline, durable=True)
 
     # -- the connection -------------------------------------------------------------------------------------------
 
     def schema(self) -> str:
         return sqlite_jobs_sql.schema(self._names)
 
-    def set_up(self) -> None:
-        """Make the tables."""
-        self._read(lambda db, at: None)
+    def set_up(self, deadline: Deadline) -> None:
+        """Make the tables that are missing."""
+        with self._file.in_use:
+            self._make_tables(self._file.open(deadline))
 
-    def _read(self, read: Callable[[sqlite3.Connection, Moment], _T]) -> _T:
-        return self._in_transaction("BEGIN", read)
+    def _read(self, read: Callable[[sqlite3.Connection, Moment], _T], deadline: Deadline) -> _T:
+        return self._in_transaction("BEGIN", read, deadline)
 
-    def _write(self, write: Callable[[sqlite3.Connection, Moment], _T], *, durable: bool) -> _T:
-        return self._in_transaction("BEGIN IMMEDIATE", write, durable=durable)
+    def _write(self, write: Callable[[sqlite3.Connection, Moment], _T], deadline: Deadline, *, durable: bool) -> _T:
+        return self._in_transaction("BEGIN IMMEDIATE", write, deadline, durable=durable)
 
     def _in_transaction(
-        self, begin: str, run: Callable[[sqlite3.Connection, Moment], _T], *, durable: bool = False
+        self, begin: str, run: Callable[[sqlite3.Connection, Moment], _T], deadline: Deadline, *, durable: bool = False
     ) -> _T:
         file = self._file
 
@@ -318,9 +319,11 @@ class SQLiteJobs:
             return run(db, Moment(file.boot, boot_now(), wall_now()))
 
         with file.in_use:
-            db = file.open()
+            db = file.open(deadline)
             if db is not self._seen_by:
-                self._make_tables(db)
+                if not file.transaction(db, lambda db: file.has_table(db, file.table + "_job_end"), begin="BEGIN"):
+                    self._make_tables(db)
+                self._seen_by = db
             return file.transaction(db, now, begin=begin, synced=durable)
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
@@ -328,10 +331,7 @@ class SQLiteJobs:
             for statement in _each(self.schema()):
                 db.execute(statement)
 
-        file = self._file
-        if not file.transaction(db, lambda db: file.has_table(db, file.table + "_job_end"), begin="BEGIN"):
-            file.transaction(db, make, synced=True)
-        self._seen_by = db
+        self._file.transaction(db, make, synced=True)
 
 
 def _carried(db: sqlite3.Connection, talk: Generator[Said, Answer, _T]) -> _T:

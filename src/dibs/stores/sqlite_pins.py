@@ -13,16 +13,19 @@ from dibs.stores.identifiers import quoted_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dibs.clock import Deadline
     from dibs.store import Renew
     from dibs.stores.sqlite_file import SQLiteFile
 
 
-def pin(file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None) -> Pin:
+def pin(
+    file: SQLiteFile, request: Renew, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
+) -> Pin:
     """The statements for that connection, or InvalidOption where it does not have our file open."""
     if files is None:
         raise InvalidOption(f"leases are kept in SQLite, and that connection is to {dialect}: use dibs.fencing")
     with file.in_use:
-        file.open()
+        file.open(deadline)
     alias = alias_of(file, files, "the leases", "use dibs.fencing")
     table = f"{quoted_table(alias, 'schema')}.{file.names['lease']}"
     name, claim_id = (text.replace("'", "''") for text in (request.name, request.claim_id))

@@ -23,7 +23,8 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     name, claim_id = request.name, request.claim_id
     pool = db.execute(file.sql["read_pool"], (name,)).fetchone()
     if pool is None:
-        if db.execute(file.sql["read"], (name,)).fetchone() is not None:
+        row = db.execute(file.sql["read"], (name,)).fetchone()
+        if row is not None and row[-1] is None:  # (else it is of a pool whose table was dropped)
             return Mismatch(0)
         file.floor = file.meta(db, "token_floor")
     permits, token = pool or (None, 0)

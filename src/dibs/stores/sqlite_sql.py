@@ -127,6 +127,12 @@ _STATEMENTS = {
         " coalesce((SELECT max(l.fencing_token) FROM {lease} l WHERE l.name = p.name), 0)) FROM {pool} p WHERE name = ?"
     ),
     "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
+    "lift_pools": "UPDATE {pool} SET fencing_token = max(fencing_token, ?)",
+    # The boot and the greatest token that are known without the table of such things.
+    "last_known": (
+        "SELECT coalesce((SELECT max(boot) FROM {lease}), 0), (SELECT coalesce(max(token), 0) FROM"
+        " (SELECT fencing_token AS token FROM {lease} UNION ALL SELECT fencing_token FROM {pool}))"
+    ),
     # Before rows are purged: their tokens.
     "raise_pools": (
         "UPDATE {pool} SET fencing_token = max(fencing_token, coalesce((SELECT max(l.fencing_token) FROM {lease} l"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection
 
+    from dibs.clock import Deadline
     from dibs.stores.sqlite_file import SQLiteFile
 
 
@@ -19,17 +20,17 @@ class SQLiteWatch:
 
     interval_s: float | None = 0.001
 
-    def __init__(self, file: SQLiteFile, address: str) -> None:
+    def __init__(self, file: SQLiteFile, address: str, deadline: Deadline) -> None:
         self._file = file
         # Claim ids begin with the id of their client, which is the address of its waiters.
         self._mine = address + "-"
         #: The statement that says when jobs are due, once there are queues.
         self._priorities: str | None = None
         with file.in_use:
-            self._seen = self._version()
+            self._seen = self._version(deadline)
 
-    def _version(self) -> int:
-        return int(self._file.open().execute("PRAGMA data_version").fetchone()[0])
+    def _version(self, deadline: Deadline | None = None) -> int:
+        return int(self._file.open(deadline).execute("PRAGMA data_version").fetchone()[0])
 
     def fileno(self) -> int | None:
         return None
