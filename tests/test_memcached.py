@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -412,14 +413,46 @@ def test_a_server_that_does_not_answer_is_unavailable_in_time(own_memcached: Mem
         assert time.monotonic() - before < 3
 
 
+@pytest.mark.parametrize("way", ["open", "password", "tls"])
+def test_a_server_with_too_many_connections_is_unavailable(way: str, tmp_path: Path) -> None:
+    """At its limit (-c) a server is StoreUnavailable, no misconfiguration, and is tried again until it has room."""
+    options, files, login, query = {
+        "open": ([], {}, "", ""),
+        "password": (["-Y", "users"], {"users": "app:hunter2\n"}, "app:hunter2@", ""),
+        "tls": (*with_certificate(tmp_path), "", f"?tls=on&tls_ca={tmp_path}/server.crt"),
+    }[way]
+    with MemcachedServer(["-c", "40", *options], files=files, quiet=way != "open") as server, ExitStack() as stack:
+        url = f"memcached://{login}127.0.0.1:{server.port}{query}"
+        known = stack.enter_context(dibs.connect(url, patience=0.5))
+        patient = stack.enter_context(dibs.connect(url, patience=30))
+        for client in (known, patient):
+            client.ping()
+        server.kill()  # they have to connect anew
+        server.start()
+        crowd = stack.enter_context(ExitStack())
+        for _ in range(60):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+        got = stack.enter_context(ThreadPoolExecutor(1)).submit(patient.lock("x").acquire)
+        for client in (known, stack.enter_context(dibs.connect(url))):
+            with pytest.raises(dibs.StoreUnavailable, match="too many open connections: raise its -c") as caught:
+                client.lock("y").acquire(timeout=0)
+            assert not caught.value.maybe_applied
+        assert not got.done()
+        crowd.close()
+        lease = got.result(40)
+        assert lease is not None
+        lease.release()
+
+
 def test_localhost_is_found_by_whichever_address_answers(own_memcached: MemcachedServer) -> None:
     """A name with several addresses is tried at each of them."""
     with dibs.connect(f"memcached://localhost:{own_memcached.port}") as client:
         client.ping()
 
 
-def test_user_and_password() -> None:
+def test_user_and_password(caplog: pytest.LogCaptureFixture) -> None:
     """A server with -Y: the right password opens it; a wrong one or none is SetupRequired, and is not shown."""
+    caplog.set_level(1)
     with MemcachedServer(["-Y", "users"], files={"users": "app:open/sesame\n"}, quiet=True) as server:
         at = f"127.0.0.1:{server.port}"
         with dibs.connect(f"memcached://app:open%2Fsesame@{at}") as client, client.lock("x") as lease:
@@ -430,6 +463,8 @@ def test_user_and_password() -> None:
                 with pytest.raises(dibs.SetupRequired) as caught:
                     client.lock("x").acquire(timeout=0)
                 assert "hunter2" not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {client!r}"
+    assert "sesame" not in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def test_sasl_is_a_misconfiguration() -> None:
@@ -445,14 +480,21 @@ def test_a_password_is_not_given_to_who_does_not_ask(own_memcached: MemcachedSer
         assert own_memcached.ask("get dibs") == ["END"]
 
 
-def test_tls(tmp_path: Path) -> None:
-    """tls=on checks the server's certificate; a server that wants TLS and gets none is SetupRequired that says so."""
-    ours, key = tmp_path / "server.crt", tmp_path / "server.key"
+def with_certificate(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The options and files of a server that speaks TLS; its certificate is server.crt in this folder."""
+    certificate, key = folder / "server.crt", folder / "server.key"
     options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     options += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", *options, "-keyout", key, "-out", ours], check=True, capture_output=True)
-    files = {"crt": ours.read_text(), "key": key.read_text()}
-    with MemcachedServer(["-Z", "-o", "ssl_chain_cert=crt,ssl_key=key"], files=files, quiet=True) as server:
+    subprocess.run(["openssl", "req", *options, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    files = {"crt": certificate.read_text(), "key": key.read_text()}
+    return ["-Z", "-o", "ssl_chain_cert=crt,ssl_key=key"], files
+
+
+def test_tls(tmp_path: Path) -> None:
+    """tls=on checks the server's certificate; a server that wants TLS and gets none is SetupRequired that says so."""
+    ours = tmp_path / "server.crt"
+    options, files = with_certificate(tmp_path)
+    with MemcachedServer(options, files=files, quiet=True) as server:
         with dibs.connect(f"memcached://127.0.0.1:{server.port}?tls=on&tls_ca={ours}") as client:
             with client.lock("x", info={"big": "y" * 4000}) as lease:
                 assert lease.held

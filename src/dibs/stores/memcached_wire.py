@@ -36,6 +36,8 @@ RECORD_BYTES_MAX = 8 * 1024
 # What a non-blocking connection raises when there is nothing to do.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS = (b"ERROR", b"CLIENT_ERROR")
+# How a server begins that is at its limit of connections; and one that is not, or not any more.
+_FULL, _LETS_IN = b"ERROR Too many open connections", (b"VERSION ", b"CLIENT_ERROR")
 # The binary protocol's "noop", which most servers understand, and how one that wants a login by SASL refuses it.
 _NOOP, _LOG_IN = b"\x80\x0a" + bytes(22), b"\x81\x0a\x00\x00\x00\x00\x00\x20"
 _SASL = "wants a login by SASL, which dibs does not speak: use -Y instead of -S"
@@ -280,8 +282,8 @@ class Place(NamedTuple):
         try:
             try:
                 client.version()
-            except pymemcache.MemcacheClientError:
-                if self.user is None:
+            except pymemcache.MemcacheClientError as refused:
+                if self.user is None or isinstance(refused, pymemcache.MemcacheUnknownCommandError):
                     raise
                 # Only a server that has just asked for it is sent the password: any other would keep it as an item.
                 client.set("dibs", f"{self.user} {self.password}", noreply=False)
@@ -293,7 +295,17 @@ class Place(NamedTuple):
 
     def _translated(self, error: Exception, deadline: Deadline) -> Exception:
         text = f"memcached at {self.shown}: {error}"
-        if isinstance(error, pymemcache.MemcacheUnexpectedCloseError) or was_cut(error):
+        unknown = isinstance(error, pymemcache.MemcacheUnknownCommandError)
+        cut = isinstance(error, pymemcache.MemcacheUnexpectedCloseError) or was_cut(error)
+        if unknown or isinstance(error, ssl.SSLError) or (cut and not self.known_good):
+            # At its limit memcached answers whatever comes by an ERROR, in text also where it wants TLS, and closes.
+            said = heard(self.server, b"version\r\n", deadline)
+            if said.startswith(_FULL) or (unknown and (self.known_good or said.startswith(_LETS_IN))):
+                full = f"memcached at {self.shown} has too many open connections: raise its -c, or close some"
+                return StoreUnavailable(full, maybe_applied=False)
+        if unknown:
+            return SetupRequired(f"what answers at {self.shown} is not memcached, or does not speak text ({error})")
+        if cut:
             wanted = None if self.known_good else self._wanted(deadline)
             if wanted is not None:
                 return SetupRequired(f"memcached at {self.shown} closed the connection without a word: it {wanted}")
