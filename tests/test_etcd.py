@@ -913,8 +913,9 @@ def guarded(own_etcd: EtcdServer) -> EtcdServer:
     return own_etcd
 
 
-def test_a_login_with_rights_on_the_prefix_is_enough(guarded: EtcdServer) -> None:
+def test_a_login_with_rights_on_the_prefix_is_enough(guarded: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     """A user that may read and write the prefix, and nothing else, can do everything; elsewhere: SetupRequired."""
+    caplog.set_level(1)
     with dibs.connect(guarded.url(user="app", password="hunter2")) as client:
         client.setup()
         lease = client.lock("x", ttl=2, min_hold=1).acquire(timeout=0)
@@ -930,6 +931,7 @@ def test_a_login_with_rights_on_the_prefix_is_enough(guarded: EtcdServer) -> Non
         client.lock("x").acquire(timeout=0)
     found = findings(guarded.url(user="app", password="hunter2"))
     assert [promise for promise, (kept, _) in found.items() if not kept] == []
+    assert "hunter" not in caplog.text
 
 
 @pytest.mark.parametrize("user", ["app", "nobody", ""])
@@ -1098,6 +1100,17 @@ def test_without_space_nothing_is_granted_and_everything_else_works() -> None:
         kept, detail = findings(server.url())["there is room to grant"]
         assert not kept
         assert "alarm disarm" in detail
+
+
+@pytest.mark.parametrize("limit", ["--max-txn-ops=16", "--max-request-bytes=10000"])
+def test_a_server_that_takes_only_small_requests_is_named(limit: str) -> None:
+    """A call with more names than the servers take together is SetupRequired, with the setting to be raised."""
+    with EtcdServer([limit]) as server:
+        store = locate(server.url())[0].open()
+        with pytest.raises(dibs.SetupRequired, match=f"Raise {limit.partition('=')[0]} ") as caught:
+            store.act([Acquire(f"default:{number}", "c-1", 30, "h") for number in range(40)], soon())
+        assert "login" not in str(caught.value)
+        store.close()
 
 
 def test_something_else_on_the_port_is_a_misconfiguration() -> None:

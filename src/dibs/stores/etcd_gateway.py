@@ -40,6 +40,11 @@ INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
 FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED, UNAUTHENTICATED = 9, 11, 12, 16
 # Refused before anything was done.
 _NOT_APPLIED = {INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, OUT_OF_RANGE, UNAUTHENTICATED}
+# What etcd says when a request is greater than it takes, and what it takes as shipped.
+_LIMITS = {
+    "too many operations in txn request": "--max-txn-ops (128 as shipped)",
+    "request is too large": "--max-request-bytes (1.5 MiB as shipped)",
+}
 # The gateway's own answer where nothing speaks its language: no code at all.
 _FOREIGN = -1
 
@@ -317,6 +322,10 @@ class Gateway:
             self._token = ""  # it ended in the middle of a flight: the next one logs in
             self.close()
             return StoreUnavailable(text)
+        # What is too much has the code of a wrong login, so here the words have to tell.
+        limit = next((limit for words, limit in _LIMITS.items() if words in refusal.text), None)
+        if refusal.code == INVALID_ARGUMENT and limit is not None:
+            return SetupRequired(f"{text}. Raise {limit} of the servers")
         if refusal.code in (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT):
             return SetupRequired(f"{text}. Check the login in the URL, and its rights on the prefix")
         if refusal.code == RESOURCE_EXHAUSTED:
