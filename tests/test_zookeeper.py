@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -806,6 +807,20 @@ def test_a_login_closes_the_nodes(zookeeper: ZooKeeperServer, by_hand: KazooClie
         assert any("digest:app" in finding.detail for finding in findings)
 
 
+def test_a_password_is_not_logged(zookeeper: ZooKeeperServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is logged, at any level, has neither the password nor what a session can be taken over with."""
+    with caplog.at_level(1), caplog.at_level(1, "dibs.stores.zookeeper.kazoo"):
+        with dibs.connect(zookeeper.url("/logged", login="app:hunter2secret")) as client:
+            with client.lock("x"):
+                session = session_of(client)
+                secret = session.client._session_passwd
+                session.client._connection._socket.shutdown(socket.SHUT_RDWR)
+                eventually(lambda: caplog.text.count("Connect(") >= 3)
+    assert "Auth(auth_type=0, scheme='digest'" in caplog.text
+    for words in ("hunter2secret", secret.hex(), repr(secret)):
+        assert words not in caplog.text
+
+
 def by_hand_acls(by_hand: KazooClient, path: str) -> Any:
     return by_hand.get_acls(path)[0]
 
@@ -862,6 +877,15 @@ def test_sessions_that_the_server_does_not_give(zookeeper: ZooKeeperServer, opti
     finally:
         if server is not zookeeper:
             server.close()
+
+
+def test_a_session_that_is_too_short_for_the_server() -> None:
+    """Where the server has a greater minSessionTimeout the error says so, and a longer ttl works."""
+    with ZooKeeperServer({"minSessionTimeout": 8000}) as server, dibs.connect(server.url()) as client:
+        with pytest.raises(dibs.SetupRequired, match="where minSessionTimeout is greater there, take a longer ttl"):
+            client.lock("x", ttl=5).acquire(timeout=0)
+        with client.lock("x", ttl=8):
+            pass
 
 
 def test_limits_of_ttl_follow_the_ticks() -> None:

@@ -22,6 +22,7 @@ try:
     from kazoo import exceptions as kazoo_errors
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import SequentialThreadingHandler
+    from kazoo.protocol.serialization import Auth, Connect
     from kazoo.protocol.states import KazooState
     from kazoo.retry import KazooRetry
     from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
@@ -220,7 +221,7 @@ class Session:
                 f"ZooKeeper gives sessions of {self._given_ms} ms where {self.timeout_ms} ms are needed (a ttl of "
                 f"{self.ttl_ms / 1000:g} s and {SLACK_TICKS:g} ticks): the URL takes tickTime={self._settings.tick_ms} "
                 f"and maxSessionTimeout={self._settings.session_max_ms}. Copy both from the servers' zoo.cfg into the "
-                "URL's query"
+                "URL's query; or, where minSessionTimeout is greater there, take a longer ttl, or lower it"
             )
         if self.over:
             raise StoreUnavailable("ZooKeeper: the session has expired", maybe_applied=False)
@@ -344,6 +345,21 @@ def _words(error: BaseException | None) -> str:
 def _logger() -> logging.Logger:
     """Where kazoo's own messages go: to whoever configured logging, and to nobody's terminal otherwise."""
     logger = logging.getLogger("dibs.stores.zookeeper.kazoo")
+    logger.addFilter(_without_secrets)
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
     return logger
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """Kazoo logs its requests as they are: the login among them, and what anybody can take a session over with."""
+    if type(record.args) is tuple:
+        record.args = tuple(
+            said._replace(auth="***")
+            if isinstance(said, Auth)
+            else said._replace(passwd="***")
+            if isinstance(said, Connect)
+            else said
+            for said in record.args
+        )
+    return "session_passwd" not in str(record.msg)
