@@ -27,9 +27,9 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import StoreUnavailable
 from dibs.steps import run as run_steps
-from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
+from dibs.store import ANY_SLOT, LINE_GRACE_S, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed
 from dibs.stores import zookeeper as store_module
-from dibs.stores import zookeeper_flights, zookeeper_link, zookeeper_pool
+from dibs.stores import zookeeper_flights, zookeeper_line, zookeeper_link, zookeeper_pool
 from dibs.stores.zookeeper_link import Session
 from dibs.stores.zookeeper_pool import Place
 from dibs.testing.conformance import Run, runs
@@ -265,6 +265,21 @@ WAIT = """
 import sys, dibs
 dibs.connect(sys.argv[1]).lock("x", ttl=30).acquire()
 """
+CROWD = """
+import sys, time
+from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
+from dibs.store import Acquire
+store = locate(sys.argv[1])[0].open()
+store.watch("w", Deadline(RealClock(), RealClock.now() + 10))
+permits, size = map(int, sys.argv[2:])
+crowd = [Acquire("default:x", f"c-{n}", 25, "h", wake="w", permits=permits) for n in range(size)]
+while True:
+    held = store.act(crowd, Deadline(RealClock(), RealClock.now() + 60))
+    crowd = [request._replace(ticket=outcome.ticket) for request, outcome in zip(crowd, held)]
+    print("asked", flush=True)
+    time.sleep(1)
+"""
 
 
 def program(text: str, *arguments: str) -> subprocess.Popen[str]:
@@ -317,6 +332,91 @@ def test_a_dead_waiter_delays_the_line_briefly(client: dibs.Client, zookeeper_ur
         # Two seconds are promised; the rest is for a busy machine. The session would have lived for 30.
         assert time.monotonic() - released < 6
         got[0].release()
+
+
+# More than are looked at together.
+CROWD_SIZE = zookeeper_line.SIGNS_MAX + 6
+
+
+def behind_a_dead_crowd(url: str, kind: str) -> list[tuple[str, float]]:
+    """Two wait behind a crowd that was killed with -9: who got the name in which order, and when after its release."""
+    got: list[tuple[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        holder, first, second = (stack.enter_context(dibs.connect(url)) for _ in range(3))
+
+        def of(client: dibs.Client) -> Any:
+            return client.lock("x") if kind == "lock" else client.semaphore("x", 1)
+
+        lease = of(holder).acquire()
+        crowd = stack.enter_context(waiting_crowd(url, kind))
+
+        def wait(who: str, client: dibs.Client) -> None:
+            with of(client):
+                got.append((who, time.monotonic() - released))
+
+        waiting = [threading.Thread(target=wait, args=one) for one in (("first", first), ("second", second))]
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            eventually(partial(waited_for, holder, CROWD_SIZE + number))
+        crowd.kill()
+        released = time.monotonic()
+        lease.release()
+        for thread in waiting:
+            thread.join()
+    return got
+
+
+@contextlib.contextmanager
+def waiting_crowd(url: str, kind: str) -> Iterator[subprocess.Popen[str]]:
+    with program(CROWD, url, str(int(kind != "lock")), str(CROWD_SIZE)) as crowd:
+        try:
+            assert crowd.stdout is not None
+            assert crowd.stdout.readline() == "asked\n"
+            yield crowd
+        finally:
+            crowd.kill()
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+def test_dead_waiters_delay_the_line_together(zookeeper_url: str, kind: str) -> None:
+    """However many died, they delay the line no more than one does."""
+    got = behind_a_dead_crowd(zookeeper_url, kind)
+    assert [who for who, _ in got] == ["first", "second"]
+    # Two seconds are promised; the rest is for a busy machine. Their session would have lived for 25.
+    assert got[0][1] < 6, got
+
+
+@pytest.mark.parametrize("limit, to", [("LOOK_MAX", zookeeper_line.SIGNS_MAX), ("DELETE_BYTES_MAX", 3000)])
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+def test_more_dead_waiters_than_one_look_takes(
+    zookeeper_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, limit: str, to: int
+) -> None:
+    """More than are looked at, or deleted, at a time are passed by and by, before their session ends."""
+    monkeypatch.setattr(zookeeper_line, limit, to)
+    got = behind_a_dead_crowd(zookeeper_url, kind)
+    assert [who for who, _ in got] == ["first", "second"]
+    assert got[1][1] < 15, got
+
+
+def test_who_is_alive_behind_dead_waiters_is_not_passed(zookeeper_url: str) -> None:
+    """Who asks first when the dead have been silent for long enough passes nobody who has asked meanwhile."""
+    holder, first, second = (locate(zookeeper_url)[0].open() for _ in range(3))
+    assert isinstance(holder.act([Acquire("default:x", "h-1", 20, "h")], soon())[0], Granted)
+
+    def asks(store: Any, claim: str, ticket: int | None = None) -> Any:
+        return store.act([Acquire("default:x", claim, 20, claim, wake="w", ticket=ticket)], soon())[0]
+
+    with waiting_crowd(zookeeper_url, "lock") as crowd:
+        tickets = [asks(first, "first").ticket, asks(second, "second").ticket]
+        crowd.kill()
+        assert holder.act([Release("default:x", "h-1")], soon()) == [RELEASED]
+        outcomes = [asks(second, "second", tickets[1]), asks(first, "first", tickets[0])]
+        time.sleep(LINE_GRACE_S + 0.1)
+        outcomes.append(asks(second, "second", tickets[1]))
+        assert [type(outcome) for outcome in outcomes] == [Held] * 3
+        eventually(lambda: isinstance(asks(first, "first", tickets[0]), Granted))
+    for store in (holder, first, second):
+        store.close()
 
 
 def test_closing_leaves_a_kept_name_taken(zookeeper_url: str) -> None:

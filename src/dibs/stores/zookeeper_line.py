@@ -23,11 +23,20 @@ if TYPE_CHECKING:
     from dibs.store import Acquire, Release
     from dibs.stores.zookeeper_link import Flights, Operation
 
-# Waiters before an asker that are looked at for signs of life.
+# So many of the waiters before an asker are looked at together for signs of life; more of them while these are dead.
 SIGNS_MAX = 64
+# The most that one look takes: when so many are dead, they are deleted, and those behind them are the next look's. (Who
+# looks for longer than the grace would itself be taken for dead.)
+LOOK_MAX = 16 * SIGNS_MAX
+# Otherwise the dead are deleted together with a grant, as many as fit into a request (jute.maxbuffer, 1 MB as shipped).
+DELETE_BYTES_MAX = 500_000
+# Of each deletion, besides its path.
+DELETION_BYTES = 20
+# How exactly it is known when a waiter has asked.
+HEARD_S = 0.1
 # After the grace of a free name, a waiter behind others asks again at least this often, to see signs of life in time.
 LOOK_AGAIN_S = 0.7
-# What is remembered of lines; beyond it the observations begin anew, which can only delay a line.
+# Names whose lines are remembered; beyond it the observations begin anew, which can only delay a line.
 MEMORY_MAX = 10_000
 
 
@@ -51,51 +60,88 @@ class Line:
     # -- who is alive ---------------------------------------------------------------------------------------------
 
     def kept_for(self, session: Session, ahead: Sequence[Waiter]) -> Flights:
-        """How long a free lock is kept for those before the asker; not more than 0 when none of them is alive."""
+        """How long a free lock is kept for those before the asker; and if that is not more than 0, the dead there."""
         pool = self._pool
-        self._forget()
-        stats = yield [session.exists(waiter.path) for waiter in ahead[:SIGNS_MAX]]
-        there = [stat for stat in stats if stat is not None]
-        if not there:
-            return 0.0
-        now = boot_now()
-        # While the same node is at the front nobody of the line was granted the name: it was free all the time.
-        free_since = pool.fronts.setdefault(there[0].czxid, now)
-        asked_at = free_since
-        for stat in there:
-            asked_at = max(asked_at, self._seen(stat, now, free_since))
-        kept_for = asked_at + LINE_GRACE_S - now
-        return min(kept_for, LINE_GRACE_S if now < free_since + LINE_GRACE_S else LOOK_AGAIN_S)
+        if len(pool.fronts) > MEMORY_MAX:
+            pool.fronts.clear()
+        free_since: float | None = None
+        dead: list[Sign] = []
+        for first in range(0, len(ahead), SIGNS_MAX):
+            if first >= LOOK_MAX:
+                yield from self._clear(session, dead)
+                return LOOK_AGAIN_S, []
+            seen = yield from self._seen(session, ahead[first : first + SIGNS_MAX])
+            if not seen:
+                continue
+            now = boot_now()
+            if free_since is None:
+                # While the same node is at the front nobody of the line was granted the name: it was free all the time.
+                free_since = pool.fronts.setdefault(seen[0][1].czxid, now)
+            kept_for = max(free_since, *(asked_at for *_, asked_at in seen)) + LINE_GRACE_S - now
+            if kept_for > 0:
+                return min(kept_for, LINE_GRACE_S if now < free_since + LINE_GRACE_S else LOOK_AGAIN_S), []
+            dead += [Sign(waiter, now - asked_at, stat.version) for waiter, stat, asked_at in seen]
+        return 0.0, dead
 
-    def signs(self, name: str, session: Session, ahead: Sequence[Waiter]) -> Flights:
-        """A ``Sign`` of each of these who is there. Those seen for the first time may have asked just now."""
-        self._forget()
-        looked = ahead[:SIGNS_MAX]
-        stats = yield [session.exists(waiter.path) for waiter in looked]
-        now = boot_now()
-        found = []
-        for waiter, stat in zip(looked, stats, strict=True):
-            if stat is not None:
-                asked_at = self._seen(stat, now, now)
+    def signs(self, name: str, session: Session, ahead: Sequence[Waiter], room: int) -> Flights:
+        """A ``Sign`` of each of these who is there. Those seen for the first time may have asked just now.
+
+        So may those who were not looked at: it is not gone on when those found alive want more than ``room``, the
+        permits there are besides those of the asker, or are the greater part.
+        """
+        found: list[Sign] = []
+        alive = wanted = 0
+        for first in range(0, len(ahead), SIGNS_MAX):
+            if first >= LOOK_MAX:
+                yield from self._clear(session, [sign for sign in found if sign.silent_for >= LINE_GRACE_S])
+            if wanted > room or 2 * alive > first or first >= LOOK_MAX:
+                return found + [Sign(waiter, 0.0, None) for waiter in ahead[first:]]
+            seen = yield from self._seen(session, ahead[first : first + SIGNS_MAX])
+            now = boot_now()
+            for waiter, stat, asked_at in seen:
                 own = self._pool.places.get((name, unquote(waiter.claim)))
                 if own is not None and own.path == waiter.path:
-                    asked_at = own.asked_at  # of this process, which knows
+                    asked_at = own.asked_at  # noqa: PLW2901 - of this process, which knows
                 found.append(Sign(waiter, now - asked_at, stat.version))
-        return found + [Sign(waiter, 0.0, None) for waiter in ahead[SIGNS_MAX:]]
+                if now - asked_at < LINE_GRACE_S:
+                    alive, wanted = alive + 1, wanted + (waiter.take or 1)
+        return found
 
-    def _seen(self, stat: object, now: float, first_seen: float) -> float:
-        """When the waiter of this node asked, as far as its node has been seen to change."""
+    def _seen(self, session: Session, some: Sequence[Waiter]) -> Flights:
+        """Those of these who are there, with the stats of their nodes and when they asked, as far as is known here."""
         pool = self._pool
-        version, changed_at = pool.signs.get(stat.czxid, (stat.version, first_seen))  # type: ignore[attr-defined]
-        if version != stat.version:  # type: ignore[attr-defined]
-            changed_at = now
-        pool.signs[stat.czxid] = stat.version, changed_at  # type: ignore[attr-defined]
-        return changed_at
+        stats = yield [session.exists(waiter.path) for waiter in some]
+        zxid, now = session.zxid, boot_now()  # in this order
+        seen = [
+            (waiter, stat, next((heard_at for heard_at, heard in pool.heard if stat.mzxid <= heard), now))
+            for waiter, stat in zip(some, stats, strict=True)
+            if stat is not None
+        ]
+        # Noted for later looks, and no more of it than tells who has been silent for the grace.
+        heard = pool.heard
+        if len(heard) > 1 and heard[-2][0] > now - HEARD_S:
+            heard = heard[:-1]
+        while len(heard) > 1 and heard[1][0] <= now - LINE_GRACE_S:
+            heard = heard[1:]
+        pool.heard = (*heard, (now, zxid))
+        return seen
 
-    def _forget(self) -> None:
-        for remembered in (self._pool.fronts, self._pool.signs):
-            if len(remembered) > MEMORY_MAX:
-                remembered.clear()
+    def _clear(self, session: Session, dead: Sequence[Sign]) -> Flights:
+        """Take these from the line, as a grant would; should one of them ask meanwhile, none."""
+        operations = self.clearing(dead)
+        if operations:
+            yield [session.multi(operations)]
+
+    def clearing(self, dead: Sequence[Sign]) -> list[Operation]:
+        """What deletes these, if none of them asks meanwhile; as many as one transaction takes."""
+        operations: list[Operation] = []
+        size = 0
+        for sign in dead:
+            size += len(sign.waiter.path) + DELETION_BYTES
+            if size > DELETE_BYTES_MAX:
+                break
+            operations.append(("delete", sign.waiter.path, sign.version))
+        return operations
 
     # -- coming, standing, going ----------------------------------------------------------------------------------
 

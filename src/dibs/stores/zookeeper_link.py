@@ -253,6 +253,11 @@ class Session:
                 return True
         return False
 
+    @property
+    def zxid(self) -> int:
+        """Of the last transaction that the server had done when it answered last."""
+        return int(self.client.last_zxid)
+
     # Each of these sends a request and returns what ``answer`` takes.
 
     def multi(self, operations: Iterable[Operation]) -> Any:

@@ -112,11 +112,13 @@ class Locks:
                 behind = own is not None and bool(ahead)
                 held = Held(seen["holder"], stat.czxid, stat.ctime / 1000, seen["ttl"], ticket, behind)
             else:
-                kept_for = (yield from self._line.kept_for(session, ahead)) if ahead else 0.0
+                kept_for, dead = yield from self._line.kept_for(session, ahead)
                 if kept_for <= 0:
                     attempt = [("delete", permit), *take] if type(there) is tuple else list(take)
-                    attempt += [("delete", waiter.path) for waiter in ([own] if own is not None else []) + ahead]
-                    if type(names) is list and len(names) == len(ahead) + (own is not None):
+                    attempt += [("delete", own.path)] if own is not None else []
+                    attempt += (cleared := self._line.clearing(dead))
+                    alone = type(names) is list and len(names) == len(ahead) + (own is not None)
+                    if alone and len(cleared) == len(dead):
                         attempt.append(("delete", line))
                     continue
                 held = Held(None, 0, 0.0, kept_for, ticket, True)

@@ -152,8 +152,9 @@ class Permits:
                 continue
             ahead = view.ahead
             signs = [Sign(waiter, 0.0, None) for waiter in ahead]
-            if ahead and (view.left(request.permits) >= request.take or len(ahead) < FRONT):
-                signs = yield from self._line.signs(request.name, session, ahead)
+            room = view.left(request.permits) - request.take
+            if ahead and (room >= 0 or len(ahead) < FRONT):
+                signs = yield from self._line.signs(request.name, session, ahead, room)
             decision = decide(view.state(signs), request._replace(claim_id=claim, ticket=None))
             if guessed and not isinstance(decision, Decision):
                 continue  # it has to be looked at
@@ -220,7 +221,8 @@ class Permits:
             operations.append(("set_data", permit, data))  # its answer tells the zxid and the time
         operations.append(("create", grant.path, grant.text(request.ttl), self._acl, True))
         dead = [sign for sign in signs if sign.version is not None and sign.silent_for >= LINE_GRACE_S]
-        operations += [("delete", sign.waiter.path, sign.version) for sign in dead]
+        cleared = self._line.clearing(dead)
+        operations += cleared
         if view.own is not None:
             operations.append(("delete", view.own.path))
         elif not view.has_line:
@@ -246,7 +248,7 @@ class Permits:
         alone = last is not None and view.stat is not None and last.stat.version == view.stat.version
         nodes = {*view.held, f"c-{quoted(request.claim_id)}"}
         self._known[permit] = Known(data, stat, nodes, alone=alone and not view.has_line)
-        self._line.left(request, session, alone=view.has_line and len(view.others) == len(dead))
+        self._line.left(request, session, alone=view.has_line and len(view.others) == len(cleared))
         return True
 
     def _keep(self, grant: Grant, take: int) -> Flights:

@@ -138,8 +138,8 @@ class Pool:
         self.watches: dict[str, set[PipeWatch]] = {}
         #: Since when a name has been seen free with this node at the front of its line, by the zxid that made the node.
         self.fronts: dict[int, float] = {}
-        #: The version of a waiter's node when it was looked at, and when it was seen to have changed, by its zxid.
-        self.signs: dict[int, tuple[int, float]] = {}
+        #: When which zxid had been reached, the oldest first: what was written with no greater one was written before.
+        self.heard: tuple[tuple[float, int], ...] = ()
         #: The server's Unix time less this machine's boot time, for people; None before the server told its time.
         self.server_ahead_s: float | None = None
         self._users = 0
