@@ -307,6 +307,65 @@ def test_a_signal_at_any_moment_of_the_start(dibs: Dibs) -> None:
     assert dibs("run", "x", "--nowait", "--", "true").returncode == 0
 
 
+INTERRUPTED_CLEANING = """
+import os, signal, sys
+import dibs.__main__
+from MODULE import CLASS
+
+def clean_up(self, step=CLASS.STEP):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):  # Python's handlers run between instructions
+        pass
+    step(self)
+
+CLASS.STEP = clean_up
+sys.argv = ["dibs", *WORDS]
+dibs.__main__.main()
+"""
+
+
+GIVING_UP = (
+    (["run", "x", "--nowait", "--", "touch", "ran"], 75, "command Command end"),
+    (["run", "x", "--nowait", "--", "touch", "ran"], 75, "guard Guard close"),
+    (["elect", "x", "--standby-max", "0", "--", "touch", "ran"], 75, "guard Guard close"),
+    (["--url", "redis://127.0.0.1:1", "claim", "s", "--ids", "ids", "--", "touch", "ran"], 69, "keeper Keeper close"),
+)
+
+
+@pytest.mark.parametrize("words, code, step", GIVING_UP)
+def test_a_signal_while_dibs_gives_up(dibs: Dibs, words: list[str], code: int, step: str) -> None:
+    """TERM at a step of the clean-up: the exit code is that of giving up, nothing is said twice, nothing is left."""
+    (dibs.folder / "ids").write_text("1\n")
+    holder = dibs.start_holder("x")
+    file, class_, method = step.split()
+    program = INTERRUPTED_CLEANING.replace("MODULE", f"dibs.cli.{file}").replace("CLASS", class_)
+    program = program.replace("STEP", method).replace("WORDS", repr(words))
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=dibs.env, cwd=dibs.folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done
+    assert done.stderr.startswith("dibs: ")
+    assert done.stderr.count("\n") == 1
+    assert not (dibs.folder / "ran").exists()
+    holder.terminate()
+    holder.wait()
+    until(lambda: not dibs.processes())
+
+
+def test_a_blocked_sigchld_delays_nothing(dibs: Dibs) -> None:
+    """Where whoever started dibs had blocked SIGCHLD, the end of the command is heard of all the same."""
+
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+
+    for words in (("run", "x"), ("elect", "y")):
+        began = boot_now()
+        done = dibs(*words, "--ttl", "10m", "--", "grep", "SigBlk", "/proc/self/status", preexec_fn=block)
+        assert boot_now() < began + 30, "an eighth of the ttl is 75 s"
+        assert done.returncode == 0
+        assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGCHLD - 1), "the command has it as it was"
+
+
 RECORDER = """
 import os, signal, sys
 def note(signum, frame):

@@ -96,7 +96,7 @@ def claim(args: argparse.Namespace) -> int:
     gc.enable()
     signals = Signals()
     try:
-        with client, claims.take(ids, limit=args.limit) as batch:
+        with signals, client, claims.take(ids, limit=args.limit) as batch:
             signals.collect()
             _write_busy(args.busy, batch.busy)
             if not len(batch):

@@ -194,34 +194,47 @@ def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractCon
     except OSError as error:
         raise CommandError(SYSTEM, f"cannot start a process: {error.strerror}") from error
     signals = Signals()
-    code: int | None = None
     try:
-        # Loading is over before a signal may interrupt it: in a callback of the import system it would be forgotten.
-        client = connect(args)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if client._desk.address.shown.startswith("memory:"):
-            raise InvalidOption("memory:// is seen by one process only, so a command run under it would exclude nobody")
-        client._desk.session().on_paused = say
-        try:
-            with lease_of(client) as lease:
-                signals.collect()
-                lease._session.keeper.when_over(lease._hold, signals.ring)
-                code = Supervisor(command, guard, signals, lease, args.grace).supervise()
-                if code:
-                    lease.release()  # before the end of the block, which would mark a once as done
-        except LeaseLost as error:
-            # With a code, the command had ended by itself before anybody noticed the loss.
-            ended = "" if code is None else f"the command ended with code {code}, but "
-            raise CommandError(LOST, f"{ended}{error}") from None
-        except GuardDiedError as error:
-            raise CommandError(SYSTEM, f"the command was not started: {GUARD_DIED}") from error
-        finally:
-            client.close()
+        with signals:
+            return _run(args, lease_of, command, guard, signals, mask)
     except Interrupted as interrupted:
         return SIGNALLED + interrupted.signum
     finally:
         command.end()
         guard.close()
+
+
+def _run(
+    args: argparse.Namespace,
+    lease_of: Callable[[Client], AbstractContextManager[Lease]],
+    command: Command,
+    guard: Guard,
+    signals: Signals,
+    mask: set[int | signal.Signals],
+) -> int:
+    code: int | None = None
+    # Loading is over before a signal may interrupt it: in a callback of the import system it would be forgotten.
+    client = connect(args)
+    # Blocked or not before (the command has it as it was), SIGCHLD is how the end of the command is heard of.
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})
+    if client._desk.address.shown.startswith("memory:"):
+        raise InvalidOption("memory:// is seen by one process only, so a command run under it would exclude nobody")
+    client._desk.session().on_paused = say
+    try:
+        with lease_of(client) as lease:
+            signals.collect()
+            lease._session.keeper.when_over(lease._hold, signals.ring)
+            code = Supervisor(command, guard, signals, lease, args.grace).supervise()
+            if code:
+                lease.release()  # before the end of the block, which would mark a once as done
+    except LeaseLost as error:
+        # With a code, the command had ended by itself before anybody noticed the loss.
+        ended = "" if code is None else f"the command ended with code {code}, but "
+        raise CommandError(LOST, f"{ended}{error}") from None
+    except GuardDiedError as error:
+        raise CommandError(SYSTEM, f"the command was not started: {GUARD_DIED}") from error
+    finally:
+        client.close()
     assert code is not None
     return code
 

@@ -22,7 +22,11 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Signals to this process: until ``collect`` they interrupt the waiting, afterwards they are collected."""
+    """Signals to this process: until ``collect`` they interrupt the waiting, afterwards they are collected.
+
+    The waiting is a block ``with signals:`` in a ``try`` that catches Interrupted. What follows the ``try`` cleans up,
+    and is never interrupted, however the block ended.
+    """
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -34,6 +38,12 @@ class Signals:
             # What is ignored stays ignored, here and in the command: nohup means it. And Ctrl-Z stops who waits.
             if signum == signal.SIGCHLD or (signum != signal.SIGTSTP and not _ignored(signum)):
                 signal.signal(signum, self._handle)
+
+    def __enter__(self) -> Signals:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._collecting = True  # or Interrupted came just before this, and set it
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if not self._collecting and signum in ENDING:
