@@ -326,6 +326,18 @@ def test_a_store_that_is_not_there(dibs: Dibs) -> None:
     assert end.startswith("dibs: Redis on 127.0.0.1:1: ")
 
 
+def test_an_ignored_sigchld_is_no_error(dibs: Dibs, queue: library.Queue) -> None:
+    """Where whoever started dibs ignored SIGCHLD, ended processes are collected all the same."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    queue.put(1)
+    done = dibs("work", "q", "--idle", "0", "--", "true", preexec_fn=ignore)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert queue.depth()[1:5] == (0, 0, 0, 0)
+
+
 # -- claim -------------------------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,8 @@ class Keeper:
         self.end_by = NEVER
         orders_fd, self._orders_fd = os.pipe()
         self._news_fd, news_fd = os.pipe()
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # there would be no ended keeper to ask how it ended
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._pid = os.fork()
