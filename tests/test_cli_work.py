@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import sqlite3
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import dibs as library
+from dibs.clock import boot_now
 from tests.command_line import PATIENCE_S, Dibs, Started, until
 from tests.servers.redis import RedisServer
 
@@ -33,10 +35,10 @@ def working(dibs: Dibs, *options: str, script: str) -> Any:
 class Work:
     """A worker whose commands write their process ids into a file, and then do as the script says."""
 
-    def __init__(self, dibs: Dibs, *options: str, script: str = "sleep 60") -> None:
+    def __init__(self, dibs: Dibs, *options: str, script: str = "sleep 60", **settings: Any) -> None:
         self.begun = dibs.folder / "begun"
         self.process: Started = dibs.start(
-            "work", "q", *options, "--", "sh", "-c", f"echo $$ >> {self.begun}; {script}"
+            "work", "q", *options, "--", "sh", "-c", f"echo $$ >> {self.begun}; {script}", **settings
         )
 
     def pids(self, count: int) -> list[int]:
@@ -336,6 +338,156 @@ def test_an_ignored_sigchld_is_no_error(dibs: Dibs, queue: library.Queue) -> Non
     done = dibs("work", "q", "--idle", "0", "--", "true", preexec_fn=ignore)
     assert (done.returncode, done.stderr) == (0, "")
     assert queue.depth()[1:5] == (0, 0, 0, 0)
+
+
+# -- stderr that nobody reads ------------------------------------------------------------------------------------------
+
+
+class Unread:
+    """A pipe that nobody reads until the test does."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.fd = os.pipe()
+
+    def __enter__(self) -> "Unread":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self.read_fd, self.fd):
+            os.close(fd)
+
+    def is_full(self) -> bool:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        return not poll.poll(0)
+
+
+@pytest.fixture
+def unread() -> Iterator[Unread]:
+    with Unread() as pipe:
+        yield pipe
+
+
+def test_a_command_is_ended_in_time_though_nobody_reads(dibs: Dibs, queue: library.Queue, unread: Unread) -> None:
+    """A paused dibs, and a stderr that is full: the command is ended before another can have the job."""
+    job = queue.put(1)
+    work = Work(dibs, "--ttl", "2", "--grace", "0.2", script="yes >&2 & wait", stderr=unread.fd)
+    (pid,) = work.pids(1)
+    until(unread.is_full)
+    work.process.send_signal(signal.SIGSTOP)
+    try:
+        with queue.take(1, timeout=20) as batch:
+            assert [won.id for won in batch.won] == [job]
+            assert not alive(pid)
+            batch.done()
+    finally:
+        work.process.send_signal(signal.SIGCONT)
+        work.process.send_signal(signal.SIGTERM)
+    assert work.process.wait(PATIENCE_S) == 0
+
+
+def test_a_second_signal_does_not_wait_for_a_reader(dibs: Dibs, queue: library.Queue, unread: Unread) -> None:
+    """Nobody reads stderr: commands are stopped all the same, their jobs given back, and dibs ends."""
+    queue.put_many([1, 2])
+    options = ("--workers", "2", "--drain-timeout", "10m")
+    work = Work(dibs, *options, script="trap '' TERM; yes >&2", stderr=unread.fd)
+    pids = work.pids(2)
+    until(unread.is_full)
+    work.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)  # two signals at once may be told as one
+    work.process.send_signal(signal.SIGTERM)
+    assert work.process.wait(PATIENCE_S) == 0
+    assert not any(map(alive, pids))
+    assert [job.tries for job in queue.jobs("ready")] == [0, 0]
+
+
+def test_a_claim_ends_though_nobody_reads(dibs: Dibs, unread: Unread) -> None:
+    """TERM ends the command, and dibs with it; the claims are free."""
+    (dibs.folder / "ids").write_text("a\n")
+    process = dibs.start("claim", "s", "--ids", "ids", "--", "sh", "-c", "yes >&2", stderr=unread.fd)
+    until(unread.is_full)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 143
+    assert dibs.holder("s/a") is None
+
+
+def test_a_last_line_that_nobody_reads(dibs: Dibs, unread: Unread) -> None:
+    """When dibs has only to say what went wrong, TERM ends it; also one that comes while it still cleans up."""
+    (dibs.folder / "ids").write_text("a\n")
+    begun = dibs.folder / "begun"
+    script = f"echo $$ > {begun}; exec yes >&2"
+    words = ("claim", "s", "--ids", "ids", "--ttl", "1", "--no-renew", "--", "sh", "-c", script)
+    process = dibs.start(*words, stderr=unread.fd)
+    pid = int(until(lambda: begun.exists() and begun.read_text()))
+    until(lambda: not alive(pid))
+    time.sleep(2.0)  # before it has noticed that, a signal is the command's
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_nothing_is_lost_for_a_slow_reader(dibs: Dibs, queue: library.Queue, unread: Unread) -> None:
+    """What commands say arrives whole and in order, each before dibs says how it ended; the end of it is kept."""
+    jobs = queue.put_many(range(12), max_tries=1)
+    process = dibs.start(
+        "work", "q", "--idle", "0", "--", "sh", "-c", "seq 1 5000 >&2; echo out; exit 3", stderr=unread.fd
+    )
+    until(unread.is_full)
+    time.sleep(2.0)  # longer than dibs waits for a reader of its own lines when it is to end
+    os.close(unread.fd)
+    unread.fd = os.dup(unread.read_fd)
+    said = b""
+    while data := os.read(unread.read_fd, 8192):
+        said += data
+        time.sleep(0.005)
+    numbers = "".join(f"{number}\n" for number in range(1, 5001))
+    expected = "".join(f"{numbers}dibs: job {job} failed on try 1: exit code 3\n" for job in jobs)
+    assert said.decode() == expected
+    assert process.wait(PATIENCE_S) == 0
+    errors = [job.error for job in queue.dead()]
+    assert len(errors) == 12
+    assert all(error and error.startswith("exit code 3\n") and error.endswith("\n5000") for error in errors)
+
+
+def test_a_payload_that_a_frozen_keeper_does_not_read(dibs: Dibs, queue: library.Queue) -> None:
+    """When the keeper is stopped, dibs goes on to look after the other commands, and hands it the payload later."""
+    job = queue.put(1)
+    script = f"test $DIBS_JOB_ID = {job} && exec sleep 60; wc -c >> {dibs.folder}/got"
+    work = Work(dibs, "--workers", "2", "--ttl", "2", "--grace", "0.2", script=script)
+    (pid,) = work.pids(1)
+    (keeper,) = [pid for pid, name in dibs.processes().items() if name == "dibs-keeper"]
+    os.kill(keeper, signal.SIGSTOP)
+    queue.put(b"x" * 300_000)
+    until(lambda: queue.depth().claimed == 2)
+    assert queue.cancel(job) == [job]
+    until(lambda: not alive(pid))
+    os.kill(keeper, signal.SIGCONT)
+    until(lambda: queue.depth().ready + queue.depth().claimed == 0)
+    assert int((dibs.folder / "got").read_text()) == 300_000
+    work.process.send_signal(signal.SIGTERM)
+    assert work.process.wait(PATIENCE_S) == 0
+
+
+def test_a_frozen_keeper_is_overruled_in_time(dibs: Dibs) -> None:
+    """When the keeper is stopped, dibs itself kills the command before another can have the id."""
+    (dibs.folder / "ids").write_text("a\n")
+    ticker = (
+        "import time\n"
+        "with open('ticks', 'w', buffering=1) as file:\n"
+        "    while True:\n"
+        "        file.write(f'{time.clock_gettime(time.CLOCK_BOOTTIME):.6f}\\n')\n"
+        "        time.sleep(0.001)\n"
+    )
+    words = ("claim", "s", "--ids", "ids", "--ttl", "3", "--no-renew", "--", sys.executable, "-c", ticker)
+    process = dibs.start(*words)
+    until(lambda: (dibs.folder / "ticks").exists() and (dibs.folder / "ticks").read_text())
+    (keeper,) = [pid for pid, name in dibs.processes().items() if name == "dibs-keeper"]
+    os.kill(keeper, signal.SIGSTOP)
+    with library.connect(dibs.url) as client, client.lock("s/a", timeout=PATIENCE_S):
+        entered = boot_now()
+    assert float((dibs.folder / "ticks").read_text().rstrip("\n").rpartition("\n")[2]) < entered
+    os.kill(keeper, signal.SIGCONT)
+    assert process.wait(PATIENCE_S) == 76
 
 
 # -- claim -------------------------------------------------------------------------------------------------------------

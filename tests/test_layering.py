@@ -835,7 +835,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs"},
     "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.moments", "dibs.clock"},
-    "dibs.cli.keeping": {"dibs.cli", "dibs.cli.command", "dibs.cli.guard", "dibs.cli.moments", "dibs.clock"},
+    "dibs.cli.keeping": {
+        "dibs.cli.command",
+        "dibs.cli.guard",
+        "dibs.cli.moments",
+        "dibs.cli.stderr",
+        "dibs.clock",
+    },
     "dibs.cli.lines": {"dibs.cli", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.names"},
@@ -870,11 +876,13 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.keeper",
         "dibs.cli.moments",
         "dibs.cli.run",
+        "dibs.cli.stderr",
         "dibs.clock",
         "dibs.errors",
     },
     "dibs.cli.moments": {"dibs.trust"},
-    "dibs.cli.signals": set(),
+    "dibs.cli.signals": {"dibs.cli.stderr"},
+    "dibs.cli.stderr": {"dibs.cli"},
     "dibs.cli.terminal": set(),
     "dibs.cli.supervisor": {
         "dibs.cli.guard",
@@ -906,8 +914,9 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.supervisor", "select"): {"*"},  # the wrapper waits for its child and its lease at once
-    ("dibs.cli.keeper", "select"): {"poll", "POLLIN"},  # as the wrapper of `dibs run`
+    ("dibs.cli.keeper", "select"): {"poll", "POLLIN", "POLLOUT"},  # as the wrapper of `dibs run`
     ("dibs.cli.keeping", "select"): {"*"},  # as the guard
+    ("dibs.cli.stderr", "select"): {"*"},  # room, in a file that is not to be waited for
     ("dibs.cli.top", "select"): {"select"},  # the keyboard and the next look
     ("dibs.cli.guard", "select"): {"*"},  # the guard outlives the wrapper and has no session to ask
 }

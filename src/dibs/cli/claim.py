@@ -116,6 +116,7 @@ def claim(args: argparse.Namespace) -> int:
         return SIGNALLED + interrupted.signum
     finally:
         keeper.close()
+        signals.over()
 
 
 def _ids(file: str) -> list[str]:
@@ -151,6 +152,8 @@ def _run(keeper: Keeper, signals: Signals, claims: Claims, batch: Batch[str]) ->
                 keeper.signal(signal.SIGCONT)
             elif signum in PASSED_ON or signum in ENDING:
                 keeper.signal(signum)
+                if signum in ENDING:
+                    keeper.hurry()
 
 
 def _write_busy(file: str | None, busy: list[str]) -> None:

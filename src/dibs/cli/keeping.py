@@ -1,20 +1,28 @@
 """What the keeper's process does: it makes commands, feeds them, passes on their stderr, and ends them in time.
 
 What it is for, and the states of a command, are told in ``dibs.cli.keeper``, the wrapper's side of it.
+
+It waits for nobody, or commands would not be ended in time. What the reader of stderr has not taken yet is kept, up to
+a bound; beyond it commands are not listened to, and wait in their own writes. The end of a command is told when all
+that it had said is written, so that nothing of it is lost and the next one speaks after it; but it is told at once of
+one that had to be stopped, whose time is over, or that was asked to end.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
 import signal
+import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import say
 from dibs.cli.command import Command
 from dibs.cli.guard import NEVER, SLICE_S, close_all_but, name_process, send
 from dibs.cli.moments import DEAD_WAIT_S, GONE_LOOK_S
+from dibs.cli.stderr import Stderr, say_if_read
 from dibs.clock import boot_now
 
 if TYPE_CHECKING:
@@ -22,6 +30,11 @@ if TYPE_CHECKING:
 
 # So much of the end of what a command says on stderr is kept.
 TAIL_BYTES = 3_500
+# While nobody reads stderr, so many commands that have ended may have something in their pipes to be read later.
+ENDED_MAX = 100
+# At the end, what is still unsaid is written for as long as somebody reads some of it in this time, and this long.
+LAST_WORDS_STEP_S = 1.0
+LAST_WORDS_S = 5.0
 _CHUNK = 65536
 
 
@@ -35,7 +48,7 @@ def be_keeper(orders_fd: int, news_fd: int, path: str, argv: list[str], mask: se
         Keeping(orders_fd, news_fd, path, argv, mask).run()
         code = 0
     except Exception as error:  # noqa: BLE001 - the last thing this process can do about it
-        say(f"the process that looks after the commands failed: {error!r}")
+        say_if_read(f"the process that looks after the commands failed: {error!r}")
     finally:
         os._exit(code)  # also after an error: the wrapper sees the pipe break
 
@@ -43,14 +56,21 @@ def be_keeper(orders_fd: int, news_fd: int, path: str, argv: list[str], mask: se
 class Run:
     """A command that runs: what is left of its input, and by when it must end."""
 
-    def __init__(self, command: Command, payload: bytes, term_at: float, kill_at: float) -> None:
+    def __init__(self, command: Command, error_fd: int, payload: bytes, term_at: float, kill_at: float) -> None:
         self.command = command
+        self.error_fd = error_fd
         self.rest = memoryview(payload)
         self.term_at = term_at
         self.kill_at = kill_at
         self.over_at = NEVER
         self.stopped = False
+        #: It ended by itself, and the wrapper was told not to signal it any more.
+        self.ended = False
         self.tail = bytearray()
+        #: How much of what it had said by its end is still in its pipe; None before the end.
+        self.unheard: int | None = None
+        #: Where its last word stands in all that goes to stderr, once that is known.
+        self.last_word = -1
 
 
 class Keeping:
@@ -66,6 +86,10 @@ class Keeping:
         self._inputs: dict[int, Run] = {}
         # Stays open when its command has ended: what that left behind may go on to write.
         self._errors: dict[int, Run] = {}
+        self._stderr = Stderr()
+        self._listening = True
+        # Somebody wants an end, and does not wait for who reads stderr.
+        self._hurried = False
         self._unread = bytearray()
         self._unsent = bytearray()
         for fd in (orders_fd, news_fd):
@@ -85,6 +109,7 @@ class Keeping:
         """Until the wrapper closes its end, or has died."""
         while True:
             self._look()
+            self._attend_stderr()
             for fd, _event in self._poll.poll(int(self._slice_s() * 1000) + 1 if self._runs else None):
                 if fd == self._orders_fd:
                     if not self._hear():
@@ -93,9 +118,11 @@ class Keeping:
                     os.read(fd, _CHUNK)
                 elif fd == self._news_fd:
                     self._send()
+                elif fd == self._stderr.fd:
+                    self._stderr.send()
                 elif fd in self._inputs:
                     self._feed(fd)
-                elif fd in self._errors:
+                elif fd in self._errors and not self._stderr.full:
                     self._pass_on(fd)
 
     def _slice_s(self) -> float:
@@ -103,7 +130,7 @@ class Keeping:
         now = boot_now()
         slice_s = SLICE_S
         for run in self._runs.values():
-            if run.command.status is not None:
+            if run.stopped and run.command.status is not None:
                 return GONE_LOOK_S  # its group is to go, too
             slice_s = min(slice_s, (run.kill_at if run.stopped else run.term_at) - now)
         return max(0.0, slice_s)
@@ -126,6 +153,7 @@ class Keeping:
             del self._unread[: begin + size]
             if "start" in order:
                 self._start(order, payload)
+            self._hurried |= "hurry" in order
             for number, (term_at, kill_at) in order.get("move", {}).items():
                 run = self._runs.get(int(number))
                 if run is not None and not run.stopped:
@@ -139,11 +167,13 @@ class Keeping:
         command = Command(self._path, self._argv, self._mask, ((input_fd, 0), (write_fd, 2)))
         os.close(input_fd)
         os.close(write_fd)
-        run = self._runs[number] = Run(command, payload, order["term_at"], order["kill_at"])
-        for fd, event, where in ((feed_fd, select.POLLOUT, self._inputs), (error_fd, select.POLLIN, self._errors)):
+        run = self._runs[number] = Run(command, error_fd, payload, order["term_at"], order["kill_at"])
+        self._inputs[feed_fd] = self._errors[error_fd] = run
+        for fd in (feed_fd, error_fd):
             os.set_blocking(fd, False)
-            where[fd] = run
-            self._poll.register(fd, event)
+        self._poll.register(feed_fd, select.POLLOUT)
+        if self._listening:
+            self._poll.register(error_fd, select.POLLIN)
         self._tell(number, command.pid, None, False, "")
         if boot_now() < run.kill_at:
             command.start(order["environment"])
@@ -162,11 +192,14 @@ class Keeping:
             pass
         except BrokenPipeError:  # the other pipe tells that, too
             self._unsent.clear()
-        if self._unsent:
-            self._poll.register(self._news_fd, select.POLLOUT)
+        self._await_room(self._news_fd, bool(self._unsent))
+
+    def _await_room(self, fd: int, wanted: bool) -> None:
+        if wanted:
+            self._poll.register(fd, select.POLLOUT)
         else:
             try:
-                self._poll.unregister(self._news_fd)
+                self._poll.unregister(fd)
             except KeyError:
                 pass
 
@@ -184,12 +217,23 @@ class Keeping:
             if run.stopped and now >= run.kill_at:
                 send(group, signal.SIGKILL)
                 run.kill_at, run.over_at = NEVER, now + DEAD_WAIT_S
-            if run.command.status is not None and (not run.stopped or not send(group, 0) or now >= run.over_at):
-                for fd in [fd for fd, other in self._errors.items() if other is run]:
-                    self._pass_on(fd)
+            if run.command.status is None:
+                continue
+            if not self._over(run, now):
+                if not run.stopped and not run.ended:
+                    run.ended = True
+                    self._tell(number, 0, None, False, "")
+            else:
                 del self._runs[number]
                 tail = bytes(run.tail).decode("utf-8", "replace").strip()
                 self._tell(number, group, run.command.exit_code(), run.stopped, tail)
+
+    def _over(self, run: Run, now: float) -> bool:
+        """Whether it is time to tell of a command that has ended."""
+        said = self._said(run)
+        if run.stopped:
+            return not send(run.command.pid, 0) or now >= run.over_at
+        return said or now >= run.term_at or self._hurried
 
     def _feed(self, fd: int) -> None:
         run = self._inputs[fd]
@@ -202,28 +246,74 @@ class Keeping:
         if not run.rest:
             self._forget(fd, self._inputs)
 
+    # -- stderr ---------------------------------------------------------------------------------------------------
+
+    def _attend_stderr(self) -> None:
+        """Wait for room as long as something is unsaid, and listen to commands only while it is not too much."""
+        self._await_room(self._stderr.fd, self._stderr.written < self._stderr.added)
+        if self._listening == self._stderr.full:
+            self._listening = not self._listening
+            for fd in self._errors:
+                if self._listening:
+                    self._poll.register(fd, select.POLLIN)
+                else:
+                    self._poll.unregister(fd)
+        if self._stderr.full and len(self._errors) > len(self._runs) + ENDED_MAX:
+            ended = next(fd for fd, run in self._errors.items() if run not in self._runs.values())
+            self._errors[ended].unheard = 0
+            self._forget(ended, self._errors)
+
     def _pass_on(self, fd: int) -> None:
-        """Read what a command says, show it, and keep the end of it."""
+        """Read some of what a command says, show it, and keep the end of it."""
         run = self._errors[fd]
         try:
-            while data := os.read(fd, _CHUNK):
-                run.tail += data
-                del run.tail[:-TAIL_BYTES]
-                try:
-                    os.write(2, data)
-                except OSError:  # nobody listens
-                    pass
+            data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return
-        self._forget(fd, self._errors)
+        if not data:
+            run.unheard = 0
+            self._forget(fd, self._errors)
+            return
+        if run.unheard is not None:
+            run.unheard -= len(data)
+        run.tail += data
+        del run.tail[:-TAIL_BYTES]
+        self._stderr.add(data)
+
+    def _said(self, run: Run) -> bool:
+        """Whether all that a command had said by its end is written. What it left behind may go on to speak."""
+        if run.unheard is None:
+            run.unheard = self._unread_of(run)
+        while run.unheard > 0 and not self._stderr.full:
+            self._pass_on(run.error_fd)
+        if run.unheard <= 0 and run.last_word < 0:
+            run.last_word = self._stderr.added
+        return 0 <= run.last_word <= self._stderr.written
+
+    def _say_last_words(self) -> None:
+        runs = [*self._runs.values(), *(run for run in self._errors.values() if run.unheard)]
+        end_at = boot_now() + LAST_WORDS_S
+        while boot_now() < end_at:
+            for run in runs:
+                self._said(run)
+            if not self._stderr.send(LAST_WORDS_STEP_S):  # nothing is left, or nobody reads
+                return
+
+    def _unread_of(self, run: Run) -> int:
+        if self._errors.get(run.error_fd) is not run:
+            return 0
+        return int.from_bytes(fcntl.ioctl(run.error_fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def _forget(self, fd: int, where: dict[int, Run]) -> None:
-        self._poll.unregister(fd)
+        if where is self._inputs or self._listening:
+            self._poll.unregister(fd)
         del where[fd]
         os.close(fd)
 
     def _end_all(self) -> None:
         for run in self._runs.values():
-            send(run.command.pid, signal.SIGKILL)
+            if not run.ended:
+                send(run.command.pid, signal.SIGKILL)
         for run in self._runs.values():
             run.command.end()
+        self._say_last_words()

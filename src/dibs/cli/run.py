@@ -202,6 +202,7 @@ def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractCon
     finally:
         command.end()
         guard.close()
+        signals.over()
 
 
 def _run(

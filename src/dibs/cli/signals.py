@@ -6,6 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from dibs.cli.stderr import is_read
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -48,6 +50,7 @@ class Signals:
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if not self._collecting and signum in ENDING:
             self._collecting = True  # a second one shall not interrupt the cleaning up
+            self.taken()
             raise Interrupted(signum)
 
     def collect(self) -> None:
@@ -63,6 +66,18 @@ class Signals:
             return os.read(self.fd, 4096)
         except BlockingIOError:
             return b""
+
+    def over(self) -> None:
+        """Nothing is left to do but perhaps to say a last line, and who asks for the end does not wait for that.
+
+        Such a signal ends the process from now on; and one that came while it cleaned up does, when nobody reads.
+        """
+        asked = [signum for signum in self.taken() if signum in ENDING]
+        for signum in ENDING:
+            if not _ignored(signum):
+                signal.signal(signum, signal.SIG_DFL)
+        if asked and not is_read():
+            os.kill(os.getpid(), asked[0])
 
     def ring(self) -> None:
         """Wake whoever polls ``fd``; from any thread."""

@@ -16,11 +16,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, say, whole
+from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, whole
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
 from dibs.cli.moments import LOOKS_PER_TTL
 from dibs.cli.run import add_grace, open_standard_files
+from dibs.cli.stderr import say_if_read
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 
@@ -36,6 +37,7 @@ WORKERS_MAX = 100
 NOT_NOW_S = 1.0
 # The threads are given so much longer than the commands: the commands have been stopped when a job is given back.
 AFTER_DRAIN_S = 15.0
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TOO_LONG = "it did not end within --max-hold"
 
 EPILOG = """\
@@ -125,13 +127,16 @@ def work(args: argparse.Namespace) -> int:
             return Worker(queue, keeper, args).work()
     finally:
         keeper.close()
+        for signum in HEARD:  # a last line may be left to say, for which nobody waits who asks for the end
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
 
 
 class Saying(logging.Handler):
     """What the library warns of is said like everything else on this command line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        say_if_read(record.getMessage())
 
 
 class Errand:
@@ -164,10 +169,10 @@ class Worker:
     def work(self) -> int:
         """Until a signal, or until nothing has come for as long as --idle says."""
         session = self._queue._core.desk.session()
-        session.on_paused = say
+        session.on_paused = self._say
         look_s = self._queue._core.terms.ttl / LOOKS_PER_TTL
         signal.set_wakeup_fd(self._ring_fd, warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in HEARD:
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means it
                 signal.signal(signum, self._stop)
         session.clock.spawn("dibs-work", self._take)
@@ -259,7 +264,11 @@ class Worker:
         try:
             self._end(job, ended)
         except StoreUnavailable as error:  # the claim ends by itself: the job is worked again
-            say(f"job {job.id}: {error}")
+            self._say(f"job {job.id}: {error}")
+
+    def _say(self, message: str) -> None:
+        while not say_if_read(message) and not self._draining:
+            pass
 
     def _end(self, job: Job, ended: Ended | None) -> None:
         if ended is None:
@@ -270,7 +279,7 @@ class Worker:
             self._not_now(job)
         elif ended.code:
             error = failure(ended)
-            say(f"job {job.id} failed on try {job.tries}: {error.splitlines()[0]}")
+            self._say(f"job {job.id} failed on try {job.tries}: {error.splitlines()[0]}")
             job.fail(error)
 
     def _stopped(self, job: Job) -> None:
@@ -278,11 +287,11 @@ class Worker:
         if not job.held:
             raise LeaseLost(f"job {job.id} was stopped: {job._why()}")
         if not self._draining and hold.last_error is None and hold.reaches_its_end():
-            say(f"job {job.id} was stopped on try {job.tries}: {TOO_LONG}")
+            self._say(f"job {job.id} was stopped on try {job.tries}: {TOO_LONG}")
             job.fail(TOO_LONG)
         else:
             why = "did not end within the drain time" if self._draining else "could not be renewed"
-            say(f"job {job.id} was stopped and is given back: it {why}")
+            self._say(f"job {job.id} was stopped and is given back: it {why}")
             job.skip()
 
     def _not_now(self, job: Job) -> None:
