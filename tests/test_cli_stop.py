@@ -1,5 +1,6 @@
 """``dibs run``: the command runs only while the lease is trusted, with real signals, kills and pauses."""
 
+import ctypes
 import os
 import signal
 import sqlite3
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from dibs.cli.guard import out_of_reach, send
 from dibs.clock import boot_now
-from tests.command_line import DIBS, Dibs, until
+from tests.command_line import DIBS, PATIENCE_S, Dibs, until
 
 # Writes the boot clock into a file every millisecond: shows until when it ran. Ends by KILL only.
 TICKER = """
@@ -232,6 +234,87 @@ def test_the_guard_holds_nothing_open(dibs: Dibs) -> None:
         os.kill(guard, signum)
     holder.terminate()
     assert holder.wait() == 143
+
+
+# -- commands of another user ------------------------------------------------------------------------------------------
+
+# As a command behind sudo, for a dibs that may not signal it.
+ANOTHER_USER = "import os, select; os.setuid(65534); print('on', flush=True); select.select([0], [], [], 15)"
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a command as another user")
+
+
+def without_kill() -> None:
+    """Root may signal everybody by a capability; sudo takes it from nobody, who never had it."""
+    ctypes.CDLL(None).prctl(24, 5)  # PR_CAPBSET_DROP, CAP_KILL
+
+
+def test_who_may_not_be_signalled_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of another user is no group that is gone."""
+
+    def refuse(group: int, signum: int) -> None:
+        raise PermissionError
+
+    def miss(group: int, signum: int) -> None:
+        raise ProcessLookupError
+
+    own = os.getpgrp()
+    assert (send(own, 0), out_of_reach(own)) == (True, False)
+    monkeypatch.setattr(os, "killpg", refuse)
+    assert (send(own, 0), out_of_reach(own)) == (True, True)
+    monkeypatch.setattr(os, "killpg", miss)
+    assert (send(own, 0), out_of_reach(own)) == (False, False)
+
+
+@ROOT_ONLY
+def test_a_command_of_another_user_is_not_said_to_be_stopped(dibs: Dibs) -> None:
+    """dibs says at once that it cannot be signalled and goes on, and at its end that the lease was lost: 76."""
+    words = ("run", "x", "--ttl", "3", "--", sys.executable, "-c", ANOTHER_USER)
+    wrapper = dibs.start(*words, stdin=subprocess.PIPE, preexec_fn=without_kill)
+    assert wrapper.stdout is not None
+    assert wrapper.stderr is not None
+    assert wrapper.stdout.readline() == "on\n"
+    assert dibs("break", "x", "--token", "1").returncode == 0
+    said = wrapper.stderr.readline()
+    assert said.startswith(
+        "dibs: the command runs as another user: it cannot be signalled and goes on. Put sudo before"
+    )
+    assert wrapper.poll() is None
+    _output, errors = wrapper.communicate("\n")
+    assert wrapper.returncode == 76
+    assert errors.startswith("dibs: the command went on to its end as another user: lost 'x' (token 1): ")
+    assert errors.count("\n") == 1
+
+
+@ROOT_ONLY
+def test_a_signal_that_does_not_reach_the_command(dibs: Dibs) -> None:
+    """It is told once; the exit code is the command's own."""
+    words = ("run", "x", "--", sys.executable, "-c", ANOTHER_USER)
+    wrapper = dibs.start(*words, stdin=subprocess.PIPE, preexec_fn=without_kill)
+    assert wrapper.stdout is not None
+    assert wrapper.stderr is not None
+    assert wrapper.stdout.readline() == "on\n"
+    wrapper.terminate()
+    assert "cannot be signalled" in wrapper.stderr.readline()
+    wrapper.terminate()
+    assert wrapper.communicate("\n") == ("", "")
+    assert wrapper.returncode == 0
+
+
+@ROOT_ONLY
+def test_what_runs_on_as_another_user_behind_a_stopped_command(dibs: Dibs) -> None:
+    """A shell is stopped, and what it had started as another user is not: dibs says so."""
+    script = '"$0" -c "$1" & wait'
+    words = ("run", "x", "--ttl", "3", "--grace", "0.2", "--", "sh", "-c", script)
+    command = ANOTHER_USER.replace("select.select([0], [], [], 15)", "import time; time.sleep(8)")
+    wrapper = dibs.start(*words, sys.executable, command, preexec_fn=without_kill)
+    assert wrapper.stdout is not None
+    assert wrapper.stderr is not None
+    assert wrapper.stdout.readline() == "on\n"
+    assert dibs("break", "x", "--token", "1").returncode == 0
+    assert wrapper.wait(PATIENCE_S) == 76
+    said = wrapper.stderr.read().splitlines()[-1]
+    assert said.startswith("dibs: the command was stopped, but not what it runs as another user: lost 'x' (token 1): ")
+    until(lambda: not dibs.processes())
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import dibs as library
 from dibs.clock import boot_now
 from tests.command_line import PATIENCE_S, Dibs, Started, until
 from tests.servers.redis import RedisServer
+from tests.test_cli_stop import ANOTHER_USER, ROOT_ONLY, without_kill
 
 
 @pytest.fixture
@@ -488,6 +489,25 @@ def test_a_frozen_keeper_is_overruled_in_time(dibs: Dibs) -> None:
     assert float((dibs.folder / "ticks").read_text().rstrip("\n").rpartition("\n")[2]) < entered
     os.kill(keeper, signal.SIGCONT)
     assert process.wait(PATIENCE_S) == 76
+
+
+@ROOT_ONLY
+def test_a_command_of_another_user_is_not_said_to_be_stopped(dibs: Dibs, queue: library.Queue) -> None:
+    """It cannot be signalled: dibs says so and waits for its end; the job was lost meanwhile."""
+    job = queue.put(1)
+    script = ANOTHER_USER.replace("select.select([0], [], [], 15)", "import time; time.sleep(8)")
+    words = ("work", "q", "--ttl", "1.5", "--grace", "0.2", "--", sys.executable, "-c", script)
+    process = dibs.start(*words, preexec_fn=without_kill)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "on\n"
+    assert queue.cancel(job) == [job]
+    assert "cannot be signalled and goes on" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    _out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "lost" in err
+    assert "stopped" not in err
 
 
 # -- claim -------------------------------------------------------------------------------------------------------------

@@ -888,6 +888,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.guard",
         "dibs.cli.moments",
         "dibs.cli.signals",
+        "dibs.cli.stderr",
         "dibs.cli.terminal",
         "dibs.clock",
         "dibs.errors",

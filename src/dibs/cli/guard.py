@@ -12,7 +12,7 @@ In every state the end of the pipe without ``done`` means that the wrapper died:
 
 The guard lives in a session of its own, so that no terminal reaches it, with all signals blocked that can be, and with
 nothing open but its end of the pipe: somebody who waits for the end of the command's output does not wait for it. What
-it cannot reach is a process that left the command's process group, as daemons do.
+it cannot reach is a process that left the command's process group, as daemons do, or that runs as another user.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 NEVER = float("inf")
+OUT_OF_REACH = (
+    "runs as another user: it cannot be signalled and goes on. Put sudo before dibs and not behind it: "
+    "sudo dibs … -- COMMAND"
+)
 # The system's waiting does not count the time a machine sleeps, the deadline does: look at the clock this often.
 SLICE_S = 0.5
 _DONE = b"done"
@@ -124,12 +128,25 @@ def _watch_over(group: int, fd: int) -> int:
 
 
 def send(group: int, signum: int) -> bool:
-    """Signal every process of the group; False when none is left (or none that this user may signal)."""
+    """Signal every process of the group that this user may signal; False when none at all is left."""
     try:
         os.killpg(group, signum)
+    except PermissionError:  # they are there, as another user: see ``out_of_reach``
+        return True
     except OSError:
         return False
     return True
+
+
+def out_of_reach(group: int) -> bool:
+    """Whether all that is left of the group runs as another user: no signal of ours reaches it."""
+    try:
+        os.killpg(group, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def close_all_but(*keep: int) -> None:

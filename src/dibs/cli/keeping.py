@@ -20,7 +20,7 @@ import termios
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli.command import Command
-from dibs.cli.guard import NEVER, SLICE_S, close_all_but, name_process, send
+from dibs.cli.guard import NEVER, OUT_OF_REACH, SLICE_S, close_all_but, name_process, out_of_reach, send
 from dibs.cli.moments import DEAD_WAIT_S, GONE_LOOK_S
 from dibs.cli.stderr import Stderr, say_if_read
 from dibs.clock import boot_now
@@ -66,6 +66,8 @@ class Run:
         self.stopped = False
         #: It ended by itself, and the wrapper was told not to signal it any more.
         self.ended = False
+        #: It runs as another user: it was told to stop, and could not be.
+        self.out_of_reach = False
         self.tail = bytearray()
         #: How much of what it had said by its end is still in its pipe; None before the end.
         self.unheard: int | None = None
@@ -214,6 +216,9 @@ class Keeping:
                 run.stopped = True
                 send(group, signal.SIGTERM)
                 send(group, signal.SIGCONT)  # a stopped process would not hear of it
+                if out_of_reach(group):
+                    run.out_of_reach = True
+                    self._stderr.add(f"dibs: the command {OUT_OF_REACH}\n".encode())
             if run.stopped and now >= run.kill_at:
                 send(group, signal.SIGKILL)
                 run.kill_at, run.over_at = NEVER, now + DEAD_WAIT_S
@@ -226,7 +231,8 @@ class Keeping:
             else:
                 del self._runs[number]
                 tail = bytes(run.tail).decode("utf-8", "replace").strip()
-                self._tell(number, group, run.command.exit_code(), run.stopped, tail)
+                stopped = run.stopped and not run.out_of_reach
+                self._tell(number, group, run.command.exit_code(), stopped, tail)
 
     def _over(self, run: Run, now: float) -> bool:
         """Whether it is time to tell of a command that has ended."""

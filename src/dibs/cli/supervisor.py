@@ -21,7 +21,7 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
-from dibs.cli.guard import NEVER, GuardDiedError, send
+from dibs.cli.guard import NEVER, OUT_OF_REACH, GuardDiedError, out_of_reach, send
 from dibs.cli.moments import (
     DEAD_WAIT_S,
     GONE_LOOK_S,
@@ -31,6 +31,7 @@ from dibs.cli.moments import (
     LOOKS_PER_TTL,
 )
 from dibs.cli.signals import PASSED_ON
+from dibs.cli.stderr import say_if_read
 from dibs.cli.terminal import Terminal
 from dibs.clock import boot_now
 from dibs.errors import LeaseLost
@@ -61,6 +62,8 @@ class Supervisor:
         self._told = NEVER
         #: Why the command is being stopped; None while it runs.
         self._reason: str | None = None
+        #: It runs as another user, and no signal of ours reaches it.
+        self._out_of_reach = False
         self._kill_at = NEVER
         #: When whoever is left of the group after the KILL is waited for no longer.
         self._over_at = NEVER
@@ -95,8 +98,13 @@ class Supervisor:
         if self._guard.dismiss() and self._reason is None:
             self._reason = "dibs was paused"
         if self._reason is not None:
-            raise LeaseLost(f"the command was stopped: {self._reason}")
+            raise LeaseLost(f"the command {self._how_it_ended()}: {self._reason}")
         return self._command.exit_code()
+
+    def _how_it_ended(self) -> str:
+        if self._out_of_reach:
+            return "went on to its end as another user"
+        return "was stopped" + (", but not what it runs as another user" if out_of_reach(self._group) else "")
 
     def _over(self) -> bool:
         stopped_by = self._command.look()
@@ -174,7 +182,7 @@ class Supervisor:
             self._guard.tell(NEVER, self._kill_at)
         except GuardDiedError:  # one stopper is left
             pass
-        send(self._group, signal.SIGTERM)
+        self._send(signal.SIGTERM)
         send(self._group, signal.SIGCONT)  # a stopped process would not hear of it
 
     def _lost(self) -> str:
@@ -188,7 +196,14 @@ class Supervisor:
             self._terminal.give()  # a job that was put into the foreground again
         elif signum == signal.SIGTSTP:
             self._stop_too = True
+        self._send(signum)
+
+    def _send(self, signum: int) -> None:
+        """Signal the group, and say so, once, when that does not reach the command."""
         send(self._group, signum)
+        if not self._out_of_reach and self._command.status is None and out_of_reach(self._group):
+            self._out_of_reach = True
+            say_if_read(f"the command {OUT_OF_REACH}")
 
     def _stopped(self, signum: int) -> None:
         """The command was stopped: by Ctrl-Z, by a wish for the terminal, or by somebody's kill -STOP."""
