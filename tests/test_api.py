@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -219,9 +221,92 @@ def test_only_functions_are_decorated(client: dibs.Client) -> None:
 
     async def coroutine() -> None: ...
 
-    for wrong in (generator, coroutine, 7, functools.partial(coroutine), functools.partial(generator)):
+    class Later:
+        async def __call__(self) -> None: ...
+
+    class Item:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    for wrong in (generator, coroutine, 7, functools.partial(coroutine), functools.partial(generator), Later(), Item()):
         with pytest.raises(TypeError):
             lock(wrong)  # type: ignore[type-var]
+    assert lock(mock.MagicMock(return_value=7))() == 7
+
+
+def test_an_object_that_is_called_and_awaited_is_decorated(sqlite_url: str) -> None:
+    """With tasks an object whose ``__call__`` is an async function is as good as an async function."""
+
+    class Later:
+        async def __call__(self, held: Callable[[], bool]) -> bool:
+            return held()
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            lock = client.lock("decorated")
+            assert await lock(Later())(lock.locked)
+            assert await client.once("x", keep=10).run(Later(), lambda: True)
+            with pytest.raises(TypeError, match="not async"):
+                lock(functools.partial(len))
+
+    asyncio.run(main())
+
+
+async def lost() -> None: ...
+
+
+class Lost:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize("on_lost", [lost, Lost(), functools.partial(lost)])
+def test_on_lost_is_an_ordinary_function(on_lost: Any, client: dibs.Client, sqlite_url: str) -> None:
+    """Nobody would await an async ``on_lost``, so it is refused, with what to do; a mock is as good as a function."""
+    with pytest.raises(dibs.InvalidOption, match="call_soon_threadsafe"):
+        client.lock("x", on_lost=on_lost)
+    with pytest.raises(dibs.InvalidOption, match="call_soon_threadsafe"):
+        dibs.connect_async(sqlite_url).multilock(["x", "y"], on_lost=on_lost)
+    client.lock("x", on_lost=mock.MagicMock())
+
+
+@pytest.mark.parametrize("option", ["ttl", "timeout", "min_hold", "max_hold"])
+def test_the_class_timedelta_is_no_number_of_seconds(option: str, client: dibs.Client) -> None:
+    with pytest.raises(dibs.InvalidOption, match=option):
+        client.lock("x", **{option: timedelta})  # type: ignore[arg-type]
+
+
+def test_what_info_may_contain(client: dibs.Client) -> None:
+    """A backslash before u0000 is text like any other. NUL is refused, and so is what is nested too deeply for JSON."""
+    text = {"path": "C:\\u0000", "\\u0000": "\\\\u0000"}
+    with client.lock("x", info=text) as lease:
+        record = client.holder("x")
+        assert record is not None
+        assert (lease.info, record.info) == (text, text)
+    assert client.once("y", keep=20).run(lambda: "C:\\u0000") == "C:\\u0000"
+    assert client.once("y", keep=20).run(lambda: None) == "C:\\u0000"
+    for bad in ("\0", "\\\0", "\\\\\0", "\\u0000\0"):
+        for info in ({"x": bad}, {bad: 1}):
+            with pytest.raises(dibs.InvalidOption, match="NUL"):
+                client.lock("x", info=info)
+    assert refuses_what_is_deep(lambda deep: client.lock("x", info={"deep": deep}))
+    assert refuses_what_is_deep(lambda deep: client.election("x", value=deep))
+
+
+def refuses_what_is_deep(take: Callable[[Any], object]) -> bool:
+    """(The error itself shows the deep list, which no report of a failure survives.)"""
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    try:
+        take(deep)
+    except dibs.InvalidOption as error:
+        return "JSON" in str(error)
+    except RecursionError:
+        return False
+    finally:
+        while deep:  # apart from outside
+            deep = deep.pop()
+    return False
 
 
 @pytest.mark.parametrize("wrong", [{"ttl": True}, {"timeout": False}, {"min_hold": False}], ids=str)

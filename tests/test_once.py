@@ -499,6 +499,17 @@ def test_the_keys_of_calls(client: dibs.Client) -> None:
     assert len(calls) == 5
 
 
+def test_a_number_of_many_digits_is_no_key(client: dibs.Client) -> None:
+    """What Python does not write in digits is refused as what is too long."""
+    for make in (
+        lambda: client.once("x", 10**5000, keep=10),
+        lambda: client.claims("x").take([10**5000]),
+        lambda: client.queue("x").put(1, key=10**5000),
+    ):
+        with pytest.raises(dibs.InvalidName, match="too long"):
+            make()
+
+
 def test_functions_whose_calls_have_no_key(client: dibs.Client) -> None:
     """What takes any arguments, or an object, needs a key of its own; what is not called at once is refused."""
     with pytest.raises(dibs.InvalidOption, match="key="):

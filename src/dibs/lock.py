@@ -10,7 +10,7 @@ from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
-from dibs.names import check_name, check_seconds, lasting, people_call
+from dibs.names import body_of, check_name, check_seconds, lasting, people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from dibs.wishes import AcquireAsk
 
 L = TypeVar("L", bound=LeaseFacts)
-
-# Code flags of functions whose body does not run inside the call (CPython's inspect.CO_*).
-_GENERATOR = 0x20
-_COROUTINE = 0x80
-_ASYNC_GENERATOR = 0x200
 
 
 class LockCore(Gripped[L]):
@@ -223,12 +218,12 @@ def check_decorated(function: object, *, awaited: bool) -> None:
     """Refuse functions whose body would run outside the lock."""
     if not callable(function):
         raise TypeError(f"this takes a function, not {function!r}")
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
-    if flags & (_GENERATOR | _ASYNC_GENERATOR):
-        raise TypeError(f"{function!r} is a generator: its body would run after the lock was released")
-    if flags & _COROUTINE and not awaited:
+    body = body_of(function)
+    if body == "generator":
+        raise TypeError(
+            f"{function!r} is a generator: its body would run after the call, when nothing is held any more"
+        )
+    if body == "async" and not awaited:
         raise TypeError(f"{function!r} is async: use a client of dibs.connect_async()")
-    if not flags & _COROUTINE and awaited:
+    if body != "async" and awaited:
         raise TypeError(f"{function!r} is not async: use a client of dibs.connect()")

@@ -1,4 +1,4 @@
-"""What a caller may pass: names, namespaces, seconds and info are checked here, before any I/O.
+"""What a caller may pass: names, namespaces, seconds, info and functions are checked here, before any I/O.
 
 Behind this door nobody checks again. It knows nothing of stores except the limits they all share.
 """
@@ -6,11 +6,13 @@ Behind this door nobody checks again. It knows nothing of stores except the limi
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
 from dibs.errors import InvalidName, InvalidOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     Seconds = Union[float, timedelta]  # noqa: UP007 - the quotes-free form of Python 3.10
@@ -21,6 +23,10 @@ INFO_BYTES_MAX = 4096
 TTL_MAX_S = 30 * 24 * 3600.0
 # From two years on, years are how people say it.
 YEARS_S = 2 * 365.25 * 24 * 3600.0
+# Code flags of functions whose body does not run inside the call (CPython's inspect.CO_*).
+_GENERATOR = 0x20
+_COROUTINE = 0x80
+_ASYNC_GENERATOR = 0x200
 WAIT_MAX_S = 10 * 365 * 24 * 3600.0
 
 _NAMESPACE_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -67,7 +73,7 @@ def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WA
         if isinstance(value, bool):
             raise InvalidOption(f"{what} is a number of seconds or a timedelta, not {value!r}")
         total_seconds = getattr(value, "total_seconds", None)
-        if total_seconds is not None:
+        if total_seconds is not None and not isinstance(value, type):
             value = total_seconds()
         elif not isinstance(value, (int, float)):
             raise InvalidOption(f"{what} is a number of seconds or a timedelta, not {value!r}")
@@ -102,13 +108,43 @@ def check_info(info: object) -> str | None:
     try:
         text = json.dumps(info, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"info cannot be written as JSON: {error}") from None
-    if "\\u0000" in text:
+    # (Two backslashes are one that was in the text, and what comes after them stands for itself.)
+    if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
         raise InvalidOption("info may not contain NUL characters: not every store can keep them")
     if size > INFO_BYTES_MAX:
         raise InvalidOption(f"info is at most {INFO_BYTES_MAX} bytes of JSON; this is {size}")
     return text
+
+
+def body_of(function: Callable[..., Any]) -> str:
+    """When the body of a function runs: "inside" the call, as a "generator" after it, or "async", when it is awaited.
+
+    Of a partial, the function's; of an object that can be called, that of its ``__call__``.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        code = getattr(type(function).__call__, "__code__", None)
+    flags = getattr(code, "co_flags", 0)
+    if flags & (_GENERATOR | _ASYNC_GENERATOR):
+        return "generator"
+    return "async" if flags & _COROUTINE else "inside"
+
+
+def check_on_lost(on_lost: object) -> None:
+    """Refuse what is not a function that can be called when a lease is lost."""
+    if on_lost is None:
+        return
+    if not callable(on_lost):
+        raise InvalidOption(f"on_lost is a function without parameters, not {on_lost!r}")
+    if body_of(on_lost) != "inside":
+        raise InvalidOption(
+            f"on_lost is called in a thread of its own, where nobody would await or iterate {on_lost!r}: give it an "
+            "ordinary function, which may hand over to an event loop with loop.call_soon_threadsafe()"
+        )
 
 
 def people_call(holder: str) -> str:

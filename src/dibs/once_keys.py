@@ -19,7 +19,10 @@ def check_key(key: object) -> str:
     if isinstance(key, str):
         text = str.__str__(key)
     elif isinstance(key, int) and not isinstance(key, bool):
-        text = int.__repr__(key)
+        try:
+            text = int.__repr__(key)
+        except ValueError:  # Python writes no more than some thousand digits
+            raise InvalidName(f"a key of {key.bit_length():,} bits is too long: use a hash of it") from None
     else:
         from datetime import date, datetime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.errors import InvalidOption
-from dibs.names import check_info, check_seconds, check_timeout
+from dibs.names import check_info, check_on_lost, check_seconds, check_timeout
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def make_terms(
         if max_s < min_s:
             raise InvalidOption(f"max_hold ({max_s:g} s) is shorter than min_hold ({min_s:g} s)")
         ttl_s = min(ttl_s, max_s)
-    if on_lost is not None and not callable(on_lost):
-        raise InvalidOption(f"on_lost is a function without parameters, not {on_lost!r}")
+    check_on_lost(on_lost)
     if on_busy not in ("raise", "skip"):
         raise InvalidOption(f"on_busy is 'raise' or 'skip', not {on_busy!r}")
     trust_s = local_deadline(0.0, ttl_s, limits.margin_s)
