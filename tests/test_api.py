@@ -330,6 +330,144 @@ def test_a_record_does_not_change_while_it_is_looked_at(client: dibs.Client) -> 
     lease.release()
 
 
+# -- threads come and go ----------------------------------------------------------------------------------------------
+
+
+def in_a_thread(run: Callable[[], object]) -> None:
+    """Run it in a thread that is over afterwards; fail with what it raised."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - raised here
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def test_the_next_thread_is_another_owner(client: dibs.Client) -> None:
+    """A thread that gets the number of a dead one is not taken for it: neither does it hold what that left, nor is it
+    told that it waits for itself."""
+    lock, reentrant = client.lock("left"), client.lock("entered", reentrant=True)
+    left: list[dibs.Lease] = []
+    idents: list[int] = []
+
+    def leave() -> None:
+        idents.append(threading.get_ident())
+        left[:] = [had(lock), had(reentrant)]
+
+    def look() -> None:
+        idents.append(threading.get_ident())
+        assert reentrant.acquire(timeout=0) is None
+        with pytest.raises(dibs.NotHeld):
+            reentrant.release()
+        with pytest.raises(dibs.LockTimeout):
+            client.lock("left", timeout=0.01).__enter__()
+
+    for _ in range(50):  # until it has that number, nearly always soon
+        idents.clear()
+        in_a_thread(leave)
+        in_a_thread(look)
+        if idents[0] == idents[1]:
+            break
+        assert [lease.release() for lease in left] == [True, True]
+    assert idents[0] == idents[1]
+
+    got: list[dibs.Lease] = []
+    waiter = threading.Thread(target=lambda: got.append(had(lock, timeout=None)))
+    waiter.start()
+    eventually(lambda: (record := client.holder("left")) is not None and record.waiting, "it waits")
+    left[0].release()
+    waiter.join(10)
+    assert [lease.release() for lease in got] == [True]
+    assert left[1].release()
+
+
+@pytest.mark.parametrize("kind", ["lock", "multilock", "semaphore", "read", "write"])
+def test_a_block_may_be_left_by_another_thread(kind: str, client: dibs.Client) -> None:
+    """As with ``threading.Lock``: frameworks enter a context manager in one thread and leave it in another."""
+    lock: Any = {
+        "lock": lambda: client.lock("x"),
+        "multilock": lambda: client.multilock(["x", "y"]),
+        "semaphore": lambda: client.semaphore("x", 2),
+        "read": lambda: client.rwlock("x").read(),
+        "write": lambda: client.rwlock("x").write(),
+    }[kind]()
+    in_a_thread(lock.__enter__)
+    lock.__exit__(None, None, None)
+    assert client.leases() == []
+    with lock:
+        in_a_thread(lambda: lock.__exit__(None, None, None))
+        assert client.leases() == []
+    assert client.leases() == []
+
+
+def test_a_reentrant_block_is_its_owners_to_leave(client: dibs.Client) -> None:
+    """As ``threading.RLock`` refuses a release by another thread, also where a block ends."""
+    lock = client.lock("x", reentrant=True)
+    with lock, lock:
+        with pytest.raises(dibs.NotHeld, match="another owner"):
+            in_a_thread(lambda: lock.__exit__(None, None, None))
+        assert lock.locked()
+    assert not lock.locked()
+
+
+def test_a_block_that_has_nothing_left_releases_nobody_elses(client: dibs.Client) -> None:
+    """Who released inside the block leaves it without touching what another thread holds by now."""
+    lock, entered, leave = client.lock("x"), threading.Event(), threading.Event()
+
+    def enter() -> None:
+        with lock:
+            entered.set()
+            assert leave.wait(20)
+
+    other = threading.Thread(target=enter)
+    with lock:
+        lock.release()
+        other.start()
+        assert entered.wait(20)
+    assert lock.locked()
+    leave.set()
+    other.join(20)
+    assert client.leases() == []
+    with lock:
+        assert lock.locked()
+    assert client.leases() == []
+
+
+def test_a_generator_closed_in_another_task_gives_back(sqlite_url: str) -> None:
+    """asyncio closes an asynchronous generator that was left in the middle in a task of its own."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client:
+            lock, semaphore, once = client.lock("x"), client.semaphore("y", 2), client.once("z", keep=20)
+
+            async def each() -> AsyncIterator[int]:
+                async with lock, semaphore, once as run:
+                    assert run
+                    yield 1
+
+            async for _ in each():
+                assert len(await client.leases()) == 3
+                break
+            gc.collect()
+            end = time.monotonic() + 10
+            while await client.leases():
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            assert lock._blocks == {}
+            with pytest.raises(dibs.NotHeld):
+                lock.release()
+
+    asyncio.run(main())
+
+
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +516,8 @@ def test_a_fork_holds_nothing_and_works_anew(store: str, request: pytest.Fixture
             with pytest.raises(dibs.LeaseLost):
                 lease.renew()
             assert not lock.locked()
+            with pytest.raises(dibs.NotHeld):  # what its parent acquired is not its own to give back
+                lock.release()
             assert lock.acquire(timeout=0) is None
             fresh = had(client.lock("the child's"), timeout=5)
             assert fresh.held

@@ -372,6 +372,35 @@ def test_a_fork_leads_nothing_and_may_be_elected(client: dibs.Client) -> None:
     term.resign()
 
 
+def test_a_lead_that_threads_share_ends_each_ones_own_term(client: dibs.Client) -> None:
+    """Each ``with`` block of one ``lead()`` object resigns the term that it won, whoever leaves first."""
+    election = client.election("shared")
+    lead = election.lead()
+    led, leave = threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def second() -> None:
+        with lead as term:
+            numbers.append(term.number)
+            led.set()
+            assert leave.wait(20)
+            numbers.append(term.number if term.held else 0)
+
+    thread = threading.Thread(target=second)
+    with lead as term:
+        thread.start()
+        eventually(lambda: waiting(client, "shared") == 1, "it stands by")
+        assert term.resign()
+        assert led.wait(20)
+    leader = election.leader()
+    assert leader is not None
+    assert leader.number == numbers[0] > term.number
+    leave.set()
+    thread.join(20)
+    assert numbers == [leader.number] * 2
+    assert election.leader() is None
+
+
 # -- terms and values -------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ LINES_MAX = 400
 # Imports point one way: faces → primitives → session → lanes → contract. Each module may import, when it runs, what is
 # listed here and nothing else of dibs; imports for type checkers only are free.
 CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
-DATA = {"dibs.names", "dibs.hold", "dibs.holdings", "dibs.terms", "dibs.steps"}
+DATA = {"dibs.names", "dibs.hold", "dibs.holdings", "dibs.owners", "dibs.terms", "dibs.steps"}
 LANES = {
     "dibs.ask",
     "dibs.lane",
@@ -563,6 +563,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.names": {"dibs.errors"},
     "dibs.hold": {"dibs.store"},
     "dibs.holdings": set(),
+    "dibs.owners": set(),
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
@@ -600,7 +601,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.grips": {"dibs.errors"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
-    "dibs.lockable": {"dibs.errors", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
+    "dibs.lockable": {"dibs.errors", "dibs.owners", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
     "dibs.multilock": {
         "dibs.errors",
         "dibs.names",
@@ -613,8 +614,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.semaphore": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable"},
     "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.renewing", "dibs.semaphore"},
+    "dibs.once_blocks": {"dibs.errors"},
     "dibs.once_keys": {"dibs.errors"},
-    "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_keys"},
+    "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_blocks", "dibs.once_keys"},
     "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     "dibs.succession": {*CONTRACT, *DATA},
@@ -664,7 +666,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.crew": {"dibs.errors", "dibs.names", "dibs.job", "dibs.jobs", "dibs.new_jobs", "dibs.queue_core"},
     "dibs.worker_signals": set(),
-    "dibs.workers": {"dibs.errors", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
+    "dibs.workers": {"dibs.errors", "dibs.lock", "dibs.owners", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
     "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
     "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.columns", "dibs.once_keys", "dibs.searching", "dibs.tries"},
@@ -689,15 +691,18 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.election": {
         "dibs.errors",
         "dibs.names",
+        "dibs.owners",
         "dibs.steps",
         "dibs.lease",
         "dibs.lock",
+        "dibs.lockable",
         "dibs.campaign",
         "dibs.succession",
     },
     "dibs.client": {
         "dibs.errors",
         "dibs.names",
+        "dibs.owners",
         "dibs.steps",
         *PRIMITIVES,
         "dibs.lockable",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, StoreUnavailable
+from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, NotHeld, StoreUnavailable
 from dibs.hold import HELD
 from dibs.store import Acquire, Request
 from dibs.testing.case import within
@@ -406,6 +406,8 @@ def test_a_fork_holds_none_of_it(url: str) -> None:
                 with pytest.raises(LeaseLost):
                     lease.check()
                 assert lease.release() is False
+                with pytest.raises(NotHeld):
+                    lock.release()
                 assert lock.acquire(timeout=0) is None
                 with client.multilock(["c", "d"], timeout=5):
                     pass

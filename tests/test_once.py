@@ -37,7 +37,7 @@ from dibs.stores import (
 from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.testing.case import within
 from tests.servers.postgres import PostgresServer
-from tests.test_api import ended, eventually, in_a_fork
+from tests.test_api import ended, eventually, in_a_fork, in_a_thread
 
 KEEP_S = 300
 
@@ -380,6 +380,26 @@ def test_a_forked_child_marks_nothing(client: dibs.Client) -> None:
         in_a_fork(child)
         assert client.once("job", keep=KEEP_S).done() is None
     assert client.once("job", keep=KEEP_S).done()
+
+
+def test_a_block_may_be_left_by_another_thread(client: dibs.Client) -> None:
+    """The run that was entered last ends there. Which of several it would be cannot be told: then none is marked."""
+    once = client.once("job", keep=KEEP_S, timeout=0, on_busy="skip")
+
+    def enter() -> None:
+        once.__enter__()
+
+    in_a_thread(enter)
+    assert once.done() is None
+    once.__exit__(None, None, None)
+    assert once.done()
+    assert once.forget()
+
+    in_a_thread(enter)
+    in_a_thread(enter)  # in vain
+    with pytest.raises(dibs.NotHeld, match="begin"):
+        once.__exit__(None, None, None)
+    assert once.done() is None
 
 
 def test_cancelling_anywhere_leaves_it_done_or_free(sqlite_url: str) -> None:

@@ -326,14 +326,22 @@ def test_a_fork_holds_no_permit(url: str, client: dibs.Client) -> None:
         assert not semaphore.locked()
         mine = had(semaphore, timeout=5)
         assert mine.slot == 2
-        mine.release()
-        assert semaphore.release() is False  # what its parent acquired is not its own to give back
+        with pytest.raises(ValueError, match="1 held"):  # what its parent acquired is not its own to give back
+            semaphore.release(2)
+        assert mine.held
+        assert semaphore.release()
+        with pytest.raises(ValueError, match="0 held"):
+            semaphore.release()
         client.close()
 
     in_a_fork(child)
     assert lease.held
     assert semaphore.available() == 1
+    with semaphore:
+        in_a_fork(lambda: semaphore.__exit__(None, None, None))  # the end of the block that it was forked in
+        assert semaphore.available() == 0
     lease.release()
+    assert semaphore.available() == 2
 
 
 # -- many -------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ look and the claim.
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dibs.batch import BatchFacts, Item
 from dibs.claiming import N_DEFAULT, check_stream
+from dibs.owners import this_thread
 from dibs.steps import run
 
 V = TypeVar("V")
@@ -112,7 +112,7 @@ class Claims:
         Unsupported where leases are not kept in such a database.
         """
         core = self._core
-        batch: Batch[Any] = run(core.take(get_ident(), items, key, limit, query, n, params))
+        batch: Batch[Any] = run(core.take(this_thread(), items, key, limit, query, n, params))
         if verify is not None and len(batch):
             try:
                 due = verify(batch.won)

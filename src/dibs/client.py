@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.lockable import Lock
 from dibs.names import check_name
+from dibs.owners import this_thread
 from dibs.steps import run
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ class Client:
         given = read_state(self._desk, state)
         info = given.info if info is None else info
         terms = self._desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", info)
-        return run(adopting(self._desk, given, terms, get_ident(), Lease))
+        return run(adopting(self._desk, given, terms, this_thread(), Lease))
 
     def leases(self, prefix: str = "") -> list[LeaseRecord]:
         """The leases in force in this namespace whose name starts with ``prefix``, by name."""

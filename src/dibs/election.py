@@ -5,14 +5,15 @@ A module of its own because ``dibs run``, which stands in crontabs, has no need 
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 from dibs.campaign import Over, TermFacts
 from dibs.errors import LeaseLost
 from dibs.lease import Lease
 from dibs.lock import check_decorated
+from dibs.lockable import Lockable
 from dibs.names import check_timeout
+from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.succession import OFFER_S
 
@@ -72,23 +73,22 @@ class Leaders:
 class Lead:
     """``with election.lead() as term:`` campaigns, leads, and resigns at the end."""
 
-    __slots__ = ("_core", "_term", "_timeout")
+    __slots__ = ("_block", "_core", "_timeout")
 
     def __init__(self, core: ElectionCore[Term], timeout: float | None) -> None:
         self._core = core
+        self._block = Lockable(core)
         self._timeout = timeout
-        self._term: Term | None = None
 
     def __enter__(self) -> Term:
-        term = self._term = run(self._core.campaign(get_ident(), self._timeout))
+        term = run(self._core.campaign(this_thread(), self._timeout))
         if term is None:
             raise self._core.timed_out()
+        self._core.enter(term)
         return term
 
     def __exit__(self, *exc: Any) -> None:
-        term, self._term = self._term, None
-        if term is not None:
-            term.__exit__(*exc)
+        self._block.__exit__(*exc)
 
 
 class Election:
@@ -113,7 +113,7 @@ class Election:
         Raises StoreUnavailable when the store gives no answer, SetupRequired when it is not set up, WouldDeadlock when
         this thread leads already and would wait without limit.
         """
-        return run(self._core.campaign(get_ident(), timeout))
+        return run(self._core.campaign(this_thread(), timeout))
 
     def lead(self, timeout: Seconds | None = None) -> Lead:
         """Lead for the length of a block: ``with election.lead() as term:``.
@@ -156,7 +156,7 @@ class Election:
         Raises NotHeld when it leads through this object in no term, LeaseLost when the term had been lost. Returns
         False when the store did not confirm; the term then ends by its ttl.
         """
-        return run(self._core.resign(get_ident(), to, timeout))
+        return run(self._core.resign(this_thread(), to, timeout))
 
     def leader(self) -> Leader | None:
         """Who leads now, or None."""

@@ -2,10 +2,14 @@
 
 A lock is a description; what is true of holding lives on the lease. A *grip* is one lease acquired through an object:
 whoever releases loosens the grip of its own first, or for a plain lock that of whoever holds it.
+
+In a forked child there are the grips of its parent, too, who goes on holding: they are good for nothing there, except
+for the end of a ``with`` block that the child was forked in.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -62,12 +66,14 @@ class Grip(Generic[L]):
 class Gripped(ABC, Generic[L]):
     """What was acquired through one object, so that it can be released through it."""
 
-    __slots__ = ("_grips", "name", "terms")
+    __slots__ = ("_grips", "_released_inside", "name", "terms")
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
         self.terms = terms
         self._grips: list[Grip[L]] = []
+        #: The owners of blocks that go on although what they held was released inside: once for each block.
+        self._released_inside: list[object] = []
 
     # What differs:
 
@@ -93,10 +99,15 @@ class Gripped(ABC, Generic[L]):
         grips = self._grips
         if grips:
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
+            pid = os.getpid()
             grips[:] = [
                 grip
                 for grip in grips
-                if not grip.lease._over or grip.blocks or (grip.owner != owner and not grip.lease._given_back)
+                if grip.blocks
+                or (
+                    grip.lease._session.pid == pid
+                    and (not grip.lease._over or (grip.owner != owner and not grip.lease._given_back))
+                )
             ]
         grips.append(Grip(owner, lease))
 
@@ -123,19 +134,35 @@ class Gripped(ABC, Generic[L]):
             if grip.blocks and grip.owner == owner:
                 grip.blocks -= 1
                 return self._let_go(grip)
-        # Released inside the block, and perhaps acquired again there, as threading.Condition does.
         last = self._find(owner)
-        return None if last is None or last.owner != owner else self._let_go(last)
+        if last is not None and last.owner != owner:
+            last = None
+        if owner in self._released_inside:  # and perhaps acquired again there, as threading.Condition does
+            self._released_inside.remove(owner)
+        elif last is None:
+            last = self._entered_by_another()
+        return None if last is None else self._let_go(last)
+
+    def _entered_by_another(self) -> Grip[L] | None:
+        """The grip of the block that was entered last, which ends here: frameworks leave in another thread or task."""
+        grip = next((grip for grip in reversed(self._grips) if grip.blocks), None)
+        if grip is None:
+            return None
+        if self.terms.reentrant:
+            raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can leave its block")
+        grip.blocks -= 1
+        return grip
 
     def _find(self, owner: object) -> Grip[L] | None:
+        pid = os.getpid()
         grips = self._grips
         for grip in reversed(grips):
-            if grip.owner == owner:
+            if grip.owner == owner and grip.lease._session.pid == pid:
                 return grip
         if self.terms.reentrant:
             return None
         # A plain lock may be released by anybody: the grip that is held, if there is one.
-        return next((grip for grip in reversed(grips) if not grip.lease._over), None)
+        return next((grip for grip in reversed(grips) if not grip.lease._over and grip.lease._session.pid == pid), None)
 
     def _let_go(self, grip: Grip[L]) -> L | None:
         """Loosen a grip; the lease to be released when that was the last of it."""
@@ -146,4 +173,6 @@ class Gripped(ABC, Generic[L]):
             self._grips.remove(grip)
         except ValueError:
             raise NotHeld(f"{self.name!r} was released by another thread at the same moment") from None
+        if grip.blocks:
+            self._released_inside += [grip.owner] * grip.blocks
         return grip.lease

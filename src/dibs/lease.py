@@ -269,11 +269,16 @@ class LeaseFacts:
 
 
 def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
-    """Release several leases of one session in one call; whether the store confirmed all. LeaseLost if one was lost."""
+    """Release several leases of one session in one call; whether the store confirmed all. LeaseLost if one was lost.
+
+    Those of the process that this one was forked from are left alone.
+    """
     asks: list[tuple[LeaseFacts, Ask]] = []
     lost: LeaseLost | None = None
-    if not leases or leases[0]._session.pid != os.getpid():
-        return not leases
+    given, pid = len(leases), os.getpid()
+    leases = [lease for lease in leases if lease._session.pid == pid]
+    if not leases:
+        return not given
     session = leases[0]._session
     try:
         for lease, ask in zip(leases, session.keeper.release_all([lease._hold for lease in leases]), strict=True):
@@ -289,7 +294,7 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
             lease._end()
         session.lane.start()
         raise
-    confirmed = True
+    confirmed = len(leases) == given
     for lease, ask in asks:
         try:
             confirmed = lease._confirmed(ask) and confirmed

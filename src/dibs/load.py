@@ -80,7 +80,8 @@ class Load:
     def taker(self, owner: object, workers: int = 1) -> None:
         """Somebody takes jobs here, for so many workers."""
         with self._mutex:
-            self._takers[owner] = (self._clock.now(), workers)
+            # By number where it is a thread: one that works after another is no more than one.
+            self._takers[getattr(owner, "ident", owner)] = (self._clock.now(), workers)
 
     def tell(self) -> None:
         """Tell the others, if it is time to. Nothing is waited for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from _thread import get_ident
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,6 +9,7 @@ from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lease import Lease
 from dibs.lock import check_decorated
+from dibs.owners import this_thread
 from dibs.steps import run
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Lockable(Generic[T]):
         WouldDeadlock when this thread holds it already and would wait without limit, or began to wait last in a ring of
         callers who wait for each other.
         """
-        return run(self._core.acquire(get_ident(), blocking, timeout))
+        return run(self._core.acquire(this_thread(), blocking, timeout))
 
     def release(self) -> bool:
         """Release what this thread acquired through this lock, or what another did if the lock is not reentrant.
@@ -46,21 +46,21 @@ class Lockable(Generic[T]):
         Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it had been lost. Returns False when the
         store did not confirm; the lease then ends by its ttl.
         """
-        return run(self._core.release(get_ident()))
+        return run(self._core.release(this_thread()))
 
     def locked(self) -> bool:
         """Whether this client holds it now, as far as this process knows."""
         return self._core.locked()
 
     def __enter__(self) -> T:
-        lease = run(self._core.acquire(get_ident()))
+        lease = run(self._core.acquire(this_thread()))
         if lease is None:
             raise self._core.timed_out()
         self._core.enter(lease)
         return lease
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        lease = self._core.leave(get_ident())
+        lease = self._core.leave(this_thread())
         if lease is not None:
             try:
                 lease._session.end(lease._releasing(), exc_type)

@@ -17,7 +17,6 @@ transaction.
 
 from __future__ import annotations
 
-from _thread import get_ident
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -26,7 +25,9 @@ from dibs.hold import RELEASED
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore, check_decorated, wait_limit
 from dibs.names import check_info, check_name, check_seconds
+from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
+from dibs.owners import this_thread
 from dibs.steps import run
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class OnceRunFacts(Generic[L]):
 class OnceCore(Generic[L, R]):
     """What a once does, in steps for either face."""
 
-    __slots__ = ("_desk", "_fields", "_lock", "_make_run", "keep_result", "keep_s", "name", "runs", "terms")
+    __slots__ = ("_desk", "_fields", "_lock", "_make_run", "blocks", "keep_result", "keep_s", "name", "terms")
 
     def __init__(
         self,
@@ -135,8 +136,7 @@ class OnceCore(Generic[L, R]):
         self.terms, self.keep_s, self.keep_result, self._fields = options
         self._lock: LockCore[L] = LockCore(desk, self.name, self.terms, make_lease)
         self._make_run = make_run
-        #: The blocks that each thread or task is in, the innermost last.
-        self.runs: dict[object, list[R]] = {}
+        self.blocks: Blocks[R] = Blocks(self.name)
 
     def begin(self, owner: object, timeout: Seconds | None = -1) -> Steps[R]:
         """A run: this caller's to do, done before, or neither when ``timeout`` seconds did not suffice."""
@@ -164,17 +164,9 @@ class OnceCore(Generic[L, R]):
         """The beginning of a ``with`` block."""
         begun = yield from self.begin(owner)
         if begun or begun.done is not None or self.terms.on_busy == "skip":
-            self.runs.setdefault(owner, []).append(begun)
+            self.blocks.enter(owner, begun)
             return begun
         raise self.timed_out()
-
-    def leave(self, owner: object) -> R:
-        """The end of a ``with`` block: the run that it was about."""
-        runs = self.runs[owner]
-        begun = runs.pop()
-        if not runs:
-            del self.runs[owner]
-        return begun
 
     def timed_out(self) -> LockTimeout:
         return self._lock.timed_out()
@@ -348,7 +340,7 @@ class Once:
         ``timeout=-1`` means what the once was built with, None for ever, 0 asks exactly once. Raises StoreUnavailable
         and SetupRequired as ``lock.acquire``, WouldDeadlock when this thread is doing it and would wait without limit.
         """
-        return run(self._core.begin(get_ident(), timeout))
+        return run(self._core.begin(this_thread(), timeout))
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function unless it is done, and return its result, now or from the run that is kept.
@@ -374,10 +366,10 @@ class Once:
         return run(self._core.forget())
 
     def __enter__(self) -> OnceRun:
-        return run(self._core.enter(get_ident()))
+        return run(self._core.enter(this_thread()))
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        self._core.leave(get_ident()).__exit__(exc_type, *exc)
+        self._core.blocks.leave(this_thread()).__exit__(exc_type, *exc)
 
     def __repr__(self) -> str:
         return f"<dibs.Once {self.name!r}>"

@@ -6,7 +6,6 @@ verbs for tasks.
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import JobFailed
@@ -14,6 +13,7 @@ from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.lost import Lost
 from dibs.names import check_timeout
+from dibs.owners import this_thread
 from dibs.queue_core import LIST_DEFAULT, Patience, check_n, left_in_the_middle
 from dibs.steps import run
 
@@ -216,7 +216,7 @@ class Queue:
 
         Raises StoreUnavailable when the store gives no answer: nothing is held then.
         """
-        return run(self._core.taking(get_ident(), check_n(n), check_timeout(timeout)))
+        return run(self._core.taking(this_thread(), check_n(n), check_timeout(timeout)))
 
     def stream(
         self, n: int = 10, *, idle: Seconds | None = None, stop: Event | Callable[[], bool] | None = None
@@ -234,7 +234,7 @@ class Queue:
 
     def _stream(self, n: int, patience: Patience) -> Iterator[Job]:
         while (look_s := patience.look_s()) is not None:
-            batch = run(self._core.taking(get_ident(), n, look_s))
+            batch = run(self._core.taking(this_thread(), n, look_s))
             try:
                 patience.saw(len(batch), look_s)
                 while not patience.stopped() and (job := batch._move_on()) is not None:

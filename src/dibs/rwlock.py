@@ -8,7 +8,6 @@ for ever, so it is refused.
 
 from __future__ import annotations
 
-from _thread import get_ident
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import ref
 
@@ -16,6 +15,7 @@ from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, onc
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore
 from dibs.lockable import Lock
+from dibs.owners import this_thread
 from dibs.renewing import give_back_some
 from dibs.semaphore import check_pools
 from dibs.steps import run
@@ -155,7 +155,7 @@ class RWLock:
         Raises NotHeld when this thread holds no write lease, LeaseLost when it had been lost, StoreUnavailable when the
         answer is unknown: it is a read lease all the same, but other readers may have to wait until it is released.
         """
-        run(self._core.downgrade(get_ident()))
+        run(self._core.downgrade(this_thread()))
 
     def __repr__(self) -> str:
         return f"<dibs.RWLock {self.name!r}>"

@@ -7,7 +7,7 @@ gives its permits back by its ttl. Works like ``threading.BoundedSemaphore``: on
 
 from __future__ import annotations
 
-from _thread import get_ident
+import os
 from typing import TYPE_CHECKING, TypeVar
 
 from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
@@ -15,6 +15,7 @@ from dibs.hold import LOST
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore
 from dibs.lockable import Lockable
+from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
@@ -54,7 +55,8 @@ class SemaphoreCore(LockCore[L]):
     def release_some(self, owner: object, count: int) -> Steps[bool]:
         """Give back ``count`` of what was acquired through this object, this owner's first."""
         check_permits("n", count, PERMITS_MAX)
-        grips = list(reversed(self._grips))
+        pid = os.getpid()
+        grips = [grip for grip in reversed(self._grips) if grip.lease._session.pid == pid]
         # One that was lost is its owner's to hear of.
         mine = [g for g in grips if g.owner == owner and (not g.lease._over or g.lease._hold.state == LOST)]
         if not self.terms.reentrant:
@@ -142,7 +144,7 @@ class Semaphore(Lockable[Lease]):
         Raises ValueError when so many are not held through it, LeaseLost when one had been lost. Returns False when the
         store did not confirm; those leases then end by their ttl.
         """
-        return run(self._core.release_some(get_ident(), n))
+        return run(self._core.release_some(this_thread(), n))
 
     def available(self) -> int:
         """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""

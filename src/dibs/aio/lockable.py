@@ -30,7 +30,8 @@ class AsyncLockable(Generic[L]):
 
     def __init__(self, core: Gripped[L]) -> None:
         self._core = core
-        self._blocks: dict[object, list[Block]] = {}
+        #: The blocks that each task is in, the innermost last, and the lease of each.
+        self._blocks: dict[object, list[tuple[Block, L]]] = {}
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
         """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
@@ -66,7 +67,7 @@ class AsyncLockable(Generic[L]):
 
     def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
         self._core.enter(lease)
-        block = Block(lease, task)
+        block = Block(lease, task), lease
         blocks = self._blocks.get(task)
         if blocks is None:
             self._blocks[task] = [block]
@@ -75,18 +76,33 @@ class AsyncLockable(Generic[L]):
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         task = asyncio.current_task()
-        blocks = self._blocks[task]
-        block = blocks.pop()
-        if not blocks:
-            del self._blocks[task]
-        by_loss = block.end(exc_type)
-        lease = self._core.leave(task)
+        blocks = self._blocks.get(task)
+        if blocks is not None:
+            block, _ = blocks.pop()
+            if not blocks:
+                del self._blocks[task]
+            by_loss = block.end(exc_type)
+            lease = self._core.leave(task)
+        else:  # another task has entered it: an asynchronous generator, for one, may be closed in a task of its own
+            lease = self._core.leave(task)
+            by_loss = self._end_of_another(lease, exc_type)
         if lease is not None:
             try:
                 await end(lease._session, lease._releasing(), exc_type)
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise
+
+    def _end_of_another(self, lease: L | None, exc_type: type[BaseException] | None) -> bool:
+        """The block of this lease is over, whose task is not the one that runs: whether by the loss of its lease."""
+        for task, blocks in self._blocks.items():
+            for place, (block, held) in enumerate(blocks):
+                if held is lease:
+                    del blocks[place]
+                    if not blocks:
+                        del self._blocks[task]
+                    return block.end(exc_type)
+        return False
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""

@@ -93,7 +93,7 @@ class AsyncOnce:
         return begun
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        await self._core.leave(owner()).__aexit__(exc_type, *exc)
+        await self._core.blocks.leave(owner()).__aexit__(exc_type, *exc)
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncOnce {self.name!r}>"

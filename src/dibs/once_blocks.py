@@ -1,0 +1,45 @@
+"""Which run each thread or task is inside, so that the end of a ``with once:`` block finds the one that it is about."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from dibs.errors import NotHeld
+
+R = TypeVar("R")
+
+
+class Blocks(Generic[R]):
+    """The runs of one once that have been entered. A run is true when the work is its block's to do."""
+
+    __slots__ = ("_name", "_runs")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        #: Of each thread or task, the innermost last.
+        self._runs: dict[object, list[R]] = {}
+
+    def enter(self, owner: object, run: R) -> None:
+        self._runs.setdefault(owner, []).append(run)
+
+    def leave(self, owner: object) -> R:
+        """The run whose block ends.
+
+        It may have been entered by another thread or task, as frameworks do it. Which of several ends then cannot be
+        told, and a run that goes on must not be marked as done: NotHeld.
+        """
+        if owner not in self._runs:
+            others = list(self._runs)
+            if not others:
+                raise NotHeld(f"nobody is in a block of {self._name!r}")
+            if len(others) > 1 and any(any(runs) for runs in list(self._runs.values())):
+                raise NotHeld(
+                    f"a block of {self._name!r} ends that was entered by one of {len(others)} other threads or tasks: "
+                    "enter what begin() returns, which is a run of its own, instead of the once that they share"
+                )
+            owner = others[-1]
+        runs = self._runs[owner]
+        run = runs.pop()
+        if not runs:
+            del self._runs[owner]
+        return run

@@ -1,0 +1,38 @@
+"""Who acquires what is acquired in a thread: an object that is the thread's own for as long as it lives.
+
+A thread's number will not do: the system gives it to the next thread, which would then be taken for the one that left
+something behind. Greenlets count as threads where they were put in their place before dibs was imported. A forked
+child goes on with the owner of the thread that forked it; what that held is told by its process (``dibs.grips``).
+``dibs.aio.tasks`` has the owner for tasks.
+"""
+
+from __future__ import annotations
+
+from _thread import _local, get_ident
+
+
+class ThreadOwner:
+    """A thread. It is equal to itself only."""
+
+    __slots__ = ("ident",)
+
+    def __init__(self) -> None:
+        #: What people know it by. Another thread may have had it before.
+        self.ident = get_ident()
+
+    def __str__(self) -> str:
+        return str(self.ident)
+
+
+# State of the module because threads are, too.
+_HERE = _local()
+
+
+def this_thread() -> ThreadOwner:
+    """The thread that is running."""
+    try:
+        owner: ThreadOwner = _HERE.owner
+    except AttributeError:
+        # In one step: a signal may come in between, and its handler may acquire something as well.
+        owner = _HERE.__dict__.setdefault("owner", ThreadOwner())
+    return owner
