@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -686,6 +688,97 @@ def test_a_handler_that_ends_the_event_loop_has_failed(sqlite_url: str) -> None:
             asyncio.run(main())
         assert ended.value.code == 3
         assert counts(queue) == (1, 0, 0, 1)
+
+
+class Abort(BaseException):
+    """What some frameworks end a worker with."""
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_an_abort_in_a_handler_ends_the_run(how: str, sqlite_url: str) -> None:
+    """Whatever is not an Exception fails the job, ends the run in order, and is raised by it."""
+    idle: list[int] = []
+
+    def leave(job: dibs.Job) -> None:
+        raise Abort(job.payload)
+
+    async def leave_later(job: dibs.AsyncJob) -> None:
+        if job.payload:
+            await asyncio.sleep(0.1)
+            raise Abort(job.payload)
+        await asyncio.sleep(0.5)
+        idle.append(job.id)
+
+    async def tasks() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client:
+            await client.queue("a").run(leave_later, workers=2)
+
+    with dibs.connect(sqlite_url, ttl=20) as client:
+        queue = client.queue("a", max_tries=1)
+        if how == "threads":
+            queue.put(1)
+            with pytest.raises(Abort):
+                queue.run(leave, workers=1)
+            assert counts(queue) == (0, 0, 0, 1)
+        else:
+            queue.put_many([1, 0])
+            with pytest.raises(Abort):
+                asyncio.run(tasks())
+            assert counts(queue) == (0, 0, 0, 1)
+            assert len(idle) == 1
+        assert "Abort" in (queue.dead()[0].error or "")
+
+
+def test_what_would_not_run_in_the_call_is_no_handler(client: dibs.Client, sqlite_url: str) -> None:
+    """A function that is awaited or iterated returns before its body has run: its jobs would be done at once."""
+    queue = client.queue("a")
+    queue.put(1)
+
+    async def later(job: Any) -> None: ...
+
+    def each(job: Any) -> Iterator[int]:
+        yield 1
+
+    class Later:
+        async def __call__(self, job: Any) -> None: ...
+
+    for wrong, why in ((later, "async"), (Later(), "async"), (functools.partial(later), "async"), (each, "generator")):
+        with pytest.raises(TypeError, match=why):
+            queue.run(wrong, idle=0)
+    assert counts(queue) == (1, 0, 0, 0)
+    handler = mock.MagicMock()
+    assert queue.run(handler, idle=0) == 1
+    assert handler.call_count == 1
+
+    async def main() -> int:
+        async with dibs.connect_async(sqlite_url) as client:
+            await client.queue("a").put(1)
+            with pytest.raises(dibs.InvalidOption, match="async"):
+                await client.queue("a").run(lambda job: None, idle=0)  # type: ignore[arg-type, return-value]
+            return await client.queue("a").run(Later(), idle=0)
+
+    assert asyncio.run(main()) == 1
+
+
+@pytest.mark.parametrize("end", ["done", "skip", "fail"])
+def test_a_handler_that_raises_after_the_end_of_its_job(
+    end: str, client: dibs.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that the job had ended already, not that it has failed; one that was done counts as done."""
+    queue = client.queue("a")
+    queue.put(1)
+    stop = threading.Event()
+
+    def work(job: dibs.Job) -> None:
+        stop.set()
+        getattr(job, end)()
+        raise ValueError("too late")
+
+    assert queue.run(work, workers=1, stop=stop) == (end == "done")
+    told = [record.getMessage() for record in caplog.records if record.name == "dibs"]
+    assert len(told) == 1
+    assert "ValueError('too late') when its job had ended already" in told[0]
+    assert "tried again" not in told[0]
 
 
 def test_a_handler_that_goes_on_without_its_job_is_told_of(

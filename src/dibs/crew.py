@@ -240,16 +240,21 @@ class Crew:
                 self.done += 1
 
     def raised(self, job: JobFacts, error: BaseException) -> None:
-        """A handler has raised: its job has failed, unless it has finished that itself, or lost it."""
+        """A handler has raised: its job has failed, unless it has finished that itself before, or lost it."""
         if job._is_lost():
             self._too_late(str(error) if isinstance(error, LeaseLost) else f"{job._why()} (it raised {error!r})")
+            return
+        if not job.held:
+            log.warning("a handler raised %r when its job had ended already: %s", error, job._why())
+            ask = job._hold.ends.get(job.id)
+            if ask is not None:
+                ask.listen(self._told, [ask])
             return
         with self.mutex:
             self.failed += 1
         left = "no try is left" if job.max_tries is not None and job.tries >= job.max_tries else "it is tried again"
         log.warning("job %d of %r failed on try %d, %s: %r", job.id, job.queue, job.tries, left, error)
-        if job.held:
-            self._end(job, RETRY, error_text(error), job._retry_s(None))
+        self._end(job, RETRY, error_text(error), job._retry_s(None))
 
     def give_back(self, job: JobFacts) -> None:
         """Nobody works it any more."""

@@ -6,12 +6,13 @@ SIGTERM and Ctrl-C end it in order: what is in hand is finished, the rest is giv
 
 from __future__ import annotations
 
-from _thread import get_ident
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
+from dibs.lock import check_decorated
+from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.worker_signals import Signals
 
@@ -23,6 +24,7 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
     """Work until it is time to stop; how many jobs were done."""
     if not callable(handler):
         raise InvalidOption(f"handler is a function that takes a job, not {handler!r}")
+    check_decorated(handler, awaited=False)
     to_work: SimpleQueue[Any] = SimpleQueue()
     crew.start = to_work.put
     ending: list[BaseException] = []
@@ -47,7 +49,7 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
         for number in range(crew.workers):
             crew.clock.spawn(f"dibs-worker-{number + 1}", work)
         with Signals(crew):
-            run(crew.dispatching(get_ident()))
+            run(crew.dispatching(this_thread()))
             crew.drop_waiting()
             rest = run(crew.draining())
     except BaseException:

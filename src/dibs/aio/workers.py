@@ -29,6 +29,7 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
         raise InvalidOption(f"handler is an async function that takes a job, not {handler!r}")
     loop = asyncio.get_running_loop()
     tasks: dict[asyncio.Task[None], AsyncJob] = {}
+    ending: list[BaseException] = []
 
     async def work(job: AsyncJob) -> None:
         try:
@@ -41,15 +42,20 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
                 crew.raised(job, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
             crew.raised(job, error)
-        except SystemExit as error:  # it ends the event loop; the job is not to do that for ever at no cost
+        except GeneratorExit:  # the event loop is gone, and this task with it: nobody can be told anything here
+            raise
+        except BaseException as error:  # SystemExit and the like end this worker; not for ever at no cost to the job
             crew.raised(job, error)
             raise
         else:
             crew.succeeded(job, result)
 
     def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            task.exception()  # SystemExit was raised by the event loop as well: once is enough
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            crew.stopping = True
+            if not isinstance(error, (SystemExit, KeyboardInterrupt)):  # (The event loop has raised those by now.)
+                ending.append(error)
         crew.over(tasks.pop(task))
 
     def lost(task: asyncio.Task[None], job: AsyncJob) -> None:
@@ -76,6 +82,8 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
                     task.cancel()
                 await asyncio.wait(tasks)
             await take(crew.settling())
+    if ending:  # as for threads: what was to end this worker ends its program as well
+        raise ending[0]
     return crew.done
 
 
