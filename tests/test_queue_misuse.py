@@ -130,6 +130,24 @@ def test_who_leaves_a_stream_pays_for_the_job_at_hand_alone(
     assert counts(queue)[2:] == (0, 0)
 
 
+def test_streams_are_closed_by_closing(client: dibs.Client) -> None:
+    """For type checkers, too, a stream can be closed: ``contextlib.closing`` gives back what was not begun."""
+    queue = client.queue("a")
+    queue.put_many(range(3))
+    with contextlib.closing(queue.stream()) as jobs:
+        for job in jobs:
+            job.done()
+            break
+    assert counts(queue) == (2, 0, 0, 0)
+    claims = client.claims("b")
+    with contextlib.closing(claims.stream(lambda: [1, 2, 3])) as items:
+        for item in items:
+            item.done()
+            break
+    with claims.take([1, 2, 3]) as batch:
+        assert batch.won == [1, 2, 3]
+
+
 def test_a_stream_that_ctrl_c_ends_while_it_waits_takes_nothing(client: dibs.Client) -> None:
     """What comes a moment later is there for others, and nothing was tried."""
     queue = client.queue("a")

@@ -19,7 +19,7 @@ from dibs.steps import run
 V = TypeVar("V")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from threading import Event
 
     from dibs.claiming import ClaimsCore, Fetch, Params, Verify
@@ -132,7 +132,7 @@ class Claims:
         n: int = 100,
         idle: Seconds = 1.0,
         stop: Event | Callable[[], bool] | None = None,
-    ) -> Iterator[Item[V]]: ...
+    ) -> Generator[Item[V], None, None]: ...
     @overload
     def stream(
         self,
@@ -143,7 +143,7 @@ class Claims:
         n: int = 100,
         idle: Seconds = 1.0,
         stop: Event | Callable[[], bool] | None = None,
-    ) -> Iterator[Item[Any]]: ...
+    ) -> Generator[Item[Any], None, None]: ...
     def stream(
         self,
         fetch: Fetch[Any] | None = None,
@@ -155,7 +155,7 @@ class Claims:
         stop: Event | Callable[[], bool] | None = None,
         query: str | None = None,
         params: Params = (),
-    ) -> Iterator[Item[Any]]:
+    ) -> Generator[Item[Any], None, None]:
         """Work without end: claim up to ``n`` of what ``fetch()`` returns, yield them one by one, and so on.
 
         Going on to the next item finishes the one before. When nothing could be claimed, it looks again after ``idle``
@@ -173,7 +173,7 @@ class Claims:
 
     def _stream(
         self, take: Callable[[], Batch[Any]], idle_s: float, stopped: Callable[[], bool]
-    ) -> Iterator[Item[Any]]:
+    ) -> Generator[Item[Any], None, None]:
         while not stopped():
             with take() as batch:
                 while not stopped() and (item := batch._move_on()) is not None:

@@ -18,7 +18,7 @@ from dibs.queue_core import LIST_DEFAULT, Patience, check_n, left_in_the_middle
 from dibs.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from datetime import datetime
     from threading import Event
 
@@ -220,7 +220,7 @@ class Queue:
 
     def stream(
         self, n: int = 10, *, idle: Seconds | None = None, stop: Event | Callable[[], bool] | None = None
-    ) -> Iterator[Job]:
+    ) -> Generator[Job, None, None]:
         """Work without end, one job after the other: take up to ``n``, yield them one by one, wait for more.
 
         Going on to the next job finishes the one before as done; finish it yourself with ``fail`` or ``skip``. stop: an
@@ -232,7 +232,7 @@ class Queue:
         """
         return self._stream(check_n(n), Patience(idle, stop))
 
-    def _stream(self, n: int, patience: Patience) -> Iterator[Job]:
+    def _stream(self, n: int, patience: Patience) -> Generator[Job, None, None]:
         while (look_s := patience.look_s()) is not None:
             batch = run(self._core.taking(this_thread(), n, look_s))
             try:
