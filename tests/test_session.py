@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -494,3 +496,40 @@ def test_an_acquire_that_is_collected_under_the_mutex_is_withdrawn(between: Betw
             await asyncio.wait([task])
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("in_a_block", [False, True])
+def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: bool) -> None:
+    """Nobody can go on with such a task: it is garbage, and its lease is not renewed for ever."""
+    client = between.async_client(ttl=0.6)
+    held = threading.Event()
+
+    async def worker() -> None:
+        if in_a_block:
+            async with client.lock("left"):
+                held.set()
+                await asyncio.sleep(3600)
+        lease = await client.lock("left").acquire()
+        assert lease is not None
+        held.set()
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        tasks.append(asyncio.ensure_future(worker()))
+        while not held.is_set():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+
+    tasks: list[object] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    session = client._desk.session()
+    tasks.clear()
+    del loop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+        eventually(lambda: not session.renewer.tracked(), "it is renewed for ever")
+    with dibs.connect(between.address.shown) as other:
+        eventually(lambda: other.holder("left") is None, "it is held for ever")
+    asyncio.run(client.close())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from dibs.names import INFO_BYTES_MAX, people_call
 
@@ -86,7 +87,7 @@ def understood(rows: Iterable[StoredLease], names: str) -> list[Note]:
 
 def called(owner: object) -> str:
     """A thread or task, for people."""
-    get_name = getattr(owner, "get_name", None)
+    get_name = getattr(owner() if isinstance(owner, ref) else owner, "get_name", None)
     return f"task {get_name()}"[:OWNER_CHARS_MAX] if callable(get_name) else f"thread {owner}"[:OWNER_CHARS_MAX]
 
 

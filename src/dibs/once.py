@@ -310,7 +310,7 @@ class OnceRun(OnceRunFacts[Lease]):
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            run(self._core.end(self, exc_type is not None))
+            self._core._desk.session().end(self._core.end(self, exc_type is not None), exc_type)
         except LeaseLost:
             if exc_type is None:
                 raise

@@ -57,50 +57,51 @@ class AsyncLockable(Generic[L]):
         return self._core.locked()
 
     async def __aenter__(self) -> L:
-        task = asyncio.current_task()
-        assert task is not None
-        lease = await take(self._core.acquire(task))
+        me = owner()
+        lease = await take(self._core.acquire(me))
         if lease is None:
             raise self._core.timed_out()
-        self._enter(task, lease)
+        self._enter(me, lease)
         return lease
 
-    def _enter(self, task: asyncio.Task[Any], lease: L) -> None:
+    def _enter(self, me: object, lease: L) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self._core.enter(lease)
         block = Block(lease, task), lease
-        blocks = self._blocks.get(task)
+        blocks = self._blocks.get(me)
         if blocks is None:
-            self._blocks[task] = [block]
+            self._blocks[me] = [block]
         else:
             blocks.append(block)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        task = asyncio.current_task()
-        blocks = self._blocks.get(task)
+        me = owner()
+        blocks = self._blocks.get(me)
         if blocks is not None:
             block, _ = blocks.pop()
             if not blocks:
-                del self._blocks[task]
+                del self._blocks[me]
             by_loss = block.end(exc_type)
-            lease = self._core.leave(task)
+            lease = self._core.leave(me)
         else:  # another task has entered it: an asynchronous generator, for one, may be closed in a task of its own
-            lease = self._core.leave(task)
+            lease = self._core.leave(me)
             by_loss = self._end_of_another(lease, exc_type)
         if lease is not None:
             try:
-                await end(lease._session, lease._releasing(), exc_type)
+                await end(lease._session, lease._releasing(), exc_type, here=blocks is not None)
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise
 
     def _end_of_another(self, lease: L | None, exc_type: type[BaseException] | None) -> bool:
         """The block of this lease is over, whose task is not the one that runs: whether by the loss of its lease."""
-        for task, blocks in self._blocks.items():
+        for who, blocks in self._blocks.items():
             for place, (block, held) in enumerate(blocks):
                 if held is lease:
                     del blocks[place]
                     if not blocks:
-                        del self._blocks[task]
+                        del self._blocks[who]
                     return block.end(exc_type)
         return False
 
@@ -115,9 +116,7 @@ class AsyncLockable(Generic[L]):
                 lease = await self.acquire()
                 if lease is None:
                     return None
-                task = asyncio.current_task()
-                assert task is not None
-                self._enter(task, lease)
+                self._enter(owner(), lease)
             else:
                 await self.__aenter__()
             try:

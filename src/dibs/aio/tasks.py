@@ -148,9 +148,12 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def end(session: Session, steps: Steps[object], error: type[BaseException] | None) -> None:
-    """Take the steps that end a block which was left by an error of this type, if by any; see ``Session.end``."""
-    if error is GeneratorExit and session.is_busy_here():
+async def end(session: Session, steps: Steps[object], error: type[BaseException] | None, *, here: bool = True) -> None:
+    """Take the steps that end a block which was left by an error of this type, if by any; see ``Session.end``.
+
+    ``here``: by the task that has entered it. If not, its coroutine may be garbage, which must not be awaited.
+    """
+    if error is GeneratorExit and (not here or session.is_busy_here()):
         session.later(lambda: run(steps))
     else:
         await take(steps)
@@ -184,7 +187,10 @@ class Begun(Generic[T]):
 
 def owner() -> object:
     """Who acquires what is acquired here: the task that is running, which is not kept alive by what it acquires."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs here: the garbage collector closes a coroutine
+        return None
     return None if task is None else ref(task)
 
 
