@@ -383,6 +383,7 @@ INSIDE = {
     "dibs.session": {
         "REQUEST_TIMEOUT_S": "one call to the store takes at most this long (option `request_timeout`)",
         "PATIENCE_S": "a store that was reached before is tried again for this long (option `patience`)",
+        "MUTEX_S": "a thread that closes a generator and waits this long for the mutex has it: garbage is collected",
     },
     "dibs.trust": {
         "DRIFT": "by which part clocks may run faster or slower than each other",
@@ -409,6 +410,7 @@ INSIDE = {
     "dibs.waiting": {
         "POLL_MIN_S": "a waiter asks again after a random time, at least this",
         "POLL_MAX_S": "and at most this",
+        "FRESH_S": "when a caller's time is over, an answer of no longer ago than this is its answer",
         "ASK_AGAIN_MIN_S": "no waiter asks sooner than this after it was refused",
         "LOOK_AGAIN_S": "whoever waits for jobs asks again so soon after a hint that brought nothing",
         "LOOK_PART": "pause between looks for a change, as a part of the time waited so far",

@@ -95,7 +95,7 @@ class Lane:
         self._queue: list[Ask] = []
         self._others = 0  # how many of them are no requests on leases
         self._server: object | None = None
-        self._driver = 0  # which of the callers' threads serves, or was the last to do so
+        self._drivers: set[int] = set()  # the callers' threads that serve: one at most, and who has just done so
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
@@ -137,12 +137,13 @@ class Lane:
         if self._server is not None:  # it will see the ask; see ``start``
             return
         me = object()  # of this very call: another thread may drive the same ask
+        driver = get_ident()
         try:
             with self._mutex:
                 if self._server is not None:
                     return
                 self._server = me
-                self._driver = get_ident()
+                self._drivers.add(driver)
                 if self._queue and not self._batch:
                     self._take()
             if not self._serve(ask, until):
@@ -153,10 +154,12 @@ class Lane:
                 self._server = None
             self.start()
             raise
+        finally:
+            self._drivers.discard(driver)
 
     def is_driven_here(self) -> bool:
-        """Whether it may be this thread that serves the lane just now, in ``drive``."""
-        return self._server is not None and self._driver == get_ident()
+        """Whether this thread is in the midst of ``drive``."""
+        return get_ident() in self._drivers
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""
