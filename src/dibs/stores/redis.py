@@ -243,19 +243,23 @@ class RedisStore:
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
         # Nothing lies between a name and the same with a control character: that is asked for by who wants this one.
-        if before == first + "\x01":
+        one = before == first + "\x01"
+        if one:
             names = [first]
         else:
             names = sorted(n for n in self._scan(beginning(first, before), deadline) if first <= n < before)
-        calls, asked = [], []
+        # Who sees a mark of `once` takes the work for done, so replicas must have it, whoever wrote it.
+        confirmed = one and self._min_replicas > 0
+        calls, asked, wait = [], [], False
         for slot, some in self._by_slot(names):
             keys = [key for name in some for key in self._keys(name)[:2]]
-            calls.append(self._flights.script("show").calling(keys, (), slot))
+            calls.append(self._flights.script("show").calling(keys, ("1",) if confirmed else (), slot))
             asked.append(some)
         found = []
         for some, rows in zip(asked, self._flights.run(calls, deadline), strict=True):
             for name, of_name in zip(some, rows, strict=True):
-                for permit, holder, token, since, until, left, info, take, waiting in of_name:
+                for permit, holder, token, since, until, left, info, take, waiting, unsure in of_name:
+                    wait = wait or unsure == 1
                     found.append(
                         StoredLease(
                             name,
@@ -270,6 +274,8 @@ class RedisStore:
                             take,
                         )
                     )
+        if wait and (trouble := self._flights.wait_for_replicas(self._min_replicas, deadline)):
+            raise StoreUnavailable(trouble, maybe_applied=False)
         found.sort(key=itemgetter(0, 1))
         return found
 

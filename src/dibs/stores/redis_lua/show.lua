@@ -1,19 +1,27 @@
 -- What people see of each lease in force.
 --
 -- KEYS: lease and line of each name.
+-- ARGV: '1' if replicas are to be waited for where a lock is kept after its release. WAIT waits for what its own connection
+-- wrote last (Redis 7.2, Valkey), so something is written then, which changes nothing.
 -- Answers for each name a list of its leases: of each its slot, holder, token, acquired_at, expires_at, expires_in, info,
--- how many permits it takes, and how many wait for the name.
+-- how many permits it takes, how many wait for the name, and 1 if replicas are to be waited for.
 
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 
-local function show(key, slot, line, shown)
+local function show(key, slot, line, shown, confirmed)
   -- Of a key that is not ours it gives an error, which has none of these.
   local row = redis.pcall('HMGET', key,
     'claim_id', 'expires_at', 'holder', 'fencing_token', 'acquired_at', 'info', 'take')
   if row[1] and tonumber(row[2]) > now then
+    local is_kept = confirmed and row[1] == '' and row[6]
+    if is_kept then
+      redis.call('PEXPIRE', key, 3600 * 1000)
+      redis.call('PERSIST', key)
+    end
     shown[#shown + 1] = {slot, row[3], row[4], row[5], row[2], string.format('%.6f', row[2] - now),
-      row[6] ~= '' and row[6], tonumber(row[7] or 1), redis.call('ZCARD', line)}
+      row[6] ~= '' and row[6], tonumber(row[7] or 1), redis.call('ZCARD', line),
+      is_kept and 1 or 0}
   end
 end
 
@@ -23,10 +31,10 @@ for key = 1, #KEYS, 2 do
   local head = redis.pcall('HMGET', lease, 'permits', 'last_slot')
   if head[1] then
     for _, slot in ipairs(slots_with_rows(lease, tonumber(head[2] or 0))) do
-      show(lease .. slot, tonumber(slot), line, shown)
+      show(lease .. slot, tonumber(slot), line, shown, false)
     end
   else
-    show(lease, 1, line, shown)
+    show(lease, 1, line, shown, ARGV[1] == '1')
   end
   answers[#answers + 1] = shown
 end
