@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from dibs.store import (
     Renew,
     Renewed,
     Store,
+    Transfer,
 )
 from dibs.testing import check_store
 from dibs.testing.case import within
@@ -725,14 +726,25 @@ def test_what_is_promised_follows_the_settings(settings: dict[str, str], durable
 
 @pytest.fixture
 def replica(own_redis: RedisServer) -> Iterator[RedisServer]:
-    """A replica of `own_redis` that has caught up, and of which the master knows that."""
-    settings = {"replicaof": f"127.0.0.1 {own_redis.port}"}
-    with RedisServer(settings, password=own_redis.password) as server:
-        with server.client() as look, own_redis.client() as master:
-            eventually(lambda: look.info("replication")["master_link_status"] == "up")
-            # The link is up before the master counts the replica among those whose word it takes.
-            eventually(lambda: master.set("caught up", 1) and master.wait(1, 500) == 1)
+    with replica_of(own_redis) as server:
         yield server
+
+
+@contextmanager
+def replica_of(of: RedisServer) -> Iterator[RedisServer]:
+    """A replica that has caught up, and of which the master knows that."""
+    with RedisServer({"replicaof": f"127.0.0.1 {of.port}"}, password=of.password) as server:
+        with server.client() as look:
+            eventually(lambda: look.info("replication")["master_link_status"] == "up")
+        # The link is up before the master counts the replica among those whose word it takes.
+        catch_up(of)
+        yield server
+
+
+def catch_up(master: RedisServer) -> None:
+    """Wait until a replica has acknowledged all that was written, which it does by itself once a second."""
+    with master.client() as look:
+        eventually(lambda: look.set("caught up", 1) and look.wait(1, 500) == 1)
 
 
 def test_a_replica_is_a_misconfiguration(replica: RedisServer) -> None:
@@ -778,6 +790,60 @@ def test_what_is_kept_waits_for_replicas(own_redis: RedisServer, replica: RedisS
                 store.act([asked[2]], soon(1))
             assert [(lease.slot, lease.info) for lease in other.leases("n:", "n;", soon())] == [(1, '{"ran":true}')]
         eventually(lambda: replica.ask("HGET", "dibs:lease:{n:x}1", "info") == '{"ran":true}')
+
+
+def test_once_is_done_when_replicas_have_the_mark(own_redis: RedisServer, replica: RedisServer) -> None:
+    """With min_replicas a run whose mark no replica has is told so, and nobody who sees the mark takes it for done."""
+    url = f"{own_redis.url()}?min_replicas=1"
+    with dibs.connect(url, request_timeout=1, patience=0.5) as client, dibs.connect(own_redis.url()) as careless:
+        with client.once("first", keep=300) as run:
+            assert run
+        once = client.once("job", keep=300)
+        with once as run, replica.paused():
+            run.result = "done"
+            with pytest.raises(dibs.StoreUnavailable, match=r"may be run again") as caught:
+                run.__exit__(None, None, None)
+            assert "min_replicas" in str(caught.value.__cause__)
+            for look in (once.done, lambda: once.begin(0), lambda: client.holder("job")):
+                with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
+                    look()
+            assert careless.once("job", keep=300).done()
+            assert [lease.name for lease in client.leases()] == ["first", "job"]
+        eventually(lambda: done_by(once))
+        assert once.run(lambda: "again") == "done"
+
+
+def done_by(once: dibs.Once) -> bool:
+    try:
+        return once.done() is not None
+    except dibs.StoreUnavailable:
+        return False
+
+
+def test_what_is_repeated_waits_for_replicas(own_redis: RedisServer, replica: RedisServer) -> None:
+    """With min_replicas a grant that is repeated on another connection counts when replicas have it."""
+    url = f"{own_redis.url()}?min_replicas=1"
+    asked: list[list[Any]] = [
+        [Acquire("n:lock", "a-1", 60, "h")],
+        [Acquire("n:pool", "a-1", 60, "h", permits=3)],
+        [Transfer("n:given", "b-1", 60, "h", "a-1")],
+        [Transfer("n:shared", "b-1", 60, "h", "a-1", permits=3)],
+    ]
+    with opened(url) as store:
+        store.act([Acquire("n:given", "a-1", 60, "h"), Acquire("n:shared", "a-1", 60, "h", permits=3)], soon())
+    with opened(own_redis.url()) as careless, ExitStack() as stack:
+        stores = [stack.enter_context(opened(url)) for _ in asked]
+        for store in stores:
+            store.act([], soon())  # connects, which publishes something, and so is a write of this connection
+        catch_up(own_redis)
+        stack.enter_context(replica.paused())
+        for requests, store in zip(asked, stores, strict=True):
+            assert isinstance(careless.act(requests, soon())[0], Granted)
+            # A shorter ttl, so that its end stays as it is.
+            repeated = [request._replace(ttl=30) for request in requests]
+            with pytest.raises(dibs.StoreUnavailable, match="min_replicas"):
+                store.act(repeated, soon(1))
+        assert careless.leases("n:", "n;", soon()) == []  # they were given back
 
 
 def can_be_had(client: dibs.Client, name: str) -> bool:

@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from dibs.jobs import (
     DEAD,
     DONE,
     ENDS,
+    KEEP,
     LATER,
     ON_CONFLICT,
     READY,
@@ -45,6 +46,7 @@ from dibs.store import Held
 from dibs.testing import check_store
 from tests.job_queues import finishing, ids, soon
 from tests.servers.redis import RedisCluster, RedisServer
+from tests.test_redis import catch_up, replica_of
 
 #: A claim that has expired when the next request is made.
 MOMENT_S = 0.001
@@ -551,3 +553,34 @@ def test_too_few_replicas(own_redis: RedisServer) -> None:
         shown = jobs.jobs_in("n:q", READY, 5, soon())
         assert [(job.payload, job.tries) for job in shown] == [("1", 0), ("2", 0)]
         assert jobs.jobs_in("n:q", CLAIMED, 5, soon()) == []
+
+
+def test_what_is_repeated_waits_for_replicas(own_redis: RedisServer) -> None:
+    """With `min_replicas` what is said of jobs on another connection waits for replicas, though it finds all done."""
+    job, keyed = NewJob("1"), NewJob("2", key="k")
+    with replica_of(own_redis) as replica, opened(own_redis.url()) as careless, ExitStack() as stack:
+        stores = [stack.enter_context(opened(f"{own_redis.url()}?min_replicas=1")) for _ in range(5)]
+        for jobs in stores:
+            jobs.depths("n:", "n;", soon())  # connects, which publishes something, and so is a write of this connection
+        catch_up(own_redis)
+        with replica.paused():
+            put(careless, keyed)
+            careless.act([Put("n:q", "p", (job,))], soon())
+            (taken,) = careless.act([Take("n:q", "c", 1, 60, "h")], soon())
+            assert isinstance(taken, Taken)
+            own = [taken.jobs[0].id]
+            careless.act([Put("n:last", "p", (job,))], soon())
+            (last,) = careless.act([Take("n:last", "c", 1, 60, "h")], soon())
+            assert isinstance(last, Taken)
+            ending = Finish("n:last", (last.jobs[0].id,), last.fencing_token, DONE)
+            careless.act([ending], soon())
+            repeated = [
+                Put("n:q", "p", (job,)),
+                Put("n:q", "p2", (keyed,), KEEP),
+                Put("n:q", "p3", (keyed,)),
+                Extend("n:q", tuple(own), taken.fencing_token, 30),
+                ending,
+            ]
+            for request, jobs in zip(repeated, stores, strict=True):
+                with pytest.raises(dibs.StoreUnavailable, match="min_replicas=1"):
+                    jobs.act([request], soon(0.5))

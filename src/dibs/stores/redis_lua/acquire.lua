@@ -53,9 +53,8 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
   local place = lined_up and redis.call('ZSCORE', line, claim) or nil
 
   if mine then
-    if now + ttl > expires_at then  -- a repetition, however late, never shortens what a renewal gave
-      redis.call('HSET', lease, 'expires_at', until_then)
-    end
+    -- A repetition, however late, never shortens what a renewal gave. It is written in any case: see grants.lua on WAIT.
+    redis.call('HSET', lease, 'expires_at', now + ttl > expires_at and until_then or row[2])
     if ticket ~= '' then
       leave_line(line, waiters, place or ticket)
     end

@@ -73,9 +73,8 @@ local function acquire(lease, line, waiters, claim, ttl, holder, info, channel, 
       taken = taken - fewer
       redis.call('HSET', lease, 'taken', taken)
     end
-    if now + ttl > tonumber(row[2]) then  -- a repetition, however late, never shortens what a renewal gave
-      extend_slot(lease, slot, string.format('%.6f', now + ttl))
-    end
+    -- A repetition, however late, never shortens what a renewal gave. It is written in any case: see grants.lua on WAIT.
+    extend_slot(lease, slot, now + ttl > tonumber(row[2]) and string.format('%.6f', now + ttl) or row[2])
     if front[1] then
       leave_line(line, waiters, claim)
       if known > taken then

@@ -2,6 +2,9 @@
 --
 -- KEYS ends with the counter of tokens.  ARGV begins with the grace of the line (s), and how long a forgotten line is
 -- kept (ms).
+--
+-- With min_replicas, WAIT follows. It waits for what its own connection wrote last, and for nothing where that has written
+-- nothing (Redis 7.2, Valkey). So a grant that is repeated on a new connection writes something, also where all is there.
 
 local counter = KEYS[#KEYS]
 local grace = tonumber(ARGV[1])

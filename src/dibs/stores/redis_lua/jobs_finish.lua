@@ -57,6 +57,9 @@ if kind == 'finish' or kind == 'extend' then
         end
       end
     end
+    if next(gone) then
+      write_again()  -- it may be that the first attempt has ended them, and that this is taken for the answer to it
+    end
     local may_be_had = ending == 'back' or ending == 'retry' or next(left_groups)
     write_all()
     if may_be_had and next(mine) then
@@ -69,11 +72,9 @@ if kind == 'finish' or kind == 'extend' then
     local token, ttl, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
     local mine, gone = claimed_by(token, ids_said(at + 3, count))
     for id, job in pairs(mine) do
-      if tonumber(job.expires) < now + ttl then
-        job.expires = text_of(now + ttl)
-        put_into(claimed, job.expires, id)
-        write_row(id, job)
-      end
+      job.expires = text_of(math.max(tonumber(job.expires), now + ttl))
+      put_into(claimed, job.expires, id)
+      write_row(id, job)
     end
     write_all()
     return table.concat({text_of(now + ttl), unpack(gone)}, ' ')

@@ -74,6 +74,7 @@ if kind == 'put' then
     local name, conflict, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     local known = recall(puts, name)
     if known then
+      write_again()
       return 'P ' .. known
     end
     local all, first_word = {}, at + 3
@@ -84,6 +85,7 @@ if kind == 'put' then
     local holders = holders_of(all)
     local replaced, refusal = replaced_by(all, holders, conflict)
     if refusal then
+      write_again()
       return refusal
     end
 
@@ -135,6 +137,8 @@ if kind == 'put' then
     if new + changed > 0 then
       remember(puts, name, new + changed, text)
       tell()
+    else
+      write_again()
     end
     return 'P ' .. text
   end

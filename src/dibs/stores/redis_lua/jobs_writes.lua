@@ -133,6 +133,17 @@ local function write_all()
   begin()
 end
 
+-- Write something, and change nothing. With min_replicas, WAIT follows, which waits for what its own connection wrote last,
+-- and for nothing where that has written nothing (Redis 7.2, Valkey). But what is said of jobs that are there already must
+-- be known to replicas, too.
+local function write_again()
+  if redis.call('PEXPIRE', jobs, IDLE_KEEP) == 1 then
+    redis.call('PERSIST', jobs)
+  else
+    redis.call('PEXPIRE', head, IDLE_KEEP)  -- which a queue without jobs has
+  end
+end
+
 -- Put back the jobs whose claims have expired, and forget those that were kept for long enough; whether there may be more.
 local function sweep()
   local expired = redis.call('ZRANGEBYSCORE', claimed, '-inf', now, 'LIMIT', 0, SWEEP_MAX)

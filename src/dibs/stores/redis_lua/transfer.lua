@@ -20,12 +20,13 @@ local function transfer(lease, claim, ttl, holder, from_claim, info, slot, has_p
   end
   local until_then = string.format('%.6f', now + ttl)
   if row[1] == claim then
-    if now + ttl > tonumber(row[2]) then  -- a repetition, however late, never shortens what a renewal gave
-      if head[1] then
-        extend_slot(lease, slot, until_then)
-      else
-        redis.call('HSET', lease, 'expires_at', until_then)
-      end
+    if now + ttl <= tonumber(row[2]) then
+      until_then = row[2]  -- a repetition, however late, never shortens what a renewal gave
+    end
+    if head[1] then  -- it is written in any case: see grants.lua on WAIT
+      extend_slot(lease, slot, until_then)
+    else
+      redis.call('HSET', lease, 'expires_at', until_then)
     end
     return string.format('G %s %s %d', row[3], row[4], slot)
   elseif row[1] ~= from_claim then
