@@ -662,6 +662,153 @@ def test_a_login_that_may_not_ask_for_settings(redis: RedisServer) -> None:
         assert not told["waiters are woken by the release"].kept
 
 
+@contextmanager
+def busy(server: RedisServer) -> Iterator[None]:
+    """A server that runs a script without end, and says so to everybody else, inside the block."""
+    server.ask("CONFIG", "SET", "busy-reply-threshold", "1")
+    script = threading.Thread(target=run_without_end, args=(server,))
+    with server.client() as look:
+        script.start()
+        try:
+            eventually(lambda: is_busy(look))
+            yield
+        finally:
+            look.script_kill()
+            script.join(10)
+
+
+def run_without_end(server: RedisServer) -> None:
+    with server.client(socket_timeout=30) as client, pytest.raises(redis_py.ResponseError):
+        client.eval("while true do end", 0)
+
+
+def is_busy(look: redis_py.Redis) -> bool:
+    try:
+        look.get("x")
+    except redis_py.ResponseError as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+@pytest.mark.parametrize("database", [0, 5])
+def test_a_busy_server_is_unavailable(own_redis: RedisServer, database: int) -> None:
+    """BUSY, whichever command is refused while connecting: StoreUnavailable, and it goes on when the script is over."""
+    url = own_redis.url()[:-1] + str(database)
+    with dibs.connect(url, patience=20) as client:
+        with busy(own_redis):
+            with pytest.raises(dibs.StoreUnavailable, match="BUSY") as caught:
+                client.lock("x").acquire(timeout=0)
+            assert not caught.value.maybe_applied
+        with client.lock("x", timeout=0):
+            pass
+    with dibs.connect(url, patience=20) as client:
+        client.ping()
+        own_redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        ended = threading.Event()
+        with busy(own_redis):
+            waiter = threading.Thread(target=lambda: (client.ping(), ended.set()))
+            waiter.start()
+            assert not ended.wait(1)  # it is tried again
+        assert ended.wait(10)
+        waiter.join()
+
+
+@pytest.mark.parametrize("renamed", ["EVALSHA", "EVAL", "SELECT"])
+def test_a_command_that_is_needed_and_renamed_is_named(renamed: str) -> None:
+    """A command without which nothing works, renamed: SetupRequired that names it, and not what it was given."""
+    with RedisServer({"rename-command": f'{renamed} ""'}) as server:
+        with dibs.connect(server.url()[:-1] + "2") as client:
+            with pytest.raises(dibs.SetupRequired, match=f"(?i)unknown command .{renamed}") as caught:
+                client.lock("x", ttl=20).acquire(timeout=0)
+            assert "lease" not in str(caught.value)
+
+
+@pytest.mark.parametrize("renamed", ["CONFIG", "INFO", "CLIENT", "PUBLISH", "SUBSCRIBE"])
+def test_a_command_that_is_only_useful_may_be_renamed(renamed: str) -> None:
+    """Without INFO, CONFIG and others that managed services keep for themselves everything goes on."""
+    with RedisServer({"rename-command": f'{renamed} ""'}) as server:
+        with dibs.connect(server.url()) as client, dibs.connect(server.url()) as other:
+            lease = granted(client.lock("x", ttl=20))
+            with waiting(other, "x", client) as got:
+                assert lease.release()
+            got[0].release()
+            assert client.capabilities.durable is (renamed not in ("INFO", "CONFIG"))
+            told = findings(client)
+            assert told["reachable"].kept
+            assert told["grants survive a failover"].kept is (renamed != "INFO")
+
+
+def test_a_command_of_a_script_that_is_renamed(own_redis: RedisServer) -> None:
+    """A command that a script needs, renamed: SetupRequired that says what may be the matter."""
+    with RedisServer({"rename-command": 'HSET ""'}) as server, dibs.connect(server.url()) as client:
+        with pytest.raises(dibs.SetupRequired, match="renamed"):
+            client.lock("x").acquire(timeout=0)
+
+
+def test_protected_mode_says_what_to_do() -> None:
+    """A server that lets nobody in from elsewhere: SetupRequired with its own words."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        try:
+            outward.connect(("192.0.2.1", 9))  # which sends nothing, and tells the address of this machine
+        except OSError:
+            pytest.skip("this machine has no address but its own")
+        here = outward.getsockname()[0]
+    with RedisServer({"bind": f"127.0.0.1 {here}", "requirepass": None, "masterauth": None}, password="") as server:
+        for login in ("", ":secret@"):
+            with dibs.connect(f"redis://{login}{here}:{server.port}/0") as client:
+                with pytest.raises(dibs.SetupRequired, match=r"DENIED.* protected mode .*password"):
+                    client.ping()
+
+
+@pytest.mark.parametrize("login", [True, False])
+def test_a_server_with_too_many_clients_is_unavailable(login: bool) -> None:
+    """At `maxclients` it is StoreUnavailable in the server's words, and it goes on when there is room."""
+    settings = {} if login else {"requirepass": None, "masterauth": None}
+    with RedisServer(settings, password=None if login else "") as server, server.client() as look:
+        look.config_set("maxclients", 1)
+        url = server.url() if login else f"redis://127.0.0.1:{server.port}/0"
+        with dibs.connect(url) as client:
+            for _ in range(3):
+                with pytest.raises(dibs.StoreUnavailable, match="max number of clients") as caught:
+                    client.lock("x").acquire(timeout=0)
+                assert not caught.value.maybe_applied
+            look.config_set("maxclients", 100)
+            with client.lock("x", timeout=0):
+                pass
+
+
+def test_a_password_that_is_changed_meanwhile(own_redis: RedisServer) -> None:
+    """When the password is another all of a sudden, and connections are cut: SetupRequired, which shows none of them."""
+    with dibs.connect(own_redis.url()) as client:
+        client.ping()
+        with own_redis.client() as look:
+            look.config_set("requirepass", "the-new-secret")
+            look.client_kill_filter(_type="normal", skipme=True)
+            with pytest.raises(dibs.SetupRequired, match="WRONGPASS|invalid") as caught:
+                client.lock("x").acquire(timeout=0)
+            assert own_redis.password not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
+            look.config_set("requirepass", own_redis.password)
+
+
+def test_a_server_that_cannot_save_is_unavailable() -> None:
+    """MISCONF, the refusal of writes by a server that cannot write its snapshot: StoreUnavailable in its words."""
+    settings = {"appendonly": "no", "save": "3600 1000000", "dbfilename": "snapshot.rdb"}
+    with RedisServer(settings) as server, server.client() as look:
+        with dibs.connect(server.url()) as client:
+            lease = granted(client.lock("x", ttl=20))
+            (server.folder / "snapshot.rdb").mkdir()  # it cannot become a file
+            look.bgsave()
+            eventually(lambda: look.info("persistence")["rdb_last_bgsave_status"] == "err")
+            with pytest.raises(dibs.StoreUnavailable, match="MISCONF"):
+                client.lock("y").acquire(timeout=0)
+            assert lease.held
+            (server.folder / "snapshot.rdb").rmdir()
+            look.bgsave()
+            eventually(lambda: look.info("persistence")["rdb_last_bgsave_status"] == "ok")
+            lease.renew()
+            assert lease.release()
+
+
 def test_the_address_of_what_a_program_has_is_enough(redis: RedisServer, own_redis: RedisServer) -> None:
     """connect(client or pool of redis-py) takes the address, whatever it decodes, and never its connections."""
     where: dict[str, Any] = {"host": "127.0.0.1", "port": redis.port, "password": redis.password}

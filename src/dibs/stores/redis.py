@@ -217,7 +217,8 @@ class RedisStore:
         elif error.code in ("ERR", ""):
             # Of the commands in our scripts that is a right that is missing (before Redis 7.2), or a value not ours.
             raise SetupRequired(
-                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints?"
+                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints? "
+                "Is one of the commands renamed?"
             )
         raise self._flights.failure(error, maybe_applied=True)
 

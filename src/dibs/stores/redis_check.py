@@ -57,7 +57,9 @@ def findings(
 
 def over_a_failover(everywhere: Sequence[dict[str, str]], place: Place, min_replicas: int) -> tuple[bool, str]:
     """Whether a replica that takes over has heard of every grant, and why."""
-    replicas = min(int(facts.get("connected_slaves", "0")) for facts in everywhere)
+    if not all("connected_slaves" in facts for facts in everywhere):
+        return False, "unknown (INFO is not to be had): where there are replicas, add ?min_replicas=1"
+    replicas = min(int(facts["connected_slaves"]) for facts in everywhere)
     if min_replicas:
         told = f"min_replicas={min_replicas}, and the fewest connected to a master are {replicas}"
         return replicas >= min_replicas, told + ("" if replicas >= min_replicas else ": nothing can be granted")
@@ -83,8 +85,8 @@ def evicts(facts: dict[str, str]) -> bool:
 
 def kept(facts: dict[str, str]) -> tuple[bool, str]:
     """Whether an acknowledged write outlives a crash, and what does."""
-    if "redis_version" not in facts and "appendonly" not in facts:
-        return False, "unknown (this login may ask neither INFO nor CONFIG GET)"
+    if "maxmemory_policy" not in facts:
+        return False, "unknown (INFO is not to be had, which says what may be evicted)"
     if evicts(facts):
         return False, f"no: {facts['maxmemory_policy']} may evict leases and queues at any time"
     fsync = facts.get("appendfsync", "unknown")

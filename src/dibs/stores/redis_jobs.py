@@ -122,7 +122,8 @@ class RedisJobs:
             )
         if error.code in ("ERR", ""):
             raise SetupRequired(
-                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints?"
+                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints? "
+                "Is one of the commands renamed?"
             )
         raise self._flights.failure(error, maybe_applied=True)
 

@@ -37,6 +37,15 @@ READ_BYTES = 65536
 # Refusals of a whole server that pass by themselves; nothing was applied.
 PASSING = frozenset(("LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF"))
 LOGIN = frozenset(("NOAUTH", "WRONGPASS", "NOPERM"))
+# What redis-py cuts off where it has a class for the code; newer versions keep it beside the text.
+CODES: tuple[tuple[type[Exception], str], ...] = (
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),  # a kind of ClusterDownError
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.MovedError, "MOVED"),
+)
 
 
 class Place(NamedTuple):
@@ -230,6 +239,12 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool) ->
     text = f"{where}: {answer.text}".rstrip(".")
     if answer.code in LOGIN:
         return SetupRequired(f"{text}. docs/how-to/redis.md lists the rights that dibs needs")
+    if answer.code == "DENIED":  # protected mode
+        return SetupRequired(text)
+    # Redis has no code of its own for it. What follows are the arguments, which may be secrets.
+    if answer.text.startswith("ERR unknown command"):
+        text = text.partition(", with args")[0]
+        return SetupRequired(f"{text}. dibs needs it: is it renamed there, or switched off?")
     if answer.code == "READONLY" and not worked:
         return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")
     if answer.code == "WRONGTYPE":
@@ -257,6 +272,8 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
         where = f"Redis on {host[0]}:{host[1]}"
         kind = redis.SSLConnection if place.tls else redis.Connection
         connection = kind(host=host[0], port=host[1], **arguments)
+    # It would say what it is by CLIENT SETINFO, and pass over what a server says that turns clients away.
+    connection.driver_info = connection.lib_name = connection.lib_version = None
     try:
         connection.connect()
     except (redis.ConnectionError, redis.TimeoutError) as error:
@@ -279,11 +296,19 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
     except redis.InvalidResponse as error:
         raise SetupRequired(f"{where}: that is no Redis, or it wants TLS (rediss://): {error}") from error
     except redis.RedisError as error:
-        said = str(error).rstrip(".")
-        raise SetupRequired(f"{where}: {said}. Check user, password and database in the URL") from error
+        answer = _refused_with(error)
+        if answer.code in ("ERR", ""):
+            said = answer.text.rstrip(".")
+            raise SetupRequired(f"{where}: {said}. Check user, password and database in the URL") from error
+        raise raised(answer, where, bool(place.worked), maybe_applied=False) from error
     except OSError as error:
         raise StoreUnavailable(f"{where}: {error}", maybe_applied=False) from error
     return Wire(connection, where)
+
+
+def _refused_with(error: redis.RedisError) -> Refusal:
+    code = getattr(error, "status_code", None) or next((code for kind, code in CODES if isinstance(error, kind)), None)
+    return refusal(str(error).encode()) if code is None else Refusal(code, f"{code} {error}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -301,18 +326,26 @@ def _refused(error: BaseException) -> bool:
 def greet(wire: Wire, place: Place, deadline: Deadline) -> None:
     """Read what decides our promises. What this login may not ask is not known."""
     commands = (
-        ("CLIENT", "SETNAME", "dibs"),
         ("INFO",),
         ("CONFIG", "GET", "append*"),
         ("CONFIG", "GET", "save"),
         ("PUBLISH", place.channels + "nobody", ""),
     )
     flight = b"".join(packed(*words) for words in commands)
-    _, info, append, save, published = wire.exchange(flight, len(commands), deadline)
+    # By itself: a server that turns clients away answers once, whatever it is told, and closes the connection.
+    (named,) = wire.exchange(packed("CLIENT", "SETNAME", "dibs"), 1, deadline)
+    if isinstance(named, Refusal) and named.code == "DENIED":
+        raise raised(named, wire.where, bool(place.worked), maybe_applied=False)
+    try:
+        info, append, save, published = wire.exchange(flight, len(commands), deadline)
+    except StoreUnavailable as error:
+        if isinstance(named, Refusal):
+            raise StoreUnavailable(f"{error}; it had said: {named.text}", maybe_applied=False) from error
+        raise
     if isinstance(info, bytes):
         pairs = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
         wire.facts = {key: value for key, _, value in pairs if value}
-    elif isinstance(info, Refusal) and info.code != "NOPERM":
+    elif isinstance(info, Refusal) and info.code not in ("NOPERM", "ERR"):  # ERR: an unknown command
         raise raised(info, wire.where, bool(place.worked), maybe_applied=False)
     for settings in (append, save):
         if isinstance(settings, list):
