@@ -690,6 +690,11 @@ def is_busy(look: redis_py.Redis) -> bool:
     return False
 
 
+def ping_and_tell(client: dibs.Client, ended: threading.Event) -> None:
+    client.ping()
+    ended.set()
+
+
 @pytest.mark.parametrize("database", [0, 5])
 def test_a_busy_server_is_unavailable(own_redis: RedisServer, database: int) -> None:
     """BUSY, whichever command is refused while connecting: StoreUnavailable, and it goes on when the script is over."""
@@ -706,7 +711,7 @@ def test_a_busy_server_is_unavailable(own_redis: RedisServer, database: int) -> 
         own_redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         ended = threading.Event()
         with busy(own_redis):
-            waiter = threading.Thread(target=lambda: (client.ping(), ended.set()))
+            waiter = threading.Thread(target=ping_and_tell, args=(client, ended))
             waiter.start()
             assert not ended.wait(1)  # it is tried again
         assert ended.wait(10)
@@ -778,13 +783,13 @@ def test_a_server_with_too_many_clients_is_unavailable(login: bool) -> None:
 
 
 def test_a_password_that_is_changed_meanwhile(own_redis: RedisServer) -> None:
-    """When the password is another all of a sudden, and connections are cut: SetupRequired, which shows none of them."""
+    """When the password is another all of a sudden, and connections are cut: SetupRequired, and neither is shown."""
     with dibs.connect(own_redis.url()) as client:
         client.ping()
         with own_redis.client() as look:
             look.config_set("requirepass", "the-new-secret")
             look.client_kill_filter(_type="normal", skipme=True)
-            with pytest.raises(dibs.SetupRequired, match="WRONGPASS|invalid") as caught:
+            with pytest.raises(dibs.SetupRequired, match=r"WRONGPASS|invalid") as caught:
                 client.lock("x").acquire(timeout=0)
             assert own_redis.password not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
             look.config_set("requirepass", own_redis.password)

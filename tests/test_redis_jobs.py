@@ -574,7 +574,7 @@ def test_what_is_repeated_waits_for_replicas(own_redis: RedisServer) -> None:
             assert isinstance(last, Taken)
             ending = Finish("n:last", (last.jobs[0].id,), last.fencing_token, DONE)
             careless.act([ending], soon())
-            repeated = [
+            repeated: list[JobRequest] = [
                 Put("n:q", "p", (job,)),
                 Put("n:q", "p2", (keyed,), KEEP),
                 Put("n:q", "p3", (keyed,)),
