@@ -1079,6 +1079,34 @@ def test_a_moved_slot_is_followed(cluster: RedisCluster) -> None:
             assert again.fencing_token > lease.fencing_token
 
 
+def test_a_slot_on_its_way_is_an_outage(cluster: RedisCluster) -> None:
+    """While the keys of a name are on their way, it is renewed, and StoreUnavailable to who wants or returns it."""
+    how = {"patience": 0.5, "request_timeout": 1}
+    with dibs.connect(cluster.url(), **how) as client, dibs.connect(cluster.url(), **how) as other:
+        lease = granted(client.lock("under way", ttl=30))
+        assert other.lock("under way").acquire(timeout=0) is None
+        key = "dibs:lease:{default:under way}"
+        source = next(node for node in cluster.nodes if node.ask("CLUSTER", "COUNTKEYSINSLOT", slot_of(node, key)))
+        target = next(node for node in cluster.nodes if node is not source)
+        slot = slot_of(source, key)
+        names = {node: node.ask("CLUSTER", "MYID") for node in (source, target)}
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+        source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "AUTH", cluster.password, "KEYS", key)
+        lease.renew()
+        with pytest.raises(dibs.StoreUnavailable, match="TRYAGAIN") as caught:
+            other.lock("under way").acquire(timeout=0)
+        assert not caught.value.maybe_applied
+        assert not lease.release()  # not confirmed
+        for node in (target, source):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+        left = target.ask("HGET", key, "claim_id")
+        assert left == lease.claim_id  # it ends by its ttl
+        assert other.break_lease("under way", fencing_token=lease.fencing_token, now=True)
+        with other.lock("under way", timeout=0) as again:
+            assert again.fencing_token > lease.fencing_token
+
+
 def slot_of(node: RedisServer, key: str) -> int:
     return int(node.ask("CLUSTER", "KEYSLOT", key))
 
