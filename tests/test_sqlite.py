@@ -170,6 +170,15 @@ def test_where_only_root_makes_a_node_the_file_is_made_all_the_same(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_is_followed(path: Path) -> None:
+    """The file is made where the link leads, for this user alone."""
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    with dibs.connect(f"sqlite:///{link}") as client, client.lock("x"):
+        assert [file.stat().st_mode & 0o777 for file in (path, *beside(path))] == [0o600] * 3
+        assert link.is_symlink()
+
+
 @pytest.mark.parametrize("code", [ENOSPC, EDQUOT])
 def test_a_full_disk_is_no_mistake_in_the_setup(code: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file cannot be made now: StoreUnavailable, and nothing was applied."""
@@ -284,6 +293,24 @@ def test_a_connection_of_the_programs_own_is_told(holder: dibs.Client, path: Pat
             holder.lock("x", timeout=0).acquire()
     with holder.lock("x", timeout=5):
         pass
+
+
+def test_a_connection_to_the_file_that_was_replaced_is_left_alone(holder: dibs.Client, path: Path) -> None:
+    """A copy is put in its place while the program reads the old one, and the new one, too: dibs goes on with that."""
+    with holder.lock("x"):
+        pass
+    copy = path.with_name("copy.db")
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("SELECT count(*) FROM dibs_lease").fetchone() == (1,)
+        old.execute("VACUUM INTO ?", (str(copy),))
+        copy.replace(path)
+        remove_beside(path)
+        with closing(sqlite3.connect(path)) as new:
+            assert new.execute("SELECT count(*) FROM dibs_lease").fetchone() == (1,)
+            time.sleep(NOTICED_S)
+            with holder.lock("x", timeout=5):
+                assert taken_elsewhere(f"sqlite:///{path}", "y")
+                assert not taken_elsewhere(f"sqlite:///{path}", "x")
 
 
 # -- dropped tables ---------------------------------------------------------------------------------------------------

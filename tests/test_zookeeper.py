@@ -799,6 +799,32 @@ def test_what_is_kept_outlives_process_and_server(own_zookeeper: ZooKeeperServer
         assert once.run(lambda: "again") == "again"
 
 
+def test_whether_the_first_are_alive_is_looked_at_while_nothing_is_to_be_had(
+    zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So who is behind a dead waiter knows it when a permit is released, and does not begin to watch only then."""
+    looked: list[int] = []
+    look = zookeeper_line.Line._seen
+
+    def counting(self: Any, session: Session, some: Any) -> Any:
+        looked.append(len(some))
+        return (yield from look(self, session, some))
+
+    monkeypatch.setattr(zookeeper_line.Line, "_seen", counting)
+    url = zookeeper.create_root()
+    with dibs.connect(url) as client, dibs.connect(url) as ahead, dibs.connect(url) as behind:
+        with client.semaphore("s", 1), ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(ahead.semaphore("s", 1).acquire)
+            eventually(lambda: [record.waiting for record in client.leases()] == [1])
+            assert not looked
+            assert behind.semaphore("s", 1).acquire(timeout=0) is None
+            assert looked == [1]
+            client.close()
+            lease = waiting.result(30)
+            assert lease is not None
+            lease.release()
+
+
 def test_nothing_is_kept_for_longer_than_a_session() -> None:
     """A time to keep a name that no session can last is refused when it is asked for, with the limit and the store."""
     with dibs.connect("zookeeper://192.0.2.1") as client:

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
 
-# In this order: whoever finds the leases, and in them `take`, finds the rest, too, while another is still making it.
+# In this order: whoever finds the leases, and in them `take`, finds the other tables, too, while another is still
+# making them. (Who finds no floor yet makes it.)
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {meta} (
     what  VARBINARY(64) NOT NULL PRIMARY KEY,
     value BIGINT NOT NULL
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
-INSERT INTO {meta} (what, value) VALUES ('token_floor', 0), ('version', 1) ON DUPLICATE KEY UPDATE value = value;
+INSERT INTO {meta} (what, value) VALUES ('version', 1) ON DUPLICATE KEY UPDATE value = value;
 CREATE TABLE IF NOT EXISTS {line} (
     name     VARBINARY(400) NOT NULL,
     ticket   BIGINT NOT NULL AUTO_INCREMENT,
@@ -60,6 +61,12 @@ CREATE TABLE IF NOT EXISTS {lease} (
     take          INT,                      -- of how many permits, where the name has permits; NULL: it is a lock
     PRIMARY KEY (name, slot)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
+-- What the tokens of new names begin above. Where that was lost, far above all that are known: more were granted.
+INSERT INTO {meta} (what, value)
+SELECT 'token_floor', COALESCE(MAX(token) + 1099511627776, 0) FROM (
+    SELECT MAX(fencing_token) AS token FROM {lease} UNION ALL SELECT MAX(fencing_token) FROM {pool}
+) AS known WHERE NOT EXISTS (SELECT 1 FROM {meta} AS m WHERE m.what = 'token_floor')
+ON DUPLICATE KEY UPDATE {meta}.value = {meta}.value;
 -- Tables that were made before names could have permits. (MySQL has no ADD COLUMN IF NOT EXISTS.)
 SET @dibs_line = IF(EXISTS (SELECT 1 FROM information_schema.columns
     WHERE table_schema = DATABASE() AND table_name = '{line_text}' AND column_name = 'take'),

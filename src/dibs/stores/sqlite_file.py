@@ -112,7 +112,7 @@ class SQLiteFile:
             if self.private:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             # SQLite gives its -wal and -shm files the mode of the database: 0600, since it says who works on what.
-            sqlite_inodes.make(path)
+            sqlite_inodes.make(os.path.realpath(path))  # a link that leads nowhere yet may be there
         except OSError as error:
             text = f"cannot make the SQLite file {path!r}: {error.strerror}"
             if error.errno in (EMFILE, ENFILE, ENOSPC, EDQUOT):

@@ -48,7 +48,10 @@ def at(path: str, real: str) -> Files | None:
 
 
 def still_uses_what_is_gone(real: str) -> bool:
-    """Whether this process has the file open, and beside it one that was removed since (Linux tells)."""
+    """Whether this process has the file open, and beside it one that was removed since (Linux tells).
+
+    Not where it has open what was replaced by the file: what is gone is then that one's.
+    """
     gone = {f"{real}{end} (deleted)" for end in ("-wal", "-shm")}
     try:
         fds = os.listdir(_FDS)
@@ -60,4 +63,4 @@ def still_uses_what_is_gone(real: str) -> bool:
             opened.add(os.readlink(f"{_FDS}/{fd}"))
         except OSError:  # closed since
             pass
-    return real in opened and not gone.isdisjoint(opened)
+    return real in opened and f"{real} (deleted)" not in opened and not gone.isdisjoint(opened)

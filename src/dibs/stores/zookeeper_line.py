@@ -94,7 +94,7 @@ class Line:
         for first in range(0, len(ahead), SIGNS_MAX):
             if first >= LOOK_MAX:
                 yield from self._clear(session, [sign for sign in found if sign.silent_for >= LINE_GRACE_S])
-            if wanted > room or 2 * alive > first or first >= LOOK_MAX:
+            if (first and wanted > room) or 2 * alive > first or first >= LOOK_MAX:
                 return found + [Sign(waiter, 0.0, None) for waiter in ahead[first:]]
             seen = yield from self._seen(session, ahead[first : first + SIGNS_MAX])
             now = boot_now()
