@@ -174,7 +174,7 @@ URLS = """\
 | `zookeeper://host:2181,host:2181/chroot` | ZooKeeper |
 | `memory://` | this client only, in memory |
 | `memory://name` | all clients of this process that use this name |
-| none | `$DIBS_URL`, else the default SQLite file of this user |
+| none | `$DIBS_URL`, else the default SQLite file of this user; `SetupRequired` where a user has no home directory |
 
 `postgresql+driver://`, as SQLAlchemy writes it, is taken as `postgresql://`. Other packages can add stores with the
 entry point group `dibs.stores`. An unknown option is an error, and so is one that stands twice.

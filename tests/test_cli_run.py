@@ -240,6 +240,46 @@ def test_the_default_store_is_the_users_own(dibs: Dibs) -> None:
     assert made.stat().st_mode & 0o777 == 0o600
 
 
+# A user that no database of users knows, as in a container that runs under any number.
+HOMELESS = """
+import pwd, sys
+def getpwuid(uid):
+    raise KeyError(uid)
+pwd.getpwuid = getpwuid
+from dibs.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("home", [{}, {"HOME": ""}, {"HOME": "here"}, {"HOME": "~", "XDG_STATE_HOME": "state"}])
+@pytest.mark.parametrize("words", [("run", "x", "--", "true"), ("ls",), ("doctor",), ("setup",)])
+def test_without_a_home_directory_there_is_no_default(dibs: Dibs, home: dict[str, str], words: tuple[str, ...]) -> None:
+    """Two processes that make up a place, each in its own folder, would both hold: it is 78, and nothing is made."""
+    for name in ("DIBS_URL", "HOME"):
+        del dibs.env[name]
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, *words],
+        env={**dibs.env, **home}, cwd=dibs.folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 78
+    assert "DIBS_URL" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(dibs.folder.iterdir())
+
+
+def test_the_state_directory_of_who_has_no_home(dibs: Dibs) -> None:
+    """$XDG_STATE_HOME is enough."""
+    for name in ("DIBS_URL", "HOME"):
+        del dibs.env[name]
+    state = dibs.folder / "state"
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, "run", "x", "--", "true"],
+        env={**dibs.env, "XDG_STATE_HOME": str(state)}, cwd=dibs.folder, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert (state / "dibs" / "dibs.db").exists()
+
+
 @pytest.mark.parametrize(
     "name", ["café\u0301", " two  spaces ", 'it\'s "quoted"', "100%s", "a=b", "é" * 127 + "x", "-x"]
 )
