@@ -322,9 +322,9 @@ EXIT_CODES = (
     ),
     ("USAGE", "wrong usage"),
     ("UNREACHABLE", "the store cannot be reached"),
-    ("BUG", "a fault of dibs"),
+    ("BUG", "a fault of dibs; with `PYTHONDEVMODE=1` in the environment it shows where"),
     ("SYSTEM", "the system refused a process"),
-    ("UNWRITABLE", "output could not be written"),
+    ("UNWRITABLE", "output could not be written, although what was asked for may have been done, or input not be read"),
     (
         "BUSY",
         (

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dibs._version import __version__
+from dibs.cli.streams import drop, flush, plain, prepare
 from dibs.errors import (
     DibsError,
     InvalidName,
@@ -101,9 +102,9 @@ examples:
 T is a duration: 30 or 1.5 are seconds; 500ms, 10m, 2h and 30d are what they look like.
 
 exit codes:
-  0 done, 64 wrong usage, 69 store unreachable, 75 held by another, 76 lease lost, 78 not set up or misconfigured;
-  `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n when signal n ended
-  it
+  0 done, 64 wrong usage, 69 store unreachable, 74 answer not written, 75 held by another, 76 lease lost, 78 not set up
+  or misconfigured; `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n
+  when signal n ended it
 
 `dibs COMMAND --help` tells more about each.
 """
@@ -187,6 +188,9 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{unknown[0]!r} is one argument too many")
         return known
 
+    def _print_message(self, message: str, file: object = None) -> None:
+        sys.stdout.write(message)  # argparse would not mind that it cannot be written
+
     def error(self, message: str) -> NoReturn:
         raise CommandError(USAGE, f"{message} (`{self.prog} --help` explains)")
 
@@ -248,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without ARGV it is that of this process, and ``dibs run`` ends the process here: there is nothing left to do, and
     the interpreter would take 6 ms to take itself apart.
     """
+    prepare()
     if argv is not None:
         return _main(argv)
     gc.disable()  # what a start makes stays; looking through it for garbage takes 2 ms. `dibs run` enables it again.
@@ -258,14 +263,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    code = _code_of(argv)
+    unwritten = flush(sys.stdout)
+    if unwritten is not None and code in (0, NOT_HELD):  # what has failed for another reason keeps its code
+        code = _unwritten(unwritten)
+    flush(sys.stderr)
+    return code
+
+
+def _code_of(argv: Sequence[str]) -> int:
     try:
-        try:
-            code = _run(argv)
-        except SystemExit as done:  # argparse ends --help and --version so
-            code = int(done.code or 0)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
+        return _run(argv)
+    except SystemExit as done:  # argparse ends --help and --version so
+        return int(done.code or 0)
     except CommandError as error:
         say(str(error))
         return error.code
@@ -274,13 +284,23 @@ def _main(argv: Sequence[str]) -> int:
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough (`dibs ls | head`)
-        _drop_output()
-        return BROKEN_PIPE
     except OSError as error:
-        say(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
-        _drop_output()
-        return UNWRITABLE
+        drop(sys.stdout)
+        return _unwritten(error)
+    except Exception as error:  # noqa: BLE001 - the last line of defence
+        if sys.flags.dev_mode:
+            import traceback
+
+            traceback.print_exc()
+        say(f"a fault of dibs: {type(error).__name__}: {error} (with PYTHONDEVMODE=1 it shows where)")
+        return BUG
+
+
+def _unwritten(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough (`dibs ls | head`)
+        return BROKEN_PIPE
+    say(f"{error.filename}: {error.strerror}" if error.filename else f"reading or writing: {error.strerror or error}")
+    return UNWRITABLE
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -293,20 +313,21 @@ def _run(argv: Sequence[str]) -> int:
     return code
 
 
-def _drop_output() -> None:
-    """Let the interpreter's last flush go nowhere instead of failing a second time."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def say(message: str) -> None:
     """One line on stderr, if there is anybody to read it."""
+    write_line(f"dibs: {plain(' '.join(message.splitlines()))}")
+
+
+def write_line(line: str) -> bool:
+    """Write it on stderr; whether that could be done."""
+    if sys.stderr is None:
+        return False
     try:
-        if sys.stderr is not None:
-            sys.stderr.write(f"dibs: {' '.join(message.splitlines())}\n")
-            sys.stderr.flush()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
     except OSError:  # nobody can be told that nobody can be told
-        pass
+        return False
+    return True
 
 
 def exit_code(error: DibsError) -> int:

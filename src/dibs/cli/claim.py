@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
-from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say, whole
+from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say, whole, write_line
 from dibs.cli.command import find
 from dibs.cli.keeper import Keeper
 from dibs.cli.moments import LOOKS_PER_TTL
-from dibs.cli.run import add_grace, open_standard_files
+from dibs.cli.run import add_grace
 from dibs.cli.signals import ENDING, PASSED_ON, Interrupted, Signals
 from dibs.errors import InvalidOption
 
@@ -80,7 +80,6 @@ ARGUMENTS = {"claim": _arguments}
 def claim(args: argparse.Namespace) -> int:
     """``dibs claim``: returns the exit code."""
     path = find(args.command_line[0])
-    open_standard_files()
     client = connect(args)
     if client._desk.address.shown.startswith("memory:"):
         raise InvalidOption("memory:// is seen by one process only, so a claim in it would keep nobody out")
@@ -91,7 +90,8 @@ def claim(args: argparse.Namespace) -> int:
     claims = client.claims(args.source, ttl=args.ttl, renew=not args.no_renew, **options)
     ids = _ids(args.ids)
     if not ids:
-        return 0
+        _write_busy(args.busy, [])
+        return _code(0, _tell(args, 0, 0, 0, 0, None))
     keeper = Keeper(path, args.command_line, claims._core.terms.ttl, args.grace)  # before there are threads
     gc.enable()
     signals = Signals()
@@ -100,18 +100,18 @@ def claim(args: argparse.Namespace) -> int:
             signals.collect()
             _write_busy(args.busy, batch.busy)
             if not len(batch):
-                _tell(args, batch, None)
+                told = _tell_of(args, batch, None)
                 if not batch.busy:
                     say(f"{args.columns} has no row for any of the {len(batch.stale)} ids")
-                    return 0
+                    return _code(0, told)
                 raise CommandError(BUSY, f"others have all {len(batch.busy)} of them")
             ended = _run(keeper, signals, claims, batch)
-        _tell(args, batch, ended)
+        told = _tell_of(args, batch, ended)
         if ended.stopped or batch.lost:
             how = "the command was stopped" if ended.stopped else f"the command ended with code {ended.code}"
             lost = len(batch.lost)
             raise CommandError(LOST, f"{how}, but {lost or 'some'} of {len(batch)} claims were lost")
-        return ended.code
+        return _code(ended.code, told)
     except Interrupted as interrupted:
         return SIGNALLED + interrupted.signum
     finally:
@@ -121,12 +121,11 @@ def claim(args: argparse.Namespace) -> int:
 
 def _ids(file: str) -> list[str]:
     try:
-        if file == "-":
-            text = sys.stdin.buffer.read() if sys.stdin is not None else b""
-        else:
-            with open(file, "rb") as source:
-                text = source.read()
-        return [line for line in text.decode().splitlines() if line.strip()]
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as source:
+            text = source.read()
+        # Of lines other than those that end so, and of a mark that Windows puts first, nobody but Python knows.
+        lines = (line.removesuffix("\r") for line in text.decode("utf-8-sig").split("\n"))
+        return [line for line in lines if line.strip()]
     except UnicodeDecodeError as error:
         raise CommandError(USAGE, f"the ids are not UTF-8: {error}") from None
     except OSError as error:
@@ -165,17 +164,23 @@ def _write_busy(file: str | None, busy: list[str]) -> None:
             raise CommandError(UNWRITABLE, f"{error.strerror}: {file}") from None
 
 
-def _tell(args: argparse.Namespace, batch: Batch[str], ended: Ended | None) -> None:
-    if args.json:
-        code = None if ended is None else ended.code
-        facts: dict[str, int | None] = {
-            "won": len(batch),
-            "busy": len(batch.busy),
-            "lost": len(batch.lost),
-            "exit_code": code,
-        }
-        if args.columns is not None:
-            facts["without_row"] = len(batch.stale)
-        print(json.dumps(facts), file=sys.stderr, flush=True)
-    elif batch.busy and ended is not None and args.busy is None and sys.stderr is not None and sys.stderr.isatty():
+def _tell_of(args: argparse.Namespace, batch: Batch[str], ended: Ended | None) -> bool:
+    if batch.busy and ended is not None and args.busy is None and not args.json and os.isatty(2):
         say(f"others have {len(batch.busy)} of {len(batch) + len(batch.busy)}")
+    code = None if ended is None else ended.code
+    return _tell(args, len(batch), len(batch.busy), len(batch.lost), len(batch.stale), code)
+
+
+def _tell(args: argparse.Namespace, won: int, busy: int, lost: int, without_row: int, code: int | None) -> bool:
+    """With --json, how it went; whether that could be written."""
+    if not args.json:
+        return True
+    facts = {"won": won, "busy": busy, "lost": lost, "exit_code": code}
+    if args.columns is not None:
+        facts["without_row"] = without_row
+    return write_line(json.dumps(facts))
+
+
+def _code(code: int, told: bool) -> int:
+    """The exit code, which is not success where what was asked for could not be told."""
+    return code if told or code else UNWRITABLE

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.lines import lines_of, put_lines
-from dibs.cli.looks import json_option, print_json
+from dibs.cli.looks import json_option, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
 
@@ -191,8 +190,7 @@ def take(args: argparse.Namespace) -> int:
         with queue.take(args.n, timeout=args.timeout) as batch:
             expires_at = None if batch.deadline is None else batch.deadline.isoformat()
             for job in batch.won:
-                print(json.dumps({**_job_json(job), "expires_at": expires_at}, ensure_ascii=False))
-            sys.stdout.flush()
+                print_json_line({**_job_json(job), "expires_at": expires_at})
             batch.leave()  # not before they were printed: what nobody has seen is given back
     return 0 if len(batch) else NOT_HELD
 

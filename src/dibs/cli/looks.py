@@ -93,6 +93,13 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def print_json_line(value: object) -> None:
+    """A line of JSON, readable where the encoding of stdout has the letters for it."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")), flush=True)
+
+
 def print_json(value: object) -> None:
     import json
 

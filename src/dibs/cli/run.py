@@ -10,7 +10,6 @@ How the wrapper looks after the command while it runs is told in ``dibs.cli.supe
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -185,7 +184,6 @@ def run(args: argparse.Namespace) -> int:
 def run_under(args: argparse.Namespace, lease_of: Callable[[Client], AbstractContextManager[Lease]]) -> int:
     """Run the command of ``args`` for as long as it runs and ``with lease_of(client)`` goes on; its exit code."""
     path = find(args.command_line[0])
-    open_standard_files()
     # Nothing may interrupt the forks: each process first decides for itself what a signal does.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
@@ -253,12 +251,3 @@ def parse_info(text: str | None) -> dict[str, object] | None:
     if not isinstance(info, dict):
         raise CommandError(USAGE, """--info is a JSON object, as in --info '{"ticket": "OPS-7"}'""")
     return info
-
-
-def open_standard_files() -> None:
-    """Let no file of ours get a number that others take for stdin, stdout or stderr. The command sees them closed."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

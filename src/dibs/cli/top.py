@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dibs.cli import SIGNALLED, USAGE, CommandError, connect, duration
-from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, table
+from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
 from dibs.errors import StoreUnavailable
 from dibs.names import lasting, people_call
 
@@ -95,7 +95,7 @@ def _watch(looks: Looks, screen: Screen, interval_s: float) -> None:
 def _print_lines(looks: Looks, interval_s: float, once: bool) -> None:
     session = looks.client._desk.session()
     while True:
-        print(json_text(looks.as_json()), flush=True)
+        print_json_line(looks.as_json())
         if once:
             return
         session.wait(session.pause(), interval_s)

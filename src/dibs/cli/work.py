@@ -20,7 +20,7 @@ from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect,
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper
 from dibs.cli.moments import LOOKS_PER_TTL
-from dibs.cli.run import add_grace, open_standard_files
+from dibs.cli.run import add_grace
 from dibs.cli.stderr import say_if_read
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
@@ -114,7 +114,6 @@ def work(args: argparse.Namespace) -> int:
     if not 1 <= args.workers <= WORKERS_MAX:
         raise CommandError(USAGE, f"--workers is a number from 1 to {WORKERS_MAX}, not {args.workers}")
     path = find(args.command_line[0])
-    open_standard_files()
     client = connect(args)
     if client._desk.address.shown.startswith("memory:"):
         raise InvalidOption("memory:// is seen by one process only: nobody could put jobs into this queue")
