@@ -123,7 +123,7 @@ def _ids(file: str) -> list[str]:
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as source:
             text = source.read()
-        # Of lines other than those that end so, and of a mark that Windows puts first, nobody but Python knows.
+        # Not splitlines(), for which a line ends with other characters, too. Windows may put a mark before the first.
         lines = (line.removesuffix("\r") for line in text.decode("utf-8-sig").split("\n"))
         return [line for line in lines if line.strip()]
     except UnicodeDecodeError as error:
