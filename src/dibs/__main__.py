@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # `signal` itself would import `enum`, in a part of the time that this is about.
 import _signal  # type: ignore[import-not-found]
+import gc
 import sys
 
 
@@ -17,6 +18,7 @@ def main() -> int:
     """Load the command line, run it with the arguments of this process, and return its exit code."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not where it is ignored: in the background
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    gc.disable()  # what is loaded stays: looking through it for garbage would take 3 ms
     from dibs.cli import main as command_line
 
     return command_line()

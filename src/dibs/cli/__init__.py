@@ -8,7 +8,6 @@ the same reason a command's module and its options are loaded when that command 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -255,7 +254,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare()
     if argv is not None:
         return _main(argv)
-    gc.disable()  # what a start makes stays; looking through it for garbage takes 2 ms. `dibs run` enables it again.
     code = _main(sys.argv[1:])
     if "dibs.cli.run" in sys.modules:
         os._exit(code)
@@ -369,8 +367,12 @@ def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None],
         if args.url is None:  # not this command line is wrong but what surrounds it
             raise CommandError(MISCONFIGURED, f"$DIBS_URL: {error}") from None
         raise
+    import gc
     import signal
 
+    if not gc.isenabled():  # as ``dibs.__main__`` has it, too; what was made by now stays
+        gc.freeze()
+        gc.enable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         # So it was while this was loaded (``dibs.__main__``). From here on there may be something to clean up.
         signal.signal(signal.SIGINT, signal.default_int_handler)

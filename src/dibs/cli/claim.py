@@ -6,7 +6,6 @@ it is stopped when one of the claims is lost, like the command of ``dibs run``.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -93,7 +92,6 @@ def claim(args: argparse.Namespace) -> int:
         _write_busy(args.busy, [])
         return _code(0, _tell(args, 0, 0, 0, 0, None))
     keeper = Keeper(path, args.command_line, claims._core.terms.ttl, args.grace)  # before there are threads
-    gc.enable()
     signals = Signals()
     try:
         with signals, client, claims.take(ids, limit=args.limit) as batch:

@@ -16,7 +16,6 @@ The moments, on the boot clock, in the order in which they come when no renewal 
 
 from __future__ import annotations
 
-import gc
 import select
 import signal
 from typing import TYPE_CHECKING
@@ -82,7 +81,6 @@ class Supervisor:
             self._command.start(
                 {"DIBS_NAME": lease.name, "DIBS_SLOT": str(lease.slot), "DIBS_FENCING_TOKEN": str(lease.fencing_token)}
             )
-            gc.enable()
             while not self._over():
                 self._look_at_lease()
                 self._wait()

@@ -8,7 +8,6 @@ what is wanted and by when each must end, tells the handlers how their commands 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -119,7 +118,6 @@ def work(args: argparse.Namespace) -> int:
         raise InvalidOption("memory:// is seen by one process only: nobody could put jobs into this queue")
     queue = client.queue(args.queue, ttl=args.ttl, max_hold=args.max_hold, group_limit=args.group_limit)
     keeper = Keeper(path, args.command_line, queue._core.terms.ttl, args.grace)  # before there are threads
-    gc.enable()
     logging.getLogger("dibs").addHandler(Saying())
     try:
         with client:

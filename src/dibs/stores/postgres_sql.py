@@ -68,11 +68,9 @@ CREATE TABLE IF NOT EXISTS {meta} (
 );
 INSERT INTO {meta} (key, value) VALUES ('version', 1) ON CONFLICT (key) DO NOTHING;
 -- What the tokens of new names begin above. Where that was lost, far above all that are known: more were granted.
-INSERT INTO {meta} (key, value)
-SELECT 'token_floor', coalesce(max(token) + 1099511627776, 0) FROM (
+INSERT INTO {meta} (key, value) SELECT 'token_floor', coalesce(max(token) + 1099511627776, 0) FROM (
     SELECT max(fencing_token) AS token FROM {lease} UNION ALL SELECT max(fencing_token) FROM {pool}
-) AS known WHERE NOT EXISTS (SELECT FROM {meta} WHERE key = 'token_floor')
-ON CONFLICT (key) DO NOTHING;
+) AS known WHERE NOT EXISTS (SELECT FROM {meta} WHERE key = 'token_floor') ON CONFLICT (key) DO NOTHING;
 -- Tables made before names could have permits. (ALTER TABLE asks for the owner even if there is nothing to do.)
 DO $do$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = {lease_text}::regclass AND attname = 'take') THEN
