@@ -64,7 +64,8 @@ CREATE TABLE IF NOT EXISTS {lease} (
 -- What the tokens of new names begin above. Where that was lost, far above all that are known: more were granted.
 INSERT INTO {meta} (what, value) SELECT 'token_floor', COALESCE(MAX(token) + 1099511627776, 0) FROM (
     SELECT MAX(fencing_token) AS token FROM {lease} UNION ALL SELECT MAX(fencing_token) FROM {pool}
-) AS known WHERE NOT EXISTS (SELECT 1 FROM {meta} AS m WHERE m.what = 'token_floor') ON DUPLICATE KEY UPDATE {meta}.value = {meta}.value;
+) AS known WHERE NOT EXISTS (SELECT 1 FROM {meta} AS m WHERE m.what = 'token_floor')
+ON DUPLICATE KEY UPDATE {meta}.value = {meta}.value;
 -- Tables that were made before names could have permits. (MySQL has no ADD COLUMN IF NOT EXISTS.)
 SET @dibs_line = IF(EXISTS (SELECT 1 FROM information_schema.columns
     WHERE table_schema = DATABASE() AND table_name = '{line_text}' AND column_name = 'take'),
