@@ -55,6 +55,11 @@ def test_one_host_is_what_urlsplit_says(url: str) -> None:
         "[::1]:x",
         "a,[::1",
         "a,b:x,c",
+        "a..b",
+        ".a",
+        "a" * 64,
+        "a,b..c:1",
+        "%ff",
     ],
 )
 @pytest.mark.parametrize("scheme", ["redis", "etcd", "zookeeper", "memcached", "postgresql", "mysql"])
@@ -63,6 +68,33 @@ def test_what_is_no_host_or_port_is_refused(scheme: str, places: str) -> None:
     with pytest.raises(dibs.InvalidOption, match="its ports, its brackets") as caught:
         locate(f"{scheme}://app:s3cret@{places}/1")
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "etcd", "zookeeper", "memcached", "postgresql", "mysql", "memory"])
+@pytest.mark.parametrize("wrong", ["\udcff", "\0", "%00"])
+def test_what_is_no_text_is_refused(scheme: str, wrong: str) -> None:
+    """Bytes that are no UTF-8, wherever they stand, and NUL; nothing of it is shown."""
+    for rest in (f"{wrong}/1", f"app:s3cret{wrong}@h/1", f"h/s3cret{wrong}", f"h/1?user=s3cret{wrong}"):
+        with pytest.raises(dibs.InvalidOption) as caught:
+            locate(f"{scheme}://{rest}")
+        assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["app:s3cret://h", "app:s3cret@h/d?next=http://x", "s3 cret://h", "app:s3cret@h:1/d"])
+def test_a_login_that_stands_for_the_scheme_is_not_shown(url: str) -> None:
+    """What was pasted without its beginning may hold a password."""
+    with pytest.raises(dibs.InvalidOption) as caught:
+        locate(url)
+    assert "cret" not in str(caught.value)
+
+
+def test_the_file_of_an_sqlite_url() -> None:
+    """Neither a folder called ~ in the working directory is meant, nor what stands before a NUL or a #."""
+    for path in ("~/dibs.db", "~user/dibs.db", "/tmp/a%00b", "/tmp/a\0b", "/tmp/a#b.db"):
+        with pytest.raises(dibs.InvalidOption):
+            locate(f"sqlite:///{path}")
+    assert locate("sqlite:///./~a")[0].shown.endswith("/~a")
+    assert locate("sqlite:////tmp/\udcff")[0].shown == "sqlite:////tmp/\udcff"
 
 
 LOGIN = "us%40er:p%5B%2C%3A%2F"  # us@er, p[,:/

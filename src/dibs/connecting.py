@@ -47,6 +47,7 @@ ENTRY_POINT_GROUP = "dibs.stores"
 _CLIENT_OPTIONS = ("namespace", "ttl", "request_timeout", "patience", "require", "lock_order_warnings", "takeover")
 _TEXTS = ("namespace", "require", "takeover")
 _FLAGS = ("lock_order_warnings",)
+_SCHEME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-_")
 # So many of a store's options are listed in an error.
 _OPTIONS_SHOWN = 12
 
@@ -167,7 +168,7 @@ def locate(where: object = None, options: dict[str, str] | None = None) -> tuple
 
         where = url_of(where)
     scheme, colon, _rest = where.partition("://")
-    if not colon:
+    if not colon or not _SCHEME_CHARS.issuperset(scheme):
         raise InvalidOption(
             "that is not a URL dibs knows (the text is not shown, it may hold a password). "
             "Examples: sqlite:////var/lib/app/dibs.db, postgresql://user@host/database"
@@ -188,11 +189,15 @@ def _parsed(
     from dibs.store import StoreAddress
     from dibs.urls import split_url
 
+    if scheme != "sqlite" and not _is_text(unquote(url)):  # (The name of a file is made of any bytes.)
+        raise InvalidOption("that URL has NUL characters, or bytes that are no UTF-8")
     try:
         parts = split_url(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
         raise InvalidOption("that URL cannot be taken apart: look at its ports, its brackets and its ?query") from None
+    if "#" in url:  # in a browser it would name a place within a page; here it would cut off the end of a path
+        raise InvalidOption("a URL for dibs has no #: where it belongs to a name or a password, write %23")
     options: dict[str, str] = {}
     for key, value in [*query, *more.items()]:
         if key in options:
@@ -210,6 +215,10 @@ def _parsed(
         if not isinstance(address, StoreAddress):  # of a store that was written elsewhere
             raise TypeError(f"{load.__module__}.{load.__qualname__} did not return a dibs.store.StoreAddress")
     return _complete(address, options, load), settings
+
+
+def _is_text(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _settings(options: dict[str, str]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import boot_now, wall_now
-from dibs.errors import InvalidOption
 from dibs.store import (
     ANY_SLOT,
     GONE,
@@ -47,7 +46,7 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores.identifiers import quoted_table
-from dibs.stores.sqlite_address import default_path
+from dibs.stores.sqlite_address import check_path, default_path
 from dibs.stores.sqlite_file import SQLiteFile
 
 if TYPE_CHECKING:
@@ -389,12 +388,5 @@ def address(path: str | None, options: dict[str, str]) -> StoreAddress:
     table = options.pop("table", "dibs_lease")
     quoted_table(table)
     private = path is None
-    if path is None:
-        path = default_path()
-    elif not path or path == ":memory:" or path.endswith("/"):
-        raise InvalidOption(
-            "an SQLite URL names a file: sqlite:////absolute/path.db or sqlite:///relative.db; "
-            "memory:// keeps leases in this process only"
-        )
-    path = os.path.abspath(path)
+    path = os.path.abspath(default_path() if path is None else check_path(path))
     return StoreAddress(f"sqlite:///{path}", CAPABILITIES, lambda: SQLiteStore(path, table, private))

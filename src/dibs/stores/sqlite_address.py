@@ -1,10 +1,24 @@
-"""Where the SQLite file is that is used when nobody says which."""
+"""Where an SQLite file is: which paths a URL may have, and which file it is when nobody says."""
 
 from __future__ import annotations
 
 import os
 
-from dibs.errors import SetupRequired
+from dibs.errors import InvalidOption, SetupRequired
+
+
+def check_path(path: str) -> str:
+    """Return the path of a URL; raises InvalidOption for what can be no file, or not the one that was meant."""
+    if not path or path == ":memory:" or path.endswith("/"):
+        raise InvalidOption(
+            "an SQLite URL names a file: sqlite:////absolute/path.db or sqlite:///relative.db; "
+            "memory:// keeps leases in this process only"
+        )
+    if path.startswith("~"):  # in each working directory there would be a folder of this name
+        raise InvalidOption("in an SQLite URL ~ is no home directory: write it out (or ./~ for a file that begins so)")
+    if "\0" in path:
+        raise InvalidOption("the path of an SQLite file has no NUL characters")
+    return path
 
 
 def default_path() -> str:

@@ -50,6 +50,8 @@ def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | S
     text = f"SQLite file {path!r}: {error}"
     if primary == _CANTOPEN and not _can_open():
         return StoreUnavailable(f"{text}: this process has too many open files", maybe_applied=False)
+    if primary == _CANTOPEN and os.path.isdir(path):
+        return SetupRequired(f"{text}: it is a folder. Name a file in it")
     if primary in (_PERM, _READONLY, _AUTH, _CANTOPEN):
         return SetupRequired(f"{text}. This user must be able to write the file and its folder")
     if primary in (_CORRUPT, _NOTADB):
