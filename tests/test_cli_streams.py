@@ -141,3 +141,27 @@ def test_an_internal_error_is_70(dibs: Dibs) -> None:
     assert done.stderr.count("\n") == 1
     assert "planted" in done.stderr
     assert "leases" in dibs("ls", env={**dibs.env, "PYTHONDEVMODE": "1"}).stderr
+
+
+# -- what others have written ------------------------------------------------------------------------------------------
+
+
+def test_what_others_wrote_moves_no_cursor(dibs: Dibs, client: library.Client) -> None:
+    """Escapes, new lines and changes of direction in a note, an info, an error, a key and a name are shown as such."""
+    evil = "\x1b[2J\x9b1m\u202e\x07"
+    client.pause("x", f"note{evil}\n{evil}")
+    queue = client.queue("q", max_tries=1)
+    queue.put({"evil": evil}, key="k\u202e")
+    with queue.take(10) as batch:
+        for job in batch:
+            job.fail(f"error{evil}\n{evil}", dead=True)
+    with client.lock("y\u202e", info={"evil": evil}):
+        for words in (
+            ("ls",), ("show", "y\u202e"), ("show", "x"), ("top", "--once"), ("history", "y\u202e"),
+            ("break", "y\u202e"),
+            ("jobs", "q"), ("jobs", "q", "2"), ("dead", "q"), ("pause",), ("queues",),
+            ("run", "x", "--nowait", "--", "true"), ("run", "y\u202e", "--nowait", "--", "true"),
+        ):  # fmt: skip
+            done = dibs(*words)
+            assert done.stdout + done.stderr
+            assert not [char for char in done.stdout + done.stderr if not (char.isprintable() or char == "\n")], words

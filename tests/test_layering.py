@@ -830,6 +830,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.command": {"dibs.cli", "dibs.cli.guard"},
     "dibs.cli.doctor": {
+        "dibs.cli.streams",
         "dibs.cli",
         "dibs.connecting",
         "dibs.errors",
@@ -850,8 +851,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.lines": {"dibs.cli", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
-    "dibs.cli.looks": {"dibs.names"},
+    "dibs.cli.looks": {"dibs.cli.streams", "dibs.names"},
     "dibs.cli.operators": {
+        "dibs.cli.streams",
         "dibs.cli",
         "dibs.cli.looks",
         "dibs.columns",
@@ -863,9 +865,10 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.store",
         "dibs.urls",
     },
-    "dibs.cli.pausing": {"dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.pauses"},
-    "dibs.cli.advise": {"dibs.cli", "dibs.cli.looks"},
+    "dibs.cli.pausing": {"dibs.cli.streams", "dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.pauses"},
+    "dibs.cli.advise": {"dibs.cli.streams", "dibs.cli", "dibs.cli.looks"},
     "dibs.cli.queues": {
+        "dibs.cli.streams",
         "dibs.cli",
         "dibs.cli.jobs",
         "dibs.cli.looks",
@@ -875,7 +878,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.pauses",
         "dibs.queue_core",
     },
-    "dibs.cli.top": {"dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
+    "dibs.cli.top": {"dibs.cli.streams", "dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
     "dibs.cli.work": {
         "dibs.cli",
         "dibs.cli.command",

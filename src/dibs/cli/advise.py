@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dibs.cli import USAGE, CommandError, connect
 from dibs.cli.looks import json_option, print_json, table
+from dibs.cli.streams import plain
 
 if TYPE_CHECKING:
     import argparse
@@ -57,7 +58,7 @@ def advise(args: argparse.Namespace) -> int:
         print(metrics(advices), end="")
     elif advices:
         print(table(("QUEUE", "WORKERS", "NEEDED", "BUSY", "BINDS"), map(_row, advices)))
-        print("", *(f"{advice.queue}: {advice.why}." for advice in advices), sep="\n")
+        print("", *(plain(f"{advice.queue}: {advice.why}.") for advice in advices), sep="\n")
     else:
         print("No queue has jobs: name those that you mean.")
     return 0

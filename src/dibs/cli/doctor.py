@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dibs.cli import asked_for, exit_code
+from dibs.cli.streams import plain
 from dibs.connecting import undemanding
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.promises import PROMISES, broken, parse, told
@@ -86,10 +87,10 @@ def doctor(args: argparse.Namespace) -> int:
         json.dump(answer, sys.stdout, indent=2)
         print()
         return code
-    print(shown)
+    print(plain(shown))
     for finding in findings:
         word = "ok  " if finding.kept else "FAIL" if finding in failed else "no  "
-        print(f"{word}  {finding.promise}: {finding.detail}")
+        print(plain(f"{word}  {finding.promise}: {finding.detail}"))
     if offered is not None:
         print()
         for word, value in offered._asdict().items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dibs.cli.streams import plain
 from dibs.names import lasting, people_call
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
     aligned = ["right" if header in RIGHT else "left" for header in headers]
     # A name is a name, also when it looks like a number.
-    return tabulate(list(rows), headers, tablefmt="plain", disable_numparse=True, colalign=aligned)
+    cells = [[plain(str(cell)) for cell in row] for row in rows]
+    return tabulate(cells, headers, tablefmt="plain", disable_numparse=True, colalign=aligned)
 
 
 def lease_row(record: LeaseRecord) -> tuple[object, ...]:
@@ -85,6 +87,12 @@ def pause_json(pause: Pause) -> dict[str, Any]:
 def pauses_of(client: Client) -> list[Pause]:
     """The pauses in force; none where there cannot be any."""
     return client.pauses() if client._desk.address.capabilities.pause else []
+
+
+def print_pauses(pauses: Sequence[Pause]) -> None:
+    """Beneath a table, if there are any."""
+    if pauses:
+        print("", *(plain(str(pause)) for pause in pauses), sep="\n")
 
 
 def json_text(value: object) -> str:

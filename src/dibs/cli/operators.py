@@ -6,7 +6,18 @@ from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, cast
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, whole
-from dibs.cli.looks import json_option, json_text, lease_json, lease_row, local, pauses_of, print_json, table
+from dibs.cli.looks import (
+    json_option,
+    json_text,
+    lease_json,
+    lease_row,
+    local,
+    pauses_of,
+    print_json,
+    print_pauses,
+    table,
+)
+from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.history import HISTORY_KEPT_MAX
 from dibs.names import lasting, people_call
@@ -180,8 +191,7 @@ def ls(args: argparse.Namespace) -> int:
     else:
         headers = ("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO")
         print(table(headers, map(lease_row, records)))
-    if pauses:
-        print("", *pauses, sep="\n")
+    print_pauses(pauses)
     return 0
 
 
@@ -198,7 +208,7 @@ def show(args: argparse.Namespace) -> int:
     else:
         _print_record(record)
     for pause in pauses:
-        print(f"paused   {pause}")
+        print(f"paused   {plain(str(pause))}")
     return NOT_HELD if record is None else 0
 
 
@@ -301,17 +311,17 @@ def _print_fence(args: argparse.Namespace) -> int:
 
 
 def _print_record(record: LeaseRecord) -> None:
-    print(f"name     {record.name}")
+    print(f"name     {plain(record.name)}")
     print(f"slot     {record.slot}")
     if record.take > 1:
         print(f"permits  {'all' if record.take == PERMITS_MAX else record.take}")
-    print(f"holder   {people_call(record.holder)}")
+    print(f"holder   {plain(people_call(record.holder))}")
     print(f"since    {local(record.acquired_at)}")
     print(f"left     {lasting(record.expires_in)} unless renewed")
     print(f"token    {record.fencing_token}")
     print(f"waiting  {record.waiting}")
     if record.info is not None:
-        print(f"info     {json_text(record.info)}")
+        print(f"info     {plain(json_text(record.info))}")
 
 
 def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:
@@ -324,9 +334,15 @@ def _break_command(args: argparse.Namespace, record: LeaseRecord) -> str:
     if args.namespace is not None:
         words += ["--namespace", quote(args.namespace)]
     token = f"--token {record.fencing_token}"
-    name = quote(record.name)
+    name = quote(record.name) if record.name.isprintable() else _quoted_escapes(record.name)
     words += ["break", token, "--", name] if name.startswith("-") else ["break", name, token]
     return " ".join(words)
+
+
+def _quoted_escapes(name: str) -> str:
+    """As bash, zsh and others read it, without showing what does something to a terminal."""
+    chars = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08x}" for c in name)
+    return f"$'{''.join(chars)}'"
 
 
 def _has_password(url: str) -> bool:

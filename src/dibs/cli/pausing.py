@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
 from dibs.cli.looks import json_option, lease_json, lease_row, local, pause_json, print_json, table
+from dibs.cli.streams import plain
 from dibs.names import check_name
 from dibs.pauses import QUEUE
 
@@ -71,7 +72,7 @@ def pause(args: argparse.Namespace) -> int:
             if args.json:
                 print_json([pause_json(pause) for pause in pauses])
             else:
-                print("\n".join(map(str, pauses)) or "Nothing is paused.")
+                print("\n".join(plain(str(pause)) for pause in pauses) or "Nothing is paused.")
             return 0
         try:
             made = client.pause(args.name, args.note, ttl=args.ttl)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.jobs import payload_json
-from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, table
+from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, print_pauses, table
+from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.jobs import CLAIMED, DEAD, LATER, READY, STATES
 from dibs.names import lasting, people_call
@@ -168,8 +169,7 @@ def queues(args: argparse.Namespace) -> int:
         print(table(("QUEUE", "READY", "LATER", "CLAIMED", "DEAD", "OLDEST"), rows))
     else:
         print(f"No jobs in queues that start with {args.prefix!r}." if args.prefix else "No jobs.")
-    if pauses:
-        print("", *pauses, sep="\n")
+    print_pauses(pauses)
     return 0
 
 
@@ -308,9 +308,12 @@ def _in_full(record: JobRecord) -> str:
         "ended": local(record.ended_at) if record.ended_at else None,
         "payload": _payload(record),
         "result": None if record.result is None else json_text(record.result),
-        "error": None if record.error is None else "\n           ".join(record.error.splitlines()),
+        "error": None if record.error is None else "\n           ".join(map(plain, record.error.splitlines())),
     }
-    return "\n".join(f"{name:<9}{value}" for name, value in lines.items() if value is not None)
+    shown = {
+        name: value if name == "error" else plain(str(value)) for name, value in lines.items() if value is not None
+    }
+    return "\n".join(f"{name:<9}{value}" for name, value in shown.items())
 
 
 def _tries(record: JobRecord) -> str:

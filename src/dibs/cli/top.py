@@ -13,10 +13,11 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dibs.cli import SIGNALLED, USAGE, CommandError, connect, duration
+from dibs.cli import SIGNALLED, connect, duration
 from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
+from dibs.cli.streams import plain
 from dibs.errors import StoreUnavailable
-from dibs.names import lasting, people_call
+from dibs.names import check_seconds, lasting, people_call
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 INTERVAL_DEFAULT_S = 2.0
 INTERVAL_MIN_S = 0.1
+INTERVAL_MAX_S = 24 * 3600.0
 # Grants a second are those of this time, or of the time between two looks if that is longer.
 RATE_S = 10.0
 HEADERS = ("NAME", "SLOT", "HOLDER", "FOR", "LEFT", "WAITING", "GRANTS/S", "INFO")
@@ -63,8 +65,7 @@ ARGUMENTS = {"top": _arguments}
 
 def top(args: argparse.Namespace) -> int:
     """``dibs top``."""
-    if args.interval < INTERVAL_MIN_S:
-        raise CommandError(USAGE, f"--interval is at least {INTERVAL_MIN_S:g}s")
+    check_seconds("--interval", args.interval, least=INTERVAL_MIN_S, most=INTERVAL_MAX_S)
     live = not args.once and not args.json and sys.stdout.isatty()
     with connect(args) as client:
         looks = Looks(client, args.prefix)
@@ -156,7 +157,7 @@ class Looks:
 
     def text(self) -> str:
         """The table, and the pauses above it."""
-        lines = [str(pause) for pause in self._pauses]
+        lines = [plain(str(pause)) for pause in self._pauses]
         if self._leases:
             lines.append(table(HEADERS, map(self._row, self._leases)))
         elif not lines:
