@@ -165,7 +165,10 @@ def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) ->
             raise CommandError(
                 USAGE, "the payload is empty: give JSON, as an argument or on standard input, or --bytes"
             )
-        text = data.decode("utf-8", "surrogateescape")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise CommandError(USAGE, f"the payload is not UTF-8: {error}; bytes want --bytes") from None
         payload = json_of("the payload", text, "; bytes want --bytes")
     try:
         return queue.put(payload, key=args.key, **options)

@@ -246,7 +246,7 @@ def parse_info(text: str | None) -> dict[str, object] | None:
 
     try:
         info = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(USAGE, f"--info is no JSON: {error}") from None
     if not isinstance(info, dict):
         raise CommandError(USAGE, """--info is a JSON object, as in --info '{"ticket": "OPS-7"}'""")
