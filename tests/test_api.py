@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -439,6 +440,67 @@ def test_a_block_that_has_nothing_left_releases_nobody_elses(client: dibs.Client
     with lock:
         assert lock.locked()
     assert client.leases() == []
+
+
+def test_threads_in_blocks_of_one_semaphore_leave_each_their_own() -> None:
+    """However they overlap: nobody's permit goes inside its block, and none is left."""
+    gone: list[bool] = []
+    with dibs.connect("memory://") as client:
+        semaphore = client.semaphore("x", 12)
+
+        def work() -> None:
+            for _ in range(150):
+                with semaphore as lease:
+                    gone.append(not lease.held)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(12) as threads:
+                for done in [threads.submit(work) for _ in range(12)]:
+                    done.result()
+        finally:
+            sys.setswitchinterval(interval)
+        assert not any(gone)
+        assert client.leases() == []
+
+
+def test_a_block_left_by_another_after_a_release_inside_takes_nothing_of_a_third(client: dibs.Client) -> None:
+    """What was released inside is over when the block is; its owner's next block ends as any other."""
+    semaphore, entered, leave = client.semaphore("x", 3), threading.Event(), threading.Event()
+
+    def third() -> bool:
+        with semaphore as lease:
+            entered.set()
+            assert leave.wait(20)
+            return lease.held
+
+    with ThreadPoolExecutor(1) as thread:
+        held = thread.submit(third)
+        assert entered.wait(20)
+        semaphore.__enter__()
+        semaphore.release()
+        in_a_thread(lambda: semaphore.__exit__(None, None, None))
+        leave.set()
+        assert held.result(20)
+    with semaphore:
+        pass
+    assert client.leases() == []
+
+
+def test_a_task_that_leads_is_told_that_it_would_wait_for_itself() -> None:
+    """Also in the block of ``lead()``, of which nothing is left when it ends, whatever was released inside."""
+
+    async def main() -> None:
+        async with dibs.connect_async("memory://") as client:
+            election = client.election("x")
+            async with election.lead() as term:
+                with pytest.raises(dibs.WouldDeadlock):
+                    await election.campaign()
+                await term.resign()
+            assert await client.leases() == []
+
+    asyncio.run(main())
 
 
 def test_a_generator_closed_in_another_task_gives_back(sqlite_url: str) -> None:

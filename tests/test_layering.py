@@ -704,6 +704,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.owners",
         "dibs.steps",
+        "dibs.threads",
         *PRIMITIVES,
         "dibs.lockable",
         "dibs.handover",
@@ -784,6 +785,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
     "dibs.aio.client": {
         "dibs.names",
+        "dibs.steps",
+        "dibs.threads",
         "dibs.lock",
         "dibs.multilock",
         "dibs.semaphore",

@@ -533,3 +533,52 @@ def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: 
     with dibs.connect(between.address.shown) as other:
         eventually(lambda: other.holder("left") is None, "it is held for ever")
     asyncio.run(client.close())
+
+
+@pytest.mark.parametrize("what", ["a lock", "a once", "a run", "a wait for a loss", "a client"])
+def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: str) -> None:
+    """The loop is gone; the garbage collector comes to its task while its thread has the mutex, and does not wait."""
+    client = between.async_client(ttl=60)
+    inside = threading.Event()
+
+    async def worker() -> None:
+        blocks: dict[str, Callable[[], Any]] = {
+            "a lock": lambda: client.lock("left"),
+            "a once": lambda: client.once("left", keep=60),
+            "a client": lambda: client,
+        }
+        if what == "a wait for a loss":
+            lease = await client.lock("left").acquire()
+            assert lease is not None
+            inside.set()
+            await lease.lost.wait()
+        async with await client.once("left", keep=60).begin() if what == "a run" else blocks[what]():
+            inside.set()
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        tasks.append(asyncio.ensure_future(worker()))
+        while not inside.is_set():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+    def collect() -> None:
+        with session.mutex:
+            gc.collect()
+
+    tasks: list[object] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    session = client._desk.session()
+    tasks.clear()
+    del loop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(collect).result(20)
+        eventually(lambda: all(hold.orphan for hold in session.renewer.tracked()), "it is renewed for ever")
+        with dibs.connect(between.address.shown) as other:
+            if what != "a wait for a loss":  # (That lease was in nobody's block: it ends by its ttl.)
+                eventually(lambda: other.holder("left") is None, "it is held for ever")
+    asyncio.run(client.close())

@@ -10,6 +10,7 @@ from dibs.lockable import Lock
 from dibs.names import check_name
 from dibs.owners import this_thread
 from dibs.steps import run
+from dibs.threads import unattended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -433,8 +434,11 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        if exc_type is GeneratorExit and self._desk.is_busy_here():
+            unattended(self.close)
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<dibs.Client {self._desk.address.shown}>"

@@ -186,6 +186,11 @@ class Desk:
             self._terms[given] = terms
         return terms
 
+    def is_busy_here(self) -> bool:
+        """Whether this thread may be in the midst of the session's own work; see ``Session.is_busy_here``."""
+        session = self._sessions.get(os.getpid())
+        return session is not None and session.is_busy_here()
+
     def closing(self) -> Steps[None]:
         """Give back what is held, refuse who waits, end the threads and connections."""
         self.closed = True

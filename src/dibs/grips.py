@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dibs.errors import NotHeld
@@ -63,6 +64,11 @@ class Grip(Generic[L]):
         self.blocks = 0
 
 
+def _ours(grip: Grip[L]) -> bool:
+    """Whether this process has acquired it, and not the one that it was forked from."""
+    return grip.lease._session.pid == os.getpid()
+
+
 class Gripped(ABC, Generic[L]):
     """What was acquired through one object, so that it can be released through it."""
 
@@ -93,22 +99,17 @@ class Gripped(ABC, Generic[L]):
 
     def _held_by(self, owner: object) -> Grip[L] | None:
         """A reentrant owner's own grip, if it is still held."""
-        return next((grip for grip in self._grips if grip.owner == owner and grip.lease.held), None)
+        return next((grip for grip in self._grips[:] if grip.owner == owner and grip.lease.held), None)
 
     def _grip(self, owner: object, lease: L) -> None:
         grips = self._grips
         if grips:
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
-            pid = os.getpid()
-            grips[:] = [
-                grip
-                for grip in grips
-                if grip.blocks
-                or (
-                    grip.lease._session.pid == pid
-                    and (not grip.lease._over or (grip.owner != owner and not grip.lease._given_back))
-                )
-            ]
+            for grip in grips[:]:  # one by one, as other threads add theirs meanwhile
+                over = grip.lease._over and (grip.owner == owner or grip.lease._given_back)
+                if not grip.blocks and (over or not _ours(grip)):
+                    with suppress(ValueError):  # another thread has just done so
+                        grips.remove(grip)
         grips.append(Grip(owner, lease))
 
     def release(self, owner: object) -> Steps[bool]:
@@ -123,46 +124,50 @@ class Gripped(ABC, Generic[L]):
 
     def enter(self, lease: L) -> None:
         """The beginning of a ``with`` block of this lease, which was just acquired."""
-        for grip in reversed(self._grips):
+        for grip in self._grips[::-1]:
             if grip.lease is lease:
                 grip.blocks += 1
                 return
 
     def leave(self, owner: object) -> L | None:
         """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
-        for grip in reversed(self._grips):
+        for grip in self._grips[::-1]:
             if grip.blocks and grip.owner == owner:
                 grip.blocks -= 1
                 return self._let_go(grip)
-        last = self._find(owner)
-        if last is not None and last.owner != owner:
-            last = None
+        own = next((grip for grip in self._grips[::-1] if grip.owner == owner and _ours(grip)), None)
         if owner in self._released_inside:  # and perhaps acquired again there, as threading.Condition does
             self._released_inside.remove(owner)
-        elif last is None:
-            last = self._entered_by_another()
-        return None if last is None else self._let_go(last)
+        elif own is None:
+            return self._leave_for_another()
+        return None if own is None else self._let_go(own)
 
-    def _entered_by_another(self) -> Grip[L] | None:
-        """The grip of the block that was entered last, which ends here: frameworks leave in another thread or task."""
-        grip = next((grip for grip in reversed(self._grips) if grip.blocks), None)
-        if grip is None:
-            return None
-        if self.terms.reentrant:
-            raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can leave its block")
-        grip.blocks -= 1
-        return grip
+    def _leave_for_another(self) -> L | None:
+        """The block that ends was entered in another thread or task, as frameworks do it.
+
+        Which of several it is cannot be told. What was released or lost inside goes first: if it was another's, that
+        one finds here what it has left. Of those that hold, all of a name with permits, it is the last.
+        """
+        grips = [grip for grip in self._grips[::-1] if grip.blocks]
+        if self._released_inside:
+            del self._released_inside[0]
+        elif grips:
+            if self.terms.reentrant:
+                raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can leave its block")
+            grip = next((grip for grip in grips if grip.lease._over), grips[0])
+            grip.blocks -= 1
+            return self._let_go(grip)
+        return None
 
     def _find(self, owner: object) -> Grip[L] | None:
-        pid = os.getpid()
-        grips = self._grips
-        for grip in reversed(grips):
-            if grip.owner == owner and grip.lease._session.pid == pid:
+        grips = [grip for grip in self._grips[::-1] if _ours(grip)]
+        for grip in grips:
+            if grip.owner == owner:
                 return grip
         if self.terms.reentrant:
             return None
         # A plain lock may be released by anybody: the grip that is held, if there is one.
-        return next((grip for grip in reversed(grips) if not grip.lease._over and grip.lease._session.pid == pid), None)
+        return next((grip for grip in grips if not grip.lease._over), None)
 
     def _let_go(self, grip: Grip[L]) -> L | None:
         """Loosen a grip; the lease to be released when that was the last of it."""

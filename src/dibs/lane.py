@@ -18,6 +18,7 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 from __future__ import annotations
 
 from _thread import get_ident
+from contextlib import suppress
 from errno import EMFILE, ENFILE
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import Release, RowBusy, StoreBusy
-from dibs.threads import begin, is_known
+from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,6 @@ class Lane:
         self._queue: list[Ask] = []
         self._others = 0  # how many of them are no requests on leases
         self._server: object | None = None
-        self._drivers: set[int] = set()  # the callers' threads that serve: one at most, and who has just done so
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
@@ -138,12 +138,12 @@ class Lane:
             return
         me = object()  # of this very call: another thread may drive the same ask
         driver = get_ident()
+        SERVING.append(driver)
         try:
             with self._mutex:
                 if self._server is not None:
                     return
                 self._server = me
-                self._drivers.add(driver)
                 if self._queue and not self._batch:
                     self._take()
             if not self._serve(ask, until):
@@ -155,11 +155,8 @@ class Lane:
             self.start()
             raise
         finally:
-            self._drivers.discard(driver)
-
-    def is_driven_here(self) -> bool:
-        """Whether this thread is in the midst of ``drive``."""
-        return get_ident() in self._drivers
+            with suppress(ValueError):  # a child that was forked in the midst of this has none
+                SERVING.remove(driver)
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""

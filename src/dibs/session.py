@@ -191,7 +191,7 @@ class Session:
 
         It asks who was closed with GeneratorExit: perhaps by the garbage collector, which comes anywhere.
         """
-        if is_own() or self.lane.is_driven_here():
+        if is_own():
             return True
         free = self.mutex.acquire(True, MUTEX_S)
         if free:

@@ -7,6 +7,7 @@ that would be rung in vain.
 
 from __future__ import annotations
 
+import os
 from _thread import get_ident, start_new_thread
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -36,6 +37,11 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
 
 #: The threads that were begun here and have not ended.
 _OWN: set[int] = set()
+#: Those of callers that serve a lane, of whichever client; once for each.
+SERVING: list[int] = []
+# A forked child has one thread, and may give the numbers of the others to its own.
+os.register_at_fork(after_in_child=_OWN.clear)
+os.register_at_fork(after_in_child=SERVING.clear)
 
 
 def _own(run: Callable[[Bell], None], bell: Bell) -> None:
@@ -48,8 +54,9 @@ def _own(run: Callable[[Bell], None], bell: Bell) -> None:
 
 
 def is_own() -> bool:
-    """Whether this thread is one of those that dibs keeps for itself."""
-    return get_ident() in _OWN
+    """Whether this thread is one of those that dibs keeps for itself, or in the midst of work like theirs."""
+    me = get_ident()
+    return me in _OWN or me in SERVING
 
 
 def unattended(act: Callable[[], object]) -> None:

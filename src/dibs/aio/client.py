@@ -28,6 +28,8 @@ from dibs.pausing import listing, pausing, resuming
 from dibs.queue_core import QueueCore, listing_queues
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
+from dibs.steps import run
+from dibs.threads import unattended
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -325,8 +327,11 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        if exc_type is GeneratorExit and self._desk.is_busy_here():
+            unattended(lambda: run(self._desk.closing()))
+        else:
+            await self.close()
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncClient {self._desk.address.shown}>"

@@ -52,12 +52,11 @@ class AsyncLead:
         self._timeout = timeout
 
     async def __aenter__(self) -> AsyncTerm:
-        task = asyncio.current_task()
-        assert task is not None
-        term = await take(self._core.campaign(task, self._timeout))
+        me = owner()
+        term = await take(self._core.campaign(me, self._timeout))
         if term is None:
             raise self._core.timed_out()
-        self._block._enter(task, term)
+        self._block._enter(me, term)
         return term
 
     async def __aexit__(self, *exc: Any) -> None:

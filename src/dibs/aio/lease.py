@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from dibs import guarding
 from dibs.aio.tasks import Begun, call_in, end, take
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
 
 T = TypeVar("T")
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: ref[asyncio.Event]) -> None:
+    """Set the event, if somebody waits for it: a task whose loop is gone is not kept alive by what it waits for."""
+    over = event()
+    if over is not None:
+        call_in(loop, over.set)
 
 
 class AsyncLost(LostFacts):
@@ -43,7 +51,7 @@ class AsyncLost(LostFacts):
                     break
                 if over is None:
                     over = asyncio.Event()
-                    tell = partial(call_in, loop, over.set)
+                    tell = partial(_set_in, loop, ref(over))
                     unlisten += [lease._when_over(tell) for lease in held]
                 look_at = min(lease._hold.trusted_until for lease in held)
                 try:
@@ -51,6 +59,10 @@ class AsyncLost(LostFacts):
                     over = None
                 except asyncio.TimeoutError:
                     pass
+        except GeneratorExit:  # perhaps by the garbage collector, in the midst of what `forget` would wait for
+            begun, unlisten = unlisten, []
+            self._leases[0]._session.later(lambda: [forget() for forget in begun])
+            raise
         finally:
             for forget in unlisten:
                 forget()

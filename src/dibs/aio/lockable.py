@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
 
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
@@ -76,7 +77,9 @@ class AsyncLockable(Generic[L]):
             blocks.append(block)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        me = owner()
+        me = running = owner()
+        if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
+            me = next((who for who in list(self._blocks) if isinstance(who, ref) and who() is None), running)
         blocks = self._blocks.get(me)
         if blocks is not None:
             block, _ = blocks.pop()
@@ -89,14 +92,14 @@ class AsyncLockable(Generic[L]):
             by_loss = self._end_of_another(lease, exc_type)
         if lease is not None:
             try:
-                await end(lease._session, lease._releasing(), exc_type, here=blocks is not None)
+                await end(lease._session, lease._releasing(), exc_type, here=blocks is not None and me is running)
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise
 
     def _end_of_another(self, lease: L | None, exc_type: type[BaseException] | None) -> bool:
         """The block of this lease is over, whose task is not the one that runs: whether by the loss of its lease."""
-        for who, blocks in self._blocks.items():
+        for who, blocks in list(self._blocks.items()):
             for place, (block, held) in enumerate(blocks):
                 if held is lease:
                     del blocks[place]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
-from dibs.aio.tasks import owner, take
+from dibs.aio.tasks import end, owner, take
 from dibs.errors import LeaseLost
 from dibs.lock import check_decorated
 from dibs.once import OnceRunFacts
@@ -44,7 +44,7 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
         block = self._block
         by_loss = block is not None and block.end(exc_type)
         try:
-            await take(self._core.end(self, exc_type is not None))
+            await end(self._core._desk.session(), self._core.end(self, exc_type is not None), exc_type)
         except LeaseLost:
             if exc_type is None or by_loss:
                 raise

@@ -380,7 +380,6 @@ def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None],
 
 
 # How durations may be written; a bare number is seconds.
-DIGITS_MAX = 40
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
@@ -396,6 +395,6 @@ def duration(text: str) -> float:
 def whole(text: str) -> int:
     """A whole number; whether it is in range is for whoever uses it to say."""
     digits = text.removeprefix("-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > DIGITS_MAX:
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 40:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number")
     return int(text)
