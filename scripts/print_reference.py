@@ -178,6 +178,8 @@ URLS = """\
 
 `postgresql+driver://`, as SQLAlchemy writes it, is taken as `postgresql://`. Other packages can add stores with the
 entry point group `dibs.stores`. An unknown option is an error, and so is one that stands twice.
+In names and passwords, characters that mean something in a URL are written as `%` and two digits: `#` is `%23`, `@` is
+`%40`, and `/` is `%2F`.
 
 ## Options of every URL
 
