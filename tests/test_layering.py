@@ -720,7 +720,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.queue_core",
     },
     # The same for asyncio, a subject a module; all of them take steps by way of the first.
-    "dibs.aio.tasks": {"dibs.steps"},
+    "dibs.aio.tasks": {"dibs.steps", "dibs.threads"},
     "dibs.aio.lease": {
         "dibs.errors",
         "dibs.names",
@@ -728,6 +728,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.guarding",
         "dibs.lease",
         "dibs.lost",
+        "dibs.threads",
         "dibs.aio.tasks",
     },
     "dibs.aio.block": {"dibs.hold", "dibs.aio.tasks"},

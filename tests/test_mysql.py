@@ -27,6 +27,7 @@ from dibs.stores.mysql_watch import MySQLWatch
 from dibs.testing import check_store
 from dibs.testing.case import within
 from tests.callers import later
+from tests.floors import tokens_go_on
 from tests.servers.mysql import MariaDBServer
 
 # mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
@@ -1105,22 +1106,7 @@ def test_the_loss_of_all_data_is_told_to_the_holder(mysql: MariaDBServer, url: s
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 def test_a_floor_that_was_lost_is_made_above_all_tokens(mysql: MariaDBServer, url: str, kind: str) -> None:
     """Only the table with the floor is truncated, after a purge: no token of a name comes a second time."""
-    with dibs.connect(url) as client:
-        lockables: list[Any] = [client.lock("x"), client.lock("y")]
-        if kind == "semaphore":
-            lockables = [client.semaphore("x", 2), client.semaphore("y", 2)]
-        tokens = []
-        for lockable in (lockables[0], lockables[0], lockables[0], lockables[1]):
-            with lockable as lease:
-                tokens.append(lease.fencing_token)
-        client.purge(0)
-        with lockables[1] as lease:
-            tokens.append(lease.fencing_token)
-        mysql.sql("TRUNCATE dibs_lease_meta", database=database_of(url))
-        with lockables[0] as lease:
-            assert lease.fencing_token > max(tokens)
-        with client.lock("new") as lease:
-            assert lease.fencing_token > max(tokens)
+    tokens_go_on(url, kind, lambda: mysql.sql("TRUNCATE dibs_lease_meta", database=database_of(url)))
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------

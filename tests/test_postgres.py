@@ -19,6 +19,7 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.steps import run
 from dibs.store import Acquire, Granted
+from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
 
 
@@ -226,22 +227,9 @@ def test_emptied_tables_begin_again(postgres: PostgresServer, postgres_url: str,
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 def test_a_floor_that_was_lost_is_made_above_all_tokens(postgres: PostgresServer, postgres_url: str, kind: str) -> None:
     """Only the table with the floor is truncated, after a purge: no token of a name comes a second time."""
-    with dibs.connect(postgres_url) as client:
-        lockables: list[Any] = [client.lock("x"), client.lock("y")]
-        if kind == "semaphore":
-            lockables = [client.semaphore("x", 2), client.semaphore("y", 2)]
-        tokens = []
-        for lockable in (lockables[0], lockables[0], lockables[0], lockables[1]):
-            with lockable as lease:
-                tokens.append(lease.fencing_token)
-        client.purge(0)
-        with lockables[1] as lease:
-            tokens.append(lease.fencing_token)
-        postgres.psql("TRUNCATE dibs_lease_meta", database=database_of(postgres_url))
-        with lockables[0] as lease:
-            assert lease.fencing_token > max(tokens)
-        with client.lock("new") as lease:
-            assert lease.fencing_token > max(tokens)
+    tokens_go_on(
+        postgres_url, kind, lambda: postgres.psql("TRUNCATE dibs_lease_meta", database=database_of(postgres_url))
+    )
 
 
 def test_a_floor_that_row_security_hides_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -498,34 +500,42 @@ def test_an_acquire_that_is_collected_under_the_mutex_is_withdrawn(between: Betw
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-@pytest.mark.parametrize("in_a_block", [False, True])
-def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: bool) -> None:
-    """Nobody can go on with such a task: it is garbage, and its lease is not renewed for ever."""
-    client = between.async_client(ttl=0.6)
-    held = threading.Event()
-
-    async def worker() -> None:
-        if in_a_block:
-            async with client.lock("left"):
-                held.set()
-                await asyncio.sleep(3600)
-        lease = await client.lock("left").acquire()
-        assert lease is not None
-        held.set()
-        await asyncio.sleep(3600)
+def leave_a_task(worker: Callable[[asyncio.Event], Coroutine[Any, Any, object]]) -> None:
+    """Begin it in a loop that is closed when it says that it is inside: nobody has its task any more."""
 
     async def main() -> None:
-        tasks.append(asyncio.ensure_future(worker()))
-        while not held.is_set():  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.01)
+        inside = asyncio.Event()
+        tasks.append(asyncio.ensure_future(worker(inside)))
+        await inside.wait()
+        await asyncio.sleep(0)  # what it has begun by then begins
 
     tasks: list[object] = []
     loop = asyncio.new_event_loop()
     loop.run_until_complete(main())
     loop.close()
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("in_a_block", [False, True])
+def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: bool) -> None:
+    """Nobody can go on with such a task: it is garbage, and its lease is not renewed for ever."""
+    client = between.async_client(ttl=0.6)
+
+    async def worker(inside: asyncio.Event) -> None:
+        if in_a_block:
+            async with client.lock("left"):
+                inside.set()
+                await for_ever()
+        lease = await client.lock("left").acquire()
+        assert lease is not None
+        inside.set()
+        await for_ever()
+
+    leave_a_task(worker)
     session = client._desk.session()
-    tasks.clear()
-    del loop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -539,40 +549,25 @@ def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: 
 def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: str) -> None:
     """The loop is gone; the garbage collector comes to its task while its thread has the mutex, and does not wait."""
     client = between.async_client(ttl=60)
-    inside = threading.Event()
 
-    async def worker() -> None:
-        blocks: dict[str, Callable[[], Any]] = {
-            "a lock": lambda: client.lock("left"),
-            "a once": lambda: client.once("left", keep=60),
-            "a client": lambda: client,
-        }
+    async def worker(inside: asyncio.Event) -> None:
+        once = client.once("left", keep=60)
         if what == "a wait for a loss":
             lease = await client.lock("left").acquire()
             assert lease is not None
             inside.set()
             await lease.lost.wait()
-        async with await client.once("left", keep=60).begin() if what == "a run" else blocks[what]():
+        blocks: dict[str, Any] = {"a lock": client.lock("left"), "a once": once, "a client": client}
+        async with await once.begin() if what == "a run" else blocks[what]:
             inside.set()
-            await asyncio.sleep(3600)
-
-    async def main() -> None:
-        tasks.append(asyncio.ensure_future(worker()))
-        while not inside.is_set():  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
+            await for_ever()
 
     def collect() -> None:
         with session.mutex:
             gc.collect()
 
-    tasks: list[object] = []
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(main())
-    loop.close()
+    leave_a_task(worker)
     session = client._desk.session()
-    tasks.clear()
-    del loop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with ThreadPoolExecutor(1) as pool:
@@ -582,3 +577,59 @@ def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: s
             if what != "a wait for a loss":  # (That lease was in nobody's block: it ends by its ttl.)
                 eventually(lambda: other.holder("left") is None, "it is held for ever")
     asyncio.run(client.close())
+
+
+def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Between) -> None:
+    """Both are in blocks of one semaphore: the permit of the one that is garbage comes back, and no other."""
+    client = between.async_client(ttl=60)
+    semaphore = client.semaphore("x", 2)
+
+    async def worker(inside: asyncio.Event) -> None:
+        async with semaphore:
+            inside.set()
+            await for_ever()
+
+    async def main() -> None:
+        session = client._desk.session()
+        async with semaphore as lease:
+            assert len(session.renewer.tracked()) == 2
+            gc.collect()
+            eventually(lambda: len(session.renewer.tracked()) == 1, "it is renewed for ever")
+            assert lease.held
+        await client.close()
+
+    gc.disable()  # so that it is not collected before
+    try:
+        leave_a_task(worker)
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+def test_the_work_of_another_client_is_not_waited_for_either(between: Between) -> None:
+    """Two clients of one process may share more than each of them knows: a file, a server's connection."""
+    with between.client() as client, between.client() as other:
+        busy: list[bool] = []
+        client.ping()
+        session = client._desk.session()
+        between.before = lambda _: busy.append(session.is_busy_here())
+        with other.lock("x"):
+            pass
+        assert busy
+        assert all(busy)
+        assert not session.is_busy_here()
+
+
+def test_a_forked_child_takes_none_of_its_threads_for_those_of_dibs(between: Between) -> None:
+    """The system gives the numbers of its parent's threads to new ones."""
+    program = """
+import os, sys, dibs
+from dibs import threads
+with dibs.connect(sys.argv[1]) as client, client.lock("x", ttl=20):
+    assert threads._OWN
+    child = os.fork()
+    if not child:
+        os._exit(len(threads._OWN) + len(threads.SERVING))
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, between.address.shown], check=True, timeout=60)

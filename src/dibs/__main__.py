@@ -18,7 +18,7 @@ def main() -> int:
     """Load the command line, run it with the arguments of this process, and return its exit code."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not where it is ignored: in the background
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    gc.disable()  # what is loaded stays: looking through it for garbage would take 3 ms
+    gc.disable()  # what is loaded stays: looking through it for garbage would take 1.7 ms (medians of 80 starts)
     from dibs.cli import main as command_line
 
     return command_line()

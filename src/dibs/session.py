@@ -204,14 +204,9 @@ class Session:
         In another one, unattended, where this one must not wait.
         """
         if error is GeneratorExit and self.is_busy_here():
-            self.later(lambda: run(steps))
+            unattended(lambda: run(steps))
         else:
             run(steps)
-
-    @staticmethod
-    def later(act: Callable[[], object]) -> None:
-        """Do it in another thread, unattended."""
-        unattended(act)
 
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dibs.errors import LeaseLost
 from dibs.lease import LeaseFacts
 from dibs.lost import LostFacts
 from dibs.names import check_seconds
+from dibs.threads import unattended
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,7 +62,7 @@ class AsyncLost(LostFacts):
                     pass
         except GeneratorExit:  # perhaps by the garbage collector, in the midst of what `forget` would wait for
             begun, unlisten = unlisten, []
-            self._leases[0]._session.later(lambda: [forget() for forget in begun])
+            unattended(lambda: [forget() for forget in begun])
             raise
         finally:
             for forget in unlisten:

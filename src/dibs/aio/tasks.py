@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from dibs.steps import begun, run
+from dibs.threads import unattended
 
 if TYPE_CHECKING:
     import contextvars
@@ -139,7 +140,7 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                             timer.cancel()
             except BaseException as error:
                 if type(error) is GeneratorExit and session.is_busy_here():
-                    session.later(steps.close)
+                    unattended(steps.close)
                     raise
                 session, ask, timeout = steps.throw(error)
             else:
@@ -154,7 +155,7 @@ async def end(session: Session, steps: Steps[object], error: type[BaseException]
     ``here``: by the task that has entered it. If not, its coroutine may be garbage, which must not be awaited.
     """
     if error is GeneratorExit and (not here or session.is_busy_here()):
-        session.later(lambda: run(steps))
+        unattended(lambda: run(steps))
     else:
         await take(steps)
 
