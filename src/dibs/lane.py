@@ -18,7 +18,6 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 from __future__ import annotations
 
 from _thread import get_ident
-from contextlib import suppress
 from errno import EMFILE, ENFILE
 from typing import TYPE_CHECKING, Any
 
@@ -137,9 +136,8 @@ class Lane:
         if self._server is not None:  # it will see the ask; see ``start``
             return
         me = object()  # of this very call: another thread may drive the same ask
-        driver = get_ident()
-        SERVING.append(driver)
         try:
+            SERVING[me] = get_ident()
             with self._mutex:
                 if self._server is not None:
                     return
@@ -155,8 +153,7 @@ class Lane:
             self.start()
             raise
         finally:
-            with suppress(ValueError):  # a child that was forked in the midst of this has none
-                SERVING.remove(driver)
+            SERVING.pop(me, None)
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""

@@ -37,8 +37,8 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
 
 #: The threads that were begun here and have not ended.
 _OWN: set[int] = set()
-#: Those of callers that serve a lane, of whichever client; once for each.
-SERVING: list[int] = []
+#: Those of callers that serve a lane, of whichever client, by an object of each such call.
+SERVING: dict[object, int] = {}
 # A forked child has one thread, and may give the numbers of the others to its own.
 os.register_at_fork(after_in_child=_OWN.clear)
 os.register_at_fork(after_in_child=SERVING.clear)
@@ -56,7 +56,7 @@ def _own(run: Callable[[Bell], None], bell: Bell) -> None:
 def is_own() -> bool:
     """Whether this thread is one of those that dibs keeps for itself, or in the midst of work like theirs."""
     me = get_ident()
-    return me in _OWN or me in SERVING
+    return me in _OWN or me in list(SERVING.values())
 
 
 def unattended(act: Callable[[], object]) -> None:
