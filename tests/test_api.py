@@ -526,7 +526,7 @@ def test_a_generator_closed_in_another_task_gives_back(sqlite_url: str) -> None:
             while await client.leases():
                 assert time.monotonic() < end
                 await asyncio.sleep(0.01)
-            assert lock._blocks == {}
+            assert lock._blocks == []
             with pytest.raises(dibs.NotHeld):
                 lock.release()
 

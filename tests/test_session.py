@@ -490,7 +490,7 @@ def test_an_acquire_that_is_collected_under_the_mutex_is_withdrawn(between: Betw
             with session.mutex:
                 waits.close()
             holdup.go_on()
-            while session.waiting._lines or session.renewer.tracked():  # noqa: ASYNC110 - as above
+            while session.waiting._first or session.renewer.tracked():  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
             while await client.holder("wanted"):
                 pass

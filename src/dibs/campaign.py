@@ -122,7 +122,13 @@ class ElectionCore(LockCore[L]):
         """A term; None when it could not be had in time, there were standbys enough, or it was replaced as one."""
         return self.acquire(owner, True, check_timeout(timeout))
 
-    def obtain(self, owner: object, limit_s: float | None) -> Steps[L | None]:
+    def obtain(self, owner: object, limit_s: float | None, *, gripped: bool = False) -> Steps[L | None]:
+        term = yield from self._elected(owner, limit_s)
+        if gripped and term is not None:
+            self._grip(owner, term)
+        return term
+
+    def _elected(self, owner: object, limit_s: float | None) -> Steps[L | None]:
         self._refusal = None
         if limit_s is None:
             self.refuse_own(owner)

@@ -105,6 +105,8 @@ class Desk:
         self.lock_order_warnings = lock_order_warnings
         self.key_prefix = f"{self.namespace}:"
         self._terms: dict[tuple[object, ...], Terms] = {}
+        #: Those of a lock of which nothing but the name is given.
+        self._plain = make_terms(limits, self.ttl, self.info, None, True, None, False, 0, None, None, "raise", None)
         self._clock = clock
         #: By process: after a fork the parent's session stays here, so that nothing of it is ever closed by the child.
         self._sessions: dict[int, Session] = {}
@@ -156,7 +158,20 @@ class Desk:
         on_busy: str,
         info: dict[str, Any] | None,
     ) -> Terms:
-        """The checked terms; those that programs use again and again are remembered."""
+        """The checked terms; those that programs use again and again are remembered, and found at once if plain."""
+        if (
+            ttl is None
+            and timeout is None
+            and max_hold is None
+            and on_lost is None
+            and info is None
+            and renew is True
+            and reentrant is False
+            and on_busy == "raise"
+            and type(min_hold) is int
+            and not min_hold
+        ):
+            return self._plain
         # Types belong to it, since True == 1 == 1.0 and only one of them is a number of seconds.
         given = (ttl, renew, timeout, reentrant, min_hold, max_hold, on_busy)
         given += (type(ttl), type(timeout), type(min_hold), type(max_hold))  # type: ignore[assignment]

@@ -32,7 +32,11 @@ class LockCore(Gripped[L]):
     __slots__ = ("_desk", "_key", "_make_lease", "refused")
 
     def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
-        super().__init__(name, terms)
+        # (What Gripped.__init__ does, without the call: a lock is made for nearly every use.)
+        self.name = name
+        self.terms = terms
+        self._grips = []
+        self._released_inside = []
         self._desk = desk
         self._key = desk.key_prefix + check_name(name)
         self._make_lease = make_lease
@@ -42,18 +46,21 @@ class LockCore(Gripped[L]):
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         terms = self.terms
         limit_s = terms.timeout if timeout == -1 and blocking else wait_limit(terms, blocking, timeout)
-        if terms.reentrant:
-            grip = self._held_by(owner)
-            if grip is not None:
-                grip.count += 1
-                return grip.lease
-        lease = yield from self.obtain(owner, limit_s)
-        if lease is not None:
-            self._grip(owner, lease)
-        return lease
+        return self._again(owner, limit_s) if terms.reentrant else self.obtain(owner, limit_s, gripped=True)
 
-    def obtain(self, owner: object, limit_s: float | None) -> Steps[L | None]:
-        """A lease that no ``release`` of this lock knows of; None when ``limit_s`` seconds did not suffice for it."""
+    def _again(self, owner: object, limit_s: float | None) -> Steps[L | None]:
+        """What this owner holds through this object already, or else has acquired."""
+        grip = self._held_by(owner)
+        if grip is None:
+            return (yield from self.obtain(owner, limit_s, gripped=True))
+        grip.count += 1
+        return grip.lease
+
+    def obtain(self, owner: object, limit_s: float | None, *, gripped: bool = False) -> Steps[L | None]:
+        """A lease; None when ``limit_s`` seconds did not suffice for it.
+
+        No ``release`` of this lock knows of it, unless it is to be ``gripped``.
+        """
         terms = self.terms
         session = self._desk.session()
         holding = limit_s != 0 and owner in session.holdings.owned
@@ -78,13 +85,15 @@ class LockCore(Gripped[L]):
             lease = self._make_lease(session, hold, self.name)
             # Looked at when the lease is made: whoever finds it over from now on tells its holder.
             if (hold.state == HELD and session.clock.now() < hold.trusted_until) or not session.unmake(hold):
+                if gripped:
+                    self._grip(owner, lease)
                 return lease
             # This process slept from the grant until its end. Whoever may wait longer asks again.
             session.withdraw(ask)
             left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
             if left_s is not None and left_s <= 0:
                 return None
-            return (yield from LockCore.obtain(self, owner, left_s))
+            return (yield from LockCore.obtain(self, owner, left_s, gripped=gripped))
         except BaseException:
             session.withdraw(ask)
             raise

@@ -75,7 +75,9 @@ class Waiting:
         self.address = address
         self._request_timeout_s = request_timeout_s
         self._patience_s = patience_s
-        self._lines: dict[str, list[AcquireAsk]] = {}
+        #: Who is first in each line, and those behind, where there are any.
+        self._first: dict[str, AcquireAsk] = {}
+        self._behind: dict[str, list[AcquireAsk]] = {}
         #: The lines for a name that are not called after it; seldom any.
         self._others: dict[str, set[str]] = {}
         self._asleep: dict[str, AcquireAsk] = {}
@@ -93,27 +95,30 @@ class Waiting:
     def enter(self, ask: AcquireAsk) -> None:
         """Take the last place in line; the first in line asks at once."""
         key = ask.line
-        line = self._lines.get(key)
-        if line is not None:
-            line.append(ask)
+        if key in self._first:
+            behind = self._behind.get(key)
+            if behind is None:
+                self._behind[key] = [ask]
+            else:
+                behind.append(ask)
             return
-        name = ask.request.name
-        if key != name:
+        name = ask.request[0]
+        if key is not name and key != name:
             self._others.setdefault(name, set()).add(key)
-        self._lines[key] = [ask]
+        self._first[key] = ask
         self._lane.put(ask)
 
     def nudge(self, key: str) -> None:
         """The name is released in this process: let who waits first for it ask in the same call, or once more."""
-        if not self._lines:
+        if not self._first:
             return
         for line in self._lines_for(key):
             ask = self._asleep.get(line)
             if ask is not None:
                 self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
                 self._asleep.pop(line, None)
-            elif line in self._lines:
-                self._lines[line][0].hinted = True  # it is asking, and may be refused before the release gets there
+            elif line in self._first:
+                self._first[line].hinted = True  # it is asking, and may be refused before the release gets there
 
     def _lines_for(self, key: str) -> tuple[str, ...]:
         others = self._others.get(key)
@@ -129,19 +134,26 @@ class Waiting:
             late = [other for other in self._overdue.pop(key, ()) if other is not ask]
             if late:
                 self._overdue[key] = late
-        line = self._lines.get(key)
-        if line is None:
+        first = self._first.get(key)
+        if first is None:
             return False
         if self._asleep.get(key) is ask:
             del self._asleep[key]
-        if ask in line:
-            line.remove(ask)
-        if not line:
+        behind = self._behind.get(key) if self._behind else None
+        if behind is not None:
+            if first is not ask and ask in behind:
+                behind.remove(ask)
+            if first is ask and behind:
+                first = self._first[key] = behind[0]  # before it leaves its place, so that a Ctrl-C forgets nobody
+            if behind and behind[0] is first:
+                del behind[0]
+            if not behind:
+                del self._behind[key]
+        if first is ask:
             if self._others:
                 self._forget_line(key, ask.request.name)
-            del self._lines[key]
+            del self._first[key]
             return False
-        first = line[0]
         if first.in_lane or first.settled or key in self._asleep:
             return False
         self._ask_again(first)
@@ -163,22 +175,22 @@ class Waiting:
 
     def hurry(self, ask: AcquireAsk) -> None:
         """The ask's time is over. What the first in line was told just now, or else is told next, is its answer."""
-        line = self._lines.get(ask.line)
-        if ask.settled or not line:
+        first = self._first.get(ask.line)
+        if ask.settled or first is None:
             return
-        if self._clock.now() - line[0].heard_at <= FRESH_S:
-            ask.heard, ask.seen = True, line[0].seen
+        if self._clock.now() - first.heard_at <= FRESH_S:
+            ask.heard, ask.seen = True, first.seen
         else:
             self._overdue.setdefault(ask.line, []).append(ask)
 
     def seen(self, key: str) -> Held | None:
         """What the first in line for a name was told last."""
-        line = self._lines.get(key)
-        return line[0].seen if line else None
+        first = self._first.get(key)
+        return None if first is None else first.seen
 
     def everybody(self) -> list[AcquireAsk]:
         """All who wait (the session refuses them when it closes)."""
-        return [ask for line in self._lines.values() for ask in line]
+        return [*self._first.values(), *(ask for behind in self._behind.values() for ask in behind)]
 
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
         """The store said Held: sleep until there is a reason to ask again."""
@@ -297,8 +309,8 @@ class Waiting:
             if ask is not None:
                 ask.hinted = ask.kind == JOBS
                 due.append(ask)
-            elif key in self._lines:
-                first = self._lines[key][0]
+            elif key in self._first:
+                first = self._first[key]
                 first.hinted = first.in_lane and first.t0 is not None  # it may have been refused before that
         while self._heap and (self._heap[0][0] <= now or not self._sleeps(*self._heap[0])):
             wake_at, _, ask = heappop(self._heap)

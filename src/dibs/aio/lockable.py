@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import ref
 
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
@@ -15,9 +13,11 @@ from dibs.grips import Releasable
 from dibs.lock import check_decorated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from dibs.aio.tasks import Owner
     from dibs.grips import Gripped
+    from dibs.hold import Hold
     from dibs.names import Seconds
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -31,8 +31,8 @@ class AsyncLockable(Generic[L]):
 
     def __init__(self, core: Gripped[L]) -> None:
         self._core = core
-        #: The blocks that each task is in, the innermost last, and the lease of each.
-        self._blocks: dict[object, list[tuple[Block, L]]] = {}
+        #: The blocks that tasks are in, of each task the innermost last.
+        self._blocks: list[Block] = []
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = -1) -> L | None:
         """Wait up to ``timeout`` seconds for it; its lease, or None when it could not be had.
@@ -65,48 +65,38 @@ class AsyncLockable(Generic[L]):
         self._enter(me, lease)
         return lease
 
-    def _enter(self, me: object, lease: L) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _enter(self, me: Owner | None, lease: L) -> None:
+        assert me is not None
         self._core.enter(lease)
-        block = Block(lease, task), lease
-        blocks = self._blocks.get(me)
-        if blocks is None:
-            self._blocks[me] = [block]
-        else:
-            blocks.append(block)
+        self._blocks.append(Block(lease, me))
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         me = running = owner()
         if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
-            me = next((who for who in list(self._blocks) if isinstance(who, ref) and who() is None), running)
-        blocks = self._blocks.get(me)
-        if blocks is not None:
-            block, _ = blocks.pop()
-            if not blocks:
-                del self._blocks[me]
-            by_loss = block.end(exc_type)
-            lease = self._core.leave(me)
-        else:  # another task has entered it: an asynchronous generator, for one, may be closed in a task of its own
-            lease = self._core.leave(me)
-            by_loss = self._end_of_another(lease, exc_type)
+            me = next((block.task for block in self._blocks[:] if block.task() is None), running)
+        by_loss, here = self._end_block(exc_type, me), me is running
+        lease = self._core.leave(me)
+        if by_loss is None:  # another task has entered it: an asynchronous generator, for one, may be closed elsewhere
+            by_loss, here = lease is not None and self._end_block(exc_type, None, lease._holds) is True, False
         if lease is not None:
             try:
-                await end(lease._session, lease._releasing(), exc_type, here=blocks is not None and me is running)
+                if exc_type is GeneratorExit:
+                    await end(lease._session, lease._releasing(), exc_type, here=here)
+                else:
+                    await take(lease._releasing())
             except LeaseLost:
                 if exc_type is None or by_loss:
                     raise
 
-    def _end_of_another(self, lease: L | None, exc_type: type[BaseException] | None) -> bool:
-        """The block of this lease is over, whose task is not the one that runs: whether by the loss of its lease."""
-        for who, blocks in list(self._blocks.items()):
-            for place, (block, held) in enumerate(blocks):
-                if held is lease:
-                    del blocks[place]
-                    if not blocks:
-                        del self._blocks[who]
-                    return block.end(exc_type)
-        return False
+    def _end_block(
+        self, exc_type: type[BaseException] | None, me: object, holds: Sequence[Hold] | None = None
+    ) -> bool | None:
+        """The innermost block of a task, or that of these holds, is over: whether by its loss; None without any."""
+        for block in self._blocks[::-1]:  # of a copy, as other loops' threads add theirs meanwhile
+            if block.task is me if holds is None else block.holds == holds:
+                self._blocks.remove(block)
+                return block.end(exc_type)
+        return None
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dibs.aio.block import Block
@@ -36,9 +35,9 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
         self._block: Block | None = None
         if self._lease is not None:
             self._lease.check()
-            task = asyncio.current_task()
-            assert task is not None
-            self._block = Block(self._lease, task)
+            me = owner()
+            assert me is not None
+            self._block = Block(self._lease, me)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         block = self._block

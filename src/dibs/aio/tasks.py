@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
 
 T = TypeVar("T")
+#: A task as the owner of what it acquires.
+Owner = ref["asyncio.Task[Any]"]
 
 
 class _Letter:
@@ -74,12 +76,14 @@ class _Letter:
 class _Mailbox:
     """Answers on their way from other threads to the tasks of one event loop: many answers, one wake-up."""
 
-    __slots__ = ("_called", "_letters", "loop")
+    __slots__ = ("_called", "_letters", "loop", "post")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._letters: deque[_Letter] = deque()
         self._called = False
+        #: ``put``, made once: every ask that is under way has it.
+        self.post = self.put
 
     def put(self, letter: _Letter) -> None:
         self._letters.append(letter)
@@ -126,7 +130,7 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                 if not ask.settled:
                     loop = asyncio.get_running_loop()
                     letter = _Letter(loop)
-                    ask.listen(_mailbox(loop).put, letter)
+                    ask.listen(_mailbox(loop).post, letter)
                     if ask.in_lane:
                         session.lane.start()
                     timer = None if timeout is None else loop.call_later(timeout, letter.open)
@@ -186,7 +190,7 @@ class Begun(Generic[T]):
         return self._rest().__await__()
 
 
-def owner() -> object:
+def owner() -> Owner | None:
     """Who acquires what is acquired here: the task that is running, which is not kept alive by what it acquires."""
     try:
         task = asyncio.current_task()
