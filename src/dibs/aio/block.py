@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """One ``async with`` block, whose task is cancelled when its lease is lost; its holds call it when they are over."""
+    """One ``async with`` block, whose task is cancelled when its lease is lost. Its holds call it at their end."""
 
     __slots__ = ("cancelled", "holds", "over", "task")
 
