@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_file",
         "dibs.stores.sqlite_history",
         "dibs.stores.sqlite_jobs",
+        "dibs.stores.sqlite_many",
         "dibs.stores.sqlite_pins",
         "dibs.stores.sqlite_pools",
         "dibs.stores.sqlite_query",
@@ -141,6 +142,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.queries",
         "dibs.stores.sqlite_errors",
     },
+    "dibs.stores.sqlite_many": {"dibs.clock", "dibs.store", "dibs.stores.sqlite_file"},
     "dibs.stores.sqlite_sql": {"dibs.stores.identifiers"},
     "dibs.stores.sqlite_watch": {"dibs.clock", "dibs.store", "dibs.stores", "dibs.stores.sqlite_jobs_sql"},
     "dibs.stores.postgres": {
@@ -1071,6 +1073,7 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
         "dibs.stores.sqlite_jobs": {"sqlite3"},
         "dibs.stores.sqlite_check": {"sqlite3"},
         "dibs.stores.sqlite_query": {"sqlite3"},
+        "dibs.stores.sqlite_many": {"sqlite3"},
         "dibs.stores.sqlite_columns": {"sqlite3"},
         "dibs.stores.sqlite_history": {"sqlite3"},
     }.get(name, set())

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.stores import sqlite_file, sqlite_inodes
+from dibs.clock import Deadline, RealClock
+from dibs.store import Acquire, Granted, Held, Release, Renew
+from dibs.stores import sqlite, sqlite_file, sqlite_inodes, sqlite_many
+from dibs.stores.sqlite import SQLiteStore
 
 # Longer than a connection in use goes without a look at its files.
 NOTICED_S = 0.2
@@ -396,3 +399,83 @@ def test_the_first_use_waits_no_longer_than_it_may(file: str, url: str, path: Pa
             db.execute("COMMIT")
             with client.lock("x", timeout=5):
                 pass
+
+
+# -- many names in one statement --------------------------------------------------------------------------------------
+
+
+def test_many_together_are_told_what_each_would_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in every state, asked for, renewed and released by many: with and without the statements for many, the same
+    outcomes, and the same rows afterwards."""
+    deadline = Deadline(RealClock(), float("inf"))
+    names = [f"n:{place}" for place in range(40)]
+    told: list[list[object]] = []
+    for has_json in (True, False):
+        clock = 1000.0
+        monkeypatch.setattr(sqlite, "boot_now", lambda: clock)  # noqa: B023 - of this very round
+        monkeypatch.setattr(sqlite_file, "boot_now", lambda: clock)  # noqa: B023
+        monkeypatch.setattr(sqlite_many, "wall_now", lambda: 5.0)
+        monkeypatch.setattr(sqlite, "wall_now", lambda: 5.0)
+        store = SQLiteStore(str(tmp_path / f"{has_json}.db"), "dibs_lease", False)
+        told.append(seen := [])
+
+        def act(*requests: Any, ttl: float = 30.0) -> list[Any]:
+            outcomes = store.act(requests, deadline)  # noqa: B023
+            seen.append([o._replace(acquired_at=0.0) if isinstance(o, (Granted, Held)) else o for o in outcomes])
+            return outcomes
+
+        def asking(name: str, claim: str, ttl: float = 30.0, **more: Any) -> Acquire:
+            return Acquire(name, claim, ttl, "host/1/" + claim, **more)
+
+        store.act([asking("warm", "up")], deadline)
+        store._file.has_json = has_json
+        for place, name in enumerate(names):
+            state = place % 10
+            if state == 1:  # released
+                act(asking(name, "a"))
+                act(Release(name, "a"))
+            elif state == 2:  # expired
+                act(asking(name, "a", 1.0))
+            elif state == 3:  # held by another
+                act(asking(name, "a"))
+            elif state == 4:  # held by the asker
+                act(asking(name, "me"))
+            elif state == 5:  # free, and somebody waits in line
+                act(asking(name, "a"))
+                act(asking(name, "b", wake="b"))
+                act(Release(name, "a"))
+            elif state == 6:  # of a boot that is over
+                act(asking(name, "me" if place > 20 else "a"))
+                store._file.open().execute("UPDATE dibs_lease SET boot = boot - 1 WHERE name = ?", (name,))
+            elif state == 7:  # with permits
+                act(asking(name, "a", permits=3))
+            elif state == 8:  # the asker's, and over
+                act(asking(name, "me", 1.0))
+            elif state == 9:  # kept
+                act(asking(name, "a"))
+                act(Release(name, "a", keep=20.0))
+        clock += 1.1
+        act(*[Renew(name, "me", 25.0) for name in names[::2]])
+        act(*[asking(name, "me", info='{"a": 1}' if place % 2 else None) for place, name in enumerate(names)])
+        act(*[Renew(name, "me", 60.0) for name in names])
+        act(*[Release(name, "me") for name in names[::3]])
+        act(*[Release(name, "me") for name in names if int(name[2:]) % 10 in (0, 1)])  # most are held
+        act(*[Renew(name, "me", 60.0) for name in names if int(name[2:]) % 10 in (2, 4)])
+        held = [place for place, name in enumerate(names) if place % 10 in (2, 4) and place % 3]
+        assert len(held) >= 5
+        act(*[Release(names[place], "me") for place in held])
+        rows = store._file.open().execute(
+            "SELECT name, slot, claim_id, holder, fencing_token, boot, granted_boot, expires_boot, info, take"
+            " FROM dibs_lease ORDER BY name, slot"
+        )
+        seen.append(rows.fetchall())
+        store.close()
+    assert told[0] == told[1]
+
+
+def test_without_functions_for_json_each_is_asked_for_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite before 3.38 may have none."""
+    monkeypatch.setattr(sqlite_many, "has_json", lambda db: False)
+    monkeypatch.setattr(sqlite_many, "_VERBS", {})
+    with dibs.connect(f"sqlite:///{path}") as client, client.multilock([str(n) for n in range(50)]) as leases:
+        assert len(leases) == 50

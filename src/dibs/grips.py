@@ -122,16 +122,21 @@ class Gripped(ABC, Generic[L]):
         lease = self._let_go(grip)
         return True if lease is None else (yield from lease._releasing())
 
+    def _latest(self) -> list[Grip[L]]:
+        """The grips as they are now, the latest first: a copy, as other threads add and remove theirs meanwhile."""
+        grips = self._grips
+        return grips[::-1] if len(grips) > 1 else grips
+
     def enter(self, lease: L) -> None:
         """The beginning of a ``with`` block of this lease, which was just acquired."""
-        for grip in self._grips[::-1]:
+        for grip in self._latest():
             if grip.lease is lease:
                 grip.blocks += 1
                 return
 
     def leave(self, owner: object) -> L | None:
         """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
-        for grip in self._grips[::-1]:
+        for grip in self._latest():
             if grip.blocks and grip.owner == owner:
                 grip.blocks -= 1
                 return self._let_go(grip)

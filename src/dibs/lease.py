@@ -176,10 +176,13 @@ class LeaseFacts:
         if session.pid != os.getpid():
             return False
         try:
-            ask = self._let_go(keep, info)
+            hold = self._hold
+            ask = session.keeper.release(hold, keep, info)
             if ask is None:
-                return self._hold.exported is None
-            if self._hold.pins and self._hold.waits_for_us():
+                if hold.state == LOST:
+                    raise LeaseLost(self._why())
+                return hold.exported is None  # it was released before
+            if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
                 session.lane.start()
                 return False
@@ -189,13 +192,6 @@ class LeaseFacts:
             session.lane.start()
             raise
         return type(ask.outcome) is Released or self._confirmed(ask)
-
-    def _let_go(self, keep: float = 0.0, info: str | None = None) -> Ask | None:
-        """Queue the release; None when it was released before. Raises LeaseLost."""
-        ask = self._session.keeper.release(self._hold, keep, info)
-        if ask is None and self._hold.state == LOST:
-            raise LeaseLost(self._why())
-        return ask
 
     def _confirmed(self, ask: Ask) -> bool:
         """Whether the store confirmed the release. Raises LeaseLost if the lease was gone already."""

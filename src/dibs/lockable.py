@@ -63,7 +63,10 @@ class Lockable(Generic[T]):
         lease = self._core.leave(this_thread())
         if lease is not None:
             try:
-                lease._session.end(lease._releasing(), exc_type)
+                if exc_type is GeneratorExit:
+                    lease._session.end(lease._releasing(), exc_type)
+                else:
+                    run(lease._releasing())
             except LeaseLost:
                 if exc_type is None:
                     raise

@@ -103,9 +103,9 @@ class Session:
 
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         """Make the ask for a name; nothing happens before ``submit``."""
-        request = Acquire(
-            key, self.new_claim(), terms.ttl, self.holder, terms.info, self.client_id if blocking else None
-        )
+        client_id = self.client_id
+        claim_id = f"{client_id}-{next(self._claims)}"
+        request = Acquire(key, claim_id, terms.ttl, self.holder, terms.info, client_id if blocking else None)
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
         return AcquireAsk(request, terms, owner, self, blocking)

@@ -7,6 +7,7 @@ The request goes to the lane's thread, and whatever was answered since the last 
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections import deque
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -110,13 +111,11 @@ class _Mailbox:
 _MAILBOXES: dict[int, _Mailbox] = {}
 
 
-def _mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
-    mailbox = _MAILBOXES.get(id(loop))
-    if mailbox is None or mailbox.loop is not loop:
-        for key, old in list(_MAILBOXES.items()):  # a loop that is closed needs none any more
-            if old.loop.is_closed():
-                _MAILBOXES.pop(key, None)
-        mailbox = _MAILBOXES[id(loop)] = _Mailbox(loop)
+def _new_mailbox(loop: asyncio.AbstractEventLoop) -> _Mailbox:
+    for key, old in list(_MAILBOXES.items()):  # a loop that is closed needs none any more
+        if old.loop.is_closed():
+            _MAILBOXES.pop(key, None)
+    mailbox = _MAILBOXES[id(loop)] = _Mailbox(loop)
     return mailbox
 
 
@@ -128,19 +127,25 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         while True:
             try:
                 if not ask.settled:
-                    loop = asyncio.get_running_loop()
+                    loop = get_running_loop()
                     letter = _Letter(loop)
-                    ask.listen(_mailbox(loop).post, letter)
+                    mailbox = _MAILBOXES.get(id(loop))
+                    if mailbox is None or mailbox.loop is not loop:
+                        mailbox = _new_mailbox(loop)
+                    ask.listen(mailbox.post, letter)
                     if ask.in_lane:
                         session.lane.start()
-                    timer = None if timeout is None else loop.call_later(timeout, letter.open)
-                    try:
-                        if not letter.opened:
+                    if letter.opened:
+                        pass
+                    elif timeout is None:
+                        letter._asyncio_future_blocking = True
+                        yield letter  # a cancellation is raised here: the task asks the letter for its result
+                    else:
+                        timer = loop.call_later(timeout, letter.open)
+                        try:
                             letter._asyncio_future_blocking = True
                             yield letter
-                        letter.result()
-                    finally:
-                        if timer is not None:
+                        finally:
                             timer.cancel()
             except BaseException as error:
                 if type(error) is GeneratorExit and session.is_busy_here():

@@ -63,6 +63,8 @@ class SQLiteFile:
         self._real = path
         self._files: sqlite_inodes.Files | None = None
         self._look_at = 0.0
+        #: Whether this SQLite has the functions for JSON; None before somebody has looked.
+        self.has_json: bool | None = None
         #: Commits of the connection wait for the disk.
         self._synced = False
 

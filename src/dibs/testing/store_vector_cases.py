@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dibs.store import RELEASED, Acquire, Gone, Granted, Held, Release, Renew
 from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, granted, held, rising, together
+from dibs.testing.lookalikes import LOOKALIKES
 
 if TYPE_CHECKING:
     from dibs.store import Request
@@ -39,6 +40,39 @@ def a_thousand_in_one_call(bench: Bench) -> None:
         "the names of a thousand that could not be released",
     )
     equal(len(store.leases(bench.namespace + ":")), len(taken), "leases left")
+
+
+@case("P8")
+def one_call_says_what_many_calls_say(bench: Bench) -> None:
+    """Names that look alike, new, free, the asker's or another's: in one call, each is told what it would be alone."""
+    store, (mine, other, third) = bench.open(), claims(3)
+    base = bench.name()
+    names = [base + text for text in LOOKALIKES if len((base + text).encode()) <= 255]
+    new, free, own, foreign = (names[start::4] for start in range(4))
+    before = {name: granted(store.act(asking(name, other))[0], "of a new name") for name in free + foreign}
+    before |= {name: granted(store.act(asking(name, mine))[0], "of a new name") for name in own}
+    for name in free:
+        store.act(Release(name, other))
+    tokens: dict[str, int] = {}
+    for name, outcome in zip(names, store.act(*[asking(name, mine) for name in names]), strict=True):
+        if name in foreign:
+            held(outcome, f"an acquire of {name!r}, which another holds")
+        else:
+            tokens[name] = granted(outcome, f"an acquire of {name!r}")
+    for name in free:
+        rising([before[name], tokens[name]], f"tokens of {name!r}")
+    for name in own:
+        equal(tokens[name], before[name], f"the token of {name!r}, acquired again by its holder")
+    for name in new + free + own:
+        equal(granted(store.act(asking(name, mine))[0], name), tokens[name], f"the token of {name!r}, asked for alone")
+    for verb in (partial(Renew, ttl=60), Release):
+        # Of every fifth an impostor asks.
+        asked = [verb(name, third if place % 5 == 0 else mine) for place, name in enumerate(names)]
+        for request, outcome in zip(asked, store.act(*asked), strict=True):
+            expected = request.claim_id == third or request.name in foreign
+            equal(isinstance(outcome, Gone), expected, f"whether {request!r} is Gone")
+    left = [name for place, name in enumerate(names) if place % 5 == 0 or name in foreign]
+    equal([lease.name for lease in store.leases(bench.namespace + ":")], sorted(left), "what is held afterwards")
 
 
 @case("13")
