@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -94,8 +95,9 @@ class AsyncLockable(Generic[L]):
         """The innermost block of a task, or that of these holds, is over: whether by its loss; None without any."""
         for block in self._blocks[::-1]:  # of a copy, as other loops' threads add theirs meanwhile
             if block.task is me if holds is None else block.holds == holds:
-                self._blocks.remove(block)
-                return block.end(exc_type)
+                with suppress(ValueError):  # another thread has just done so, of a coroutine that is garbage
+                    self._blocks.remove(block)
+                    return block.end(exc_type)
         return None
 
     def __call__(self, function: F) -> F:
