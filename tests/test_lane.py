@@ -331,6 +331,28 @@ def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world
     world.end()
 
 
+def test_what_is_owed_is_sent_once_however_late(world: World) -> None:
+    """What gives back a grant that nobody has waited behind failing calls for its patience: unsent, it would be left to
+    its ttl."""
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+    owed = Ask(Release("late", "claim-late"), world.clock.now())
+    owed.owed = True
+
+    def fail() -> None:
+        with world.mutex:
+            world.lane.put(owed)
+        raise StoreUnavailable("away for a moment")
+
+    world.shop.during = once(fail)
+    (stays,) = world.put(acquire("stays"))
+    world.lane.start()
+    assert world.answered(stays, owed)
+    assert owed.error is None
+    assert ["late"] in [[request.name for request in call] for call in world.shop.calls]
+    world.end()
+
+
 # -- who serves -------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ import dibs.waiting
 from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
-from dibs.store import Acquire, Granted, Release, Renew
+from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.test_api import eventually
@@ -113,6 +113,52 @@ def test_a_grant_after_one_that_was_too_old_makes_a_hold_of_its_own(between: Bet
         assert ask.outcome.state == HELD
         session.withdraw(ask)
         eventually(lambda: client.holder("old") is None, "it is not given back")
+
+
+def test_who_left_the_line_before_its_grant_was_too_old_stands_in_it_again(between: Between) -> None:
+    """A grant is given out, a Ctrl-C comes, and the second time it is too old: the next in line is asked for, and who
+    had it takes the last place."""
+    with between.client(ttl=5) as client:
+        session = client._desk.session()
+        terms = client.lock("old")._core.terms
+        ask, following = (session.wish("default:old", terms, who, blocking=True) for who in ("me", "you"))
+        with session.mutex:
+            session.waiting.enter(ask)
+            session.waiting.enter(following)
+            session.lane._queue.clear()
+            ask.in_lane = False
+            session.waiting.leave_line(ask)  # as the grant did when it was given out first …
+            session.lane._queue.clear()  # … until Ctrl-C came, just before the next was asked for
+            following.in_lane = False
+            ask.t0 = session.clock.now() - 60
+            ask.received(Granted(1, 0.0))
+            assert session.waiting.everybody() == [following, ask]
+            assert following in session.lane._queue
+            assert ask not in session.lane._queue
+        session.lane.start()
+        eventually(lambda: following.settled, "the next in line is not asked for")
+        session.withdraw(following)
+        eventually(lambda: ask.settled, "whoever lost its place is not asked for")
+        assert isinstance(ask.outcome, Hold)
+        session.withdraw(ask)
+
+
+def test_who_cannot_sleep_leaves_no_place_taken(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that can have no thread refuses who waits; whoever comes after it is asked for all the same."""
+    with between.client(ttl=5) as client:
+        session = client._desk.session()
+        terms = client.lock("x")._core.terms
+        ask = session.wish("default:x", terms, "me", blocking=True)
+
+        def begin(*_: object) -> Any:
+            raise StoreUnavailable("no thread")
+
+        with session.mutex, monkeypatch.context() as patch:
+            patch.setattr(dibs.waiting, "begin", begin)
+            with pytest.raises(StoreUnavailable):
+                session.waiting.fall_asleep(ask, Held("h", 1, 0.0, 60.0))
+            ask.failed(StoreUnavailable("no thread"))
+            assert session.waiting._asleep == {}
 
 
 def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:

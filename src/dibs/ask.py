@@ -40,6 +40,8 @@ class Ask:
     weight = 0
     #: It cleans up after one that has failed: nobody waits for it.
     afterwards = False
+    #: It gives back what was, or may have been, granted to nobody: however late it is, it is sent once.
+    owed = False
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False
     #: What it is told when a transaction has locked its row; None: it is asked for again.

@@ -240,7 +240,7 @@ class Keeper:
             return
         hold.reason = "it was granted to a caller that was gone"
         if not self._closed:
-            self._end(hold, self._clock.now())
+            self._end(hold, self._clock.now()).owed = True
 
     def lose(self, hold: Hold, reason: str) -> None:
         """Mark a hold lost for good, tell everybody who asked to be told, and end what may be left of it."""

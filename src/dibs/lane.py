@@ -446,8 +446,11 @@ class Lane:
         return pause if again or self._queue else 0.0
 
     def _give_up_queued(self, now: float, error: Exception) -> None:
-        """What has waited behind failing calls for its whole patience has failed like them. Under the mutex."""
-        late = {ask: None for ask in self._queue if now >= ask.give_up_at}
+        """What has waited behind failing calls for its whole patience has failed like them. Under the mutex.
+
+        But for what is owed: unsent, it would leave a grant to its ttl that nobody has.
+        """
+        late = {ask: None for ask in self._queue if now >= ask.give_up_at and not ask.owed}
         if not late:
             return
         unsent = StoreUnavailable(str(error), maybe_applied=False)

@@ -78,6 +78,8 @@ class TakeAsk(AcquireAsk):
 class Undo(JobAsk):
     """Asks what a claim was granted, and gives that back. (It may claim first; that costs no try.)"""
 
+    owed = True
+
     def __init__(self, request: Take, session: Session) -> None:
         super().__init__(request._replace(wake=None), session.clock.now() + session.patience_s)
         self._session = session
@@ -91,7 +93,9 @@ class Undo(JobAsk):
 def giving_back(session: Session, request: Take, taken: Taken) -> JobAsk:
     """What gives back all that a take was granted."""
     ids = tuple(job.id for job in taken.jobs)
-    return JobAsk(Finish(request.name, ids, taken.fencing_token, BACK), session.clock.now() + session.patience_s)
+    back = JobAsk(Finish(request.name, ids, taken.fencing_token, BACK), session.clock.now() + session.patience_s)
+    back.owed = True
+    return back
 
 
 def wish_for_jobs(

@@ -134,11 +134,11 @@ class Waiting:
             late = [other for other in self._overdue.pop(key, ()) if other is not ask]
             if late:
                 self._overdue[key] = late
+        if self._asleep.get(key) is ask:
+            del self._asleep[key]
         first = self._first.get(key)
         if first is None:
             return False
-        if self._asleep.get(key) is ask:
-            del self._asleep[key]
         behind = self._behind.get(key) if self._behind else None
         if behind is not None:
             if first is not ask and ask in behind:
@@ -158,6 +158,17 @@ class Waiting:
             return False
         self._ask_again(first)
         return True
+
+    def ask_anew(self, ask: AcquireAsk) -> None:
+        """What it was granted came too late to be trusted: it asks for it with another claim.
+
+        It is the first in line, or had left it when it was granted, before a Ctrl-C: then it takes the last place.
+        """
+        if self._first.get(ask.line) is not ask:
+            self.leave_line(ask)
+            self.enter(ask)
+        else:
+            self._lane.put(ask)
 
     def _forget_line(self, key: str, name: str) -> None:
         others = self._others.get(name)

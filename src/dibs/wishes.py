@@ -61,6 +61,7 @@ class AcquireAsk(Ask):
         slot = ANY_SLOT if request.permits else 1
         undo = Ask(Release(request.name, request.claim_id, slot, ticket), session.clock.now() + session.patience_s)
         undo.afterwards = self.error is not None
+        undo.owed = True
         return undo
 
     def received(self, outcome: object) -> None:
@@ -103,12 +104,15 @@ class AcquireAsk(Ask):
             return
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.
         self.heard_at = now
-        session.lane.put(Ask(Release(request.name, request.claim_id, outcome.slot), now + session.patience_s))
+        back = Ask(Release(request.name, request.claim_id, outcome.slot), now + session.patience_s)
+        back.owed = True
+        session.lane.put(back)
         if self.blocking and not session.closed:
             self.request = request._replace(claim_id=session.new_claim(), ticket=None)
-            self.t0 = self.hold = None  # (a hold of the old claim: its answer had been given out before, too)
             self.give_up_at = now + session.patience_s
-            session.lane.put(self)
+            session.waiting.ask_anew(self)
+            # Last, so that a Ctrl-C before it is asked leads here again. (A hold of the old claim: see above.)
+            self.t0 = self.hold = None
         elif session.closed:
             self.failed(StoreUnavailable("this dibs client was closed", maybe_applied=False))
         else:
@@ -132,7 +136,9 @@ class TakeOver(AcquireAsk):
     def undoing(self) -> Ask:
         request, session = self.request, self._session
         release = Release(request.name, request.claim_id, request.slot)
-        return Ask(release, session.clock.now() + session.patience_s)
+        undo = Ask(release, session.clock.now() + session.patience_s)
+        undo.owed = True
+        return undo
 
     def received(self, outcome: object) -> None:
         if type(outcome) is not Granted:
