@@ -629,3 +629,33 @@ def test_ctrl_z_for_too_long(dibs: Dibs, terminal: Any) -> None:
     assert dibs("run", "x", "--", "true").returncode == 0
     shell.type("\n")
     until(lambda: shell.sees("code 76"))
+
+
+def test_ctrl_c_in_a_callback_is_not_forgotten() -> None:
+    """Where Python can raise nothing, as in a callback of its import system, it shows Ctrl-C and goes on; dibs ends."""
+    program = """
+import os, signal, time, weakref
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as dibs.__main__ has it
+from argparse import Namespace
+from dibs.cli import connect
+
+class Thing:
+    pass
+
+def pressed(_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+with connect(Namespace(url="memory://x", namespace=None)):
+    thing = Thing()
+    watched = weakref.ref(thing, pressed)
+    try:
+        del thing
+        for _ in range(600):
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

@@ -823,8 +823,16 @@ ALLOWED: dict[str, set[str]] = {
     "dibs": {"dibs._version"},
     # The command line stands on the faces; it shows what stores tell, and its guard reads the clock.
     "dibs.__main__": {"dibs.cli"},
-    "dibs.cli": {"dibs._version", "dibs.cli.streams", "dibs.connecting", "dibs.errors", "dibs.names"},
+    "dibs.cli": {
+        "dibs._version",
+        "dibs.cli.ctrl_c",
+        "dibs.cli.streams",
+        "dibs.connecting",
+        "dibs.errors",
+        "dibs.names",
+    },
     "dibs.cli.streams": set(),
+    "dibs.cli.ctrl_c": set(),
     "dibs.cli.claim": {
         "dibs.cli",
         "dibs.cli.command",

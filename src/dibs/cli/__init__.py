@@ -368,14 +368,13 @@ def asked_for(args: argparse.Namespace, make: Callable[[str | None, str | None],
             raise CommandError(MISCONFIGURED, f"$DIBS_URL: {error}") from None
         raise
     import gc
-    import signal
+
+    from dibs.cli.ctrl_c import heed_ctrl_c
 
     if not gc.isenabled():  # as ``dibs.__main__`` has it, too; what was made by now stays
         gc.freeze()
         gc.enable()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        # So it was while this was loaded (``dibs.__main__``). From here on there may be something to clean up.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    heed_ctrl_c()
     return made
 
 
