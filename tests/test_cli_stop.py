@@ -634,7 +634,7 @@ def test_ctrl_z_for_too_long(dibs: Dibs, terminal: Any) -> None:
 def test_ctrl_c_in_a_callback_is_not_forgotten() -> None:
     """Where Python can raise nothing, as in a callback of its import system, it shows Ctrl-C and goes on; dibs ends."""
     program = """
-import os, signal, time, weakref
+import os, signal, threading, weakref
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as dibs.__main__ has it
 from argparse import Namespace
 from dibs.cli import connect
@@ -652,8 +652,7 @@ with connect(Namespace(url="memory://x", namespace=None)):
     watched = weakref.ref(thing, pressed)
     try:
         del thing
-        for _ in range(600):
-            time.sleep(0.1)
+        threading.Event().wait(60)
     except KeyboardInterrupt:
         print("ended")
 """

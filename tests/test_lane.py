@@ -310,11 +310,12 @@ def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
     world.end()
 
 
-def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world: World) -> None:
-    """Its own attempt would keep it for one request's time more."""
+def late_behind_a_failure(world: World, *, owed: bool) -> Ask:
+    """A release that has waited for its whole patience while a call failed, once it is answered."""
     (first,) = world.put(acquire("first"))
     world.lane.drive(first)
     late = Ask(Release("late", "claim-late"), world.clock.now())
+    late.owed = owed
 
     def fail() -> None:
         with world.mutex:
@@ -325,6 +326,12 @@ def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world
     (stays,) = world.put(acquire("stays"))
     world.lane.start()
     assert world.answered(stays, late)
+    return late
+
+
+def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world: World) -> None:
+    """Its own attempt would keep it for one request's time more."""
+    late = late_behind_a_failure(world, owed=False)
     assert isinstance(late.error, StoreUnavailable)
     assert not late.error.maybe_applied
     assert [[request.name for request in call] for call in world.shop.calls[1:]] == [["stays"], ["stays"]]
@@ -332,23 +339,9 @@ def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world
 
 
 def test_what_is_owed_is_sent_once_however_late(world: World) -> None:
-    """What gives back a grant that nobody has waited behind failing calls for its patience: unsent, it would be left to
-    its ttl."""
-    (first,) = world.put(acquire("first"))
-    world.lane.drive(first)
-    owed = Ask(Release("late", "claim-late"), world.clock.now())
-    owed.owed = True
-
-    def fail() -> None:
-        with world.mutex:
-            world.lane.put(owed)
-        raise StoreUnavailable("away for a moment")
-
-    world.shop.during = once(fail)
-    (stays,) = world.put(acquire("stays"))
-    world.lane.start()
-    assert world.answered(stays, owed)
-    assert owed.error is None
+    """It gives back a grant that nobody has, which would be left to its ttl."""
+    late = late_behind_a_failure(world, owed=True)
+    assert late.error is None
     assert ["late"] in [[request.name for request in call] for call in world.shop.calls]
     world.end()
 

@@ -476,6 +476,6 @@ def test_many_together_are_told_what_each_would_be_alone(tmp_path: Path, monkeyp
 def test_without_functions_for_json_each_is_asked_for_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite before 3.38 may have none."""
     monkeypatch.setattr(sqlite_many, "has_json", lambda db: False)
-    monkeypatch.setattr(sqlite_many, "_VERBS", {})
+    monkeypatch.setattr(sqlite_many, "_Many", None)
     with dibs.connect(f"sqlite:///{path}") as client, client.multilock([str(n) for n in range(50)]) as leases:
         assert len(leases) == 50

@@ -337,12 +337,7 @@ class Lane:
                     batch = self._batch = [ask for ask in batch if not ask.dropped]
                     if not batch:
                         return 0.0
-                if paused or batch[0].kind != LEASES:
-                    self._outcomes = self._call(batch, self._deadline, paused)
-                else:
-                    store = self._store or self._opened()
-                    self._outcomes = store.act([ask.request for ask in batch], self._deadline)
-                self.reached = True
+                self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
                 return self._repeat(batch, error, BUSY_PAUSE_S)
             except StoreUnavailable as error:
@@ -404,7 +399,6 @@ class Lane:
         return store
 
     def _call(self, batch: list[Ask], deadline: Deadline, paused: dict[Ask, Held] | None) -> list[Any]:
-        """What is no plain vector of requests on leases, or is not sent as a whole."""
         store = self._store or self._opened()
         kind = batch[0].kind
         if kind == ALONE:
@@ -417,6 +411,7 @@ class Lane:
                 outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
             else:
                 outcomes = act([ask.request for ask in batch], deadline)
+        self.reached = True
         return outcomes
 
     def _repeat(self, batch: list[Ask], error: Exception, pause: float) -> float:

@@ -32,11 +32,7 @@ class LockCore(Gripped[L]):
     __slots__ = ("_desk", "_key", "_make_lease", "refused")
 
     def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
-        # (What Gripped.__init__ does, without the call: a lock is made for nearly every use.)
-        self.name = name
-        self.terms = terms
-        self._grips = []
-        self._released_inside = []
+        super().__init__(name, terms)
         self._desk = desk
         self._key = desk.key_prefix + check_name(name)
         self._make_lease = make_lease

@@ -47,66 +47,47 @@ def decided(file: SQLiteFile, db: sqlite3.Connection, requests: Sequence[Request
         if kind is Acquire:
             name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request  # type: ignore[misc]
             if ticket is None and not permits:
-                groups.setdefault((kind, ttl, holder, info), {})[name] = place, claim_id
+                groups.setdefault((_Many.acquire, ttl, holder, info), {})[name] = place, claim_id
         elif kind is Release:
             name, claim_id, slot, ticket, keep, _ = request  # type: ignore[misc]
             if ticket is None and slot == 1 and keep <= PIN_KEEP_S:
-                groups.setdefault((kind,), {})[name] = place, claim_id
+                groups.setdefault((_Many.release,), {})[name] = place, claim_id
         elif kind is Renew and request.slot == 1:  # type: ignore[union-attr]
-            groups.setdefault((kind, request.ttl), {})[request.name] = place, request.claim_id  # type: ignore[union-attr]
+            groups.setdefault((_Many.renew, request.ttl), {})[request.name] = place, request.claim_id  # type: ignore[union-attr]
     outcomes: dict[int, Outcome] = {}
-    for (kind, *terms), asked in groups.items():
+    for (verb, *terms), asked in groups.items():
         if len(asked) > 1:
-            claims = dumps({name: claim_id for name, (_, claim_id) in asked.items()}, ensure_ascii=False)
-            _VERBS[kind](file, db, claims, asked, now, outcomes, *terms)
+            outcomes.update(verb(_Many(file, db, asked, now), *terms))
     return outcomes
 
 
-def _acquire(
-    file: SQLiteFile,
-    db: sqlite3.Connection,
-    claims: str,
-    asked: dict[str, tuple[int, str]],
-    now: float,
-    outcomes: dict[int, Outcome],
-    ttl: float,
-    holder: str,
-    info: str | None,
-) -> None:
-    db.execute(file.sql["grant_many"], (claims, None, holder, info, file.boot, now, now + ttl, file.floor))
-    ((names, tokens, since),) = db.execute(file.sql["granted_many"], (claims, file.boot, now))
-    for name, token, granted_wall in zip(loads(names), loads(tokens), loads(since), strict=True):
-        outcomes[asked[name][0]] = Granted(token, float(granted_wall))
+class _Many:
+    """Requests of one kind that differ in their names and claims only."""
 
+    def __init__(self, file: SQLiteFile, db: sqlite3.Connection, asked: dict[str, tuple[int, str]], now: float) -> None:
+        self._file = file
+        self._db = db
+        self._places = {name: place for name, (place, _) in asked.items()}
+        claims = dumps({name: claim_id for name, (_, claim_id) in asked.items()}, ensure_ascii=False)
+        self._theirs = claims, file.boot, now
+        self._now = now
 
-def _renew(
-    file: SQLiteFile,
-    db: sqlite3.Connection,
-    claims: str,
-    asked: dict[str, tuple[int, str]],
-    now: float,
-    outcomes: dict[int, Outcome],
-    ttl: float,
-) -> None:
-    # (Those that are not renewed are told so one by one: they are few.)
-    if db.execute(file.sql["renew_many"], (claims, file.boot, now, now + ttl)).rowcount == len(asked):
-        renewed = Renewed(wall_now() + ttl)
-        outcomes.update((place, renewed) for place, _ in asked.values())
+    def acquire(self, ttl: float, holder: str, info: str | None) -> dict[int, Outcome]:
+        file, now = self._file, self._now
+        values = self._theirs[0], None, holder, info, file.boot, now, now + ttl, file.floor
+        self._db.execute(file.sql["grant_many"], values)
+        ((names, tokens, since),) = self._db.execute(file.sql["granted_many"], self._theirs)
+        grants = zip(loads(names), loads(tokens), loads(since), strict=True)
+        return {self._places[name]: Granted(token, float(granted_wall)) for name, token, granted_wall in grants}
 
+    def renew(self, ttl: float) -> dict[int, Outcome]:
+        return self._change("renew_many", (self._now + ttl,), Renewed(wall_now() + ttl))
 
-def _release(
-    file: SQLiteFile,
-    db: sqlite3.Connection,
-    claims: str,
-    asked: dict[str, tuple[int, str]],
-    now: float,
-    outcomes: dict[int, Outcome],
-) -> None:
-    # Asked first: what was released cannot be told afterwards from what was not there.
-    ((held,),) = db.execute(file.sql["held_many"], (claims, file.boot, now))
-    if held == len(asked):
-        db.execute(file.sql["release_many"], (claims, file.boot, now))
-        outcomes.update((place, RELEASED) for place, _ in asked.values())
+    def release(self) -> dict[int, Outcome]:
+        return self._change("release_many", (), RELEASED)
 
-
-_VERBS: dict[type, Any] = {Acquire: _acquire, Renew: _renew, Release: _release}
+    def _change(self, statement: str, values: tuple[float, ...], outcome: Outcome) -> dict[int, Outcome]:
+        """Change the leases that are there. Which they are is asked before: of what was released nothing tells it."""
+        ((names,),) = self._db.execute(self._file.sql["held_many"], self._theirs)
+        self._db.execute(self._file.sql[statement], (*self._theirs, *values))
+        return {self._places[name]: outcome for name in loads(names)}

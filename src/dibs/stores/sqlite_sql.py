@@ -101,7 +101,7 @@ _STATEMENTS = {
         "SELECT json_group_array(l.name), json_group_array(l.fencing_token), json_group_array(l.granted_wall) "
         f"{_THEIRS} AND l.take IS NULL"
     ),
-    "held_many": f"SELECT count(*) {_THEIRS}",
+    "held_many": f"SELECT json_group_array(l.name) {_THEIRS}",
     "release_many": (
         "INSERT INTO {lease} (name, slot, fencing_token, boot, granted_wall, granted_boot, expires_boot)"
         f" SELECT l.name, 1, l.fencing_token, l.boot, l.granted_wall, l.granted_boot, ?3 {_THEIRS}"
