@@ -327,7 +327,8 @@ class Renewer:
                 if hold.state != HELD:
                     finished.append(hold)
                 elif isinstance(outcomes[index], Exception):
-                    if type(outcomes[index]) is not StoreBusy:
+                    # A call that ended because the trust did says less than what was heard before it.
+                    if type(outcomes[index]) is not StoreBusy and (hold.last_error is None or now < hold.trusted_until):
                         hold.last_error = outcomes[index]
                     self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
                 else:
