@@ -640,9 +640,8 @@ def method(prefix: str, name: str, plain: type, awaited: type) -> str:
 
 def filled(plain: type, text: str) -> str:
     """A signature with the type that its variable stands for: Lockable[Lease] has a T, and it is Lease."""
-    for base in getattr(plain, "__orig_bases__", ()):
-        for kind in getattr(base, "__args__", ()):
-            text = re.sub(r"\b[TL]\b", kind.__name__, text)
+    for base in re.findall(r"\[(\w+)\]", inspect.getsource(plain).partition(":")[0]):
+        text = re.sub(r"\b[TL]\b", base, text)
     return text
 
 

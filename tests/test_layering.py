@@ -35,6 +35,7 @@ AIO = {
 ALLOWED: dict[str, set[str]] = {
     # The contract, and what has no opinion on anything above it.
     "dibs._version": set(),
+    "dibs._typing": set(),
     "dibs.clock": set(),
     "dibs.errors": set(),
     "dibs.trust": set(),
@@ -1011,7 +1012,14 @@ def test_imports_point_one_way(name: str) -> None:
     """A module imports only what stands below it: faces → primitives → session → lanes → contract."""
     assert name in ALLOWED, f"{name} is new: say in ALLOWED where it stands"
     imported = {module for module in running_imports(tree(name)) if module.split(".")[0] == "dibs"}
+    imported.discard("dibs._typing")  # it stands in for what everybody may import
     assert imported <= ALLOWED[name], f"{name} reaches up or sideways: {sorted(imported - ALLOWED[name])}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nobody_pays_for_typing(name: str) -> None:
+    """No module imports `typing` when it runs: dibs._typing says why."""
+    assert "typing" not in running_imports(tree(name))
 
 
 def test_the_map_is_of_what_there_is() -> None:
@@ -1125,25 +1133,26 @@ def test_importing_dibs_is_cheap() -> None:
         "dibs.session dibs.stores"
     ).split():
         assert heavy not in modules, f"import dibs loads {heavy}"
-    # `typing` alone costs 3 ms of the ten that `python -c pass` takes; whoever names `dibs.connect` pays for it.
 
 
 def test_a_lock_on_sqlite_loads_nothing_else(sqlite_url: str) -> None:
     """Taking and releasing a lock in an SQLite file loads neither asyncio nor another store's driver."""
     modules = loaded(f"import dibs\nwith dibs.connect({sqlite_url!r}) as c:\n  with c.lock('x'): pass")
     assert "sqlite3" in modules
-    for heavy in "psycopg asyncio tabulate dataclasses inspect logging ssl urllib.parse argparse subprocess".split():
+    for heavy in (
+        "psycopg asyncio tabulate dataclasses inspect logging ssl urllib.parse argparse subprocess typing"
+    ).split():
         assert heavy not in modules, f"a lock on SQLite loads {heavy}"
 
 
 def test_dibs_run_is_light(sqlite_url: str) -> None:
-    """`dibs run` on SQLite loads no asyncio, psycopg, tabulate or dataclasses: it stands in crontabs."""
+    """`dibs run` on SQLite loads no asyncio, psycopg, tabulate, typing or dataclasses: it stands in crontabs."""
     command = [sys.executable, "-X", "importtime", "-m", "dibs", "--url", sqlite_url, "run", "x", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "sqlite3" in modules
-    for (
-        heavy
-    ) in "psycopg asyncio tabulate dataclasses inspect logging ssl socket subprocess importlib.metadata".split():
+    for heavy in (
+        "psycopg asyncio tabulate dataclasses inspect logging ssl socket subprocess importlib.metadata typing"
+    ).split():
         assert heavy not in modules, f"dibs run loads {heavy}"

@@ -11,8 +11,8 @@ few workers is told as many as would keep up, not as many as there are. Work off
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.load import COUNTED, load_key, read
 from dibs.steps import acting
 

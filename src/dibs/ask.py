@@ -6,8 +6,7 @@ It answers for being settled once, and for nobody waiting on after that. Lanes c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:

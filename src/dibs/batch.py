@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.door import door_to
 from dibs.errors import LeaseLost
 from dibs.guarding import converse, release_after_commit

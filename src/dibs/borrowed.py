@@ -6,9 +6,9 @@ lock. Nothing is imported here; an object is known by what its library promises 
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote, urlencode
 
+from dibs._typing import Any
 from dibs.errors import InvalidOption
 
 

@@ -21,8 +21,7 @@ leads is decided by the same conditional write as for any lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import taking_over
 from dibs.lease import LeaseFacts

@@ -6,8 +6,8 @@ What claims are for is told where a user meets them: in ``dibs.claims``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.batch import BatchFacts, Ends, Item
 from dibs.columns import check_place, name_of
 from dibs.errors import InvalidName, InvalidOption, Unsupported

@@ -9,8 +9,7 @@ look and the claim.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
-
+from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.batch import BatchFacts, Item
 from dibs.claiming import N_DEFAULT, check_stream
 from dibs.owners import this_thread

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
-
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.lockable import Lock

@@ -18,7 +18,8 @@ import threading
 import time
 from errno import EMFILE, ENFILE
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+
+from dibs._typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ can contain. So one call may carry both kinds, and only the store looks.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
+from dibs._typing import NamedTuple
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL
 from dibs.errors import InvalidOption
 from dibs.store import ROW_MARK

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds

@@ -11,8 +11,7 @@ Standing in line behind another waiter is not being stuck here, since lines move
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import atexit
 import os
 import weakref
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call

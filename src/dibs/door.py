@@ -13,8 +13,8 @@ its driver wants to see.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ The store says which statements that takes, and the caller's connection, through
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
+from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.door import SQLITE, Said
 from dibs.errors import LeaseLost
 from dibs.job_hold import forsake

@@ -5,8 +5,7 @@ A module of its own because ``dibs run``, which stands in crontabs, has no need 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.campaign import Over, TermFacts
 from dibs.errors import LeaseLost
 from dibs.lease import Lease

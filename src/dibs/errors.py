@@ -6,7 +6,7 @@ that driver's store, by error code. *Held by another*, *store unreachable* and *
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

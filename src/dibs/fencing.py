@@ -9,9 +9,8 @@ needs no column.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dibs import guarding
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL, SQLITE, VALUE, Said, door_to
 from dibs.errors import InvalidOption, LeaseLost
 from dibs.stores.identifiers import quoted, quoted_part

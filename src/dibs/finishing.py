@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import JobAsk
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.job import backoff_s, confirmed

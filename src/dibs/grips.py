@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from dibs.errors import NotHeld
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar, cast
 from dibs.door import POSTGRESQL, SQLITE, Answer, Said
 from dibs.errors import InvalidOption, LeaseLost, Unsupported
 from dibs.hold import GONE_REASON

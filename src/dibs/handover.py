@@ -10,8 +10,7 @@ The state names the claim, which is all the proof there is; that it fits the cli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported, once_more
 from dibs.hold import HELD, Hold
 from dibs.lease import STATE_VERSION, LeaseFacts

@@ -6,8 +6,7 @@ needed for it to be complete.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dibs.errors import InvalidOption, Unsupported
 from dibs.names import check_name
 

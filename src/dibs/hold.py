@@ -7,8 +7,7 @@ and looks again (``Keeper.expire``) before it says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import ROW_MARK, Renew, Renewed
 
 if TYPE_CHECKING:

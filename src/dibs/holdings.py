@@ -6,7 +6,7 @@ added or removed, is the session's business, under whose mutex all of it changes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dibs.hold import Hold

@@ -9,8 +9,8 @@ what came too late.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
 from dibs.job_hold import JobHold, finish

@@ -7,8 +7,8 @@ came too late; the end of the batch waits for the answers to everything.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Generic, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.job import Claim, JobFacts
 from dibs.job_hold import forsake

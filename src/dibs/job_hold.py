@@ -8,8 +8,8 @@ them). When the last has left it, it is over.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import JobAsk
 from dibs.errors import StoreUnavailable
 from dibs.hold import HELD, RELEASED, Hold

@@ -30,7 +30,7 @@ least once.) As in the contract of leases a store never waits, retries or reads 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

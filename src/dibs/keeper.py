@@ -8,8 +8,8 @@ renewing itself is the renewal lane's business (``dibs.renewer``).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.ask import Ask, JobAsk
 from dibs.before import Before
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from _thread import get_ident
 from errno import EMFILE, ENFILE
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames

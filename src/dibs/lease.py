@@ -7,8 +7,8 @@ threads (``dibs.aio.AsyncLease`` has them for tasks). Whether a lease is held is
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 from collections import deque
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, cast
 
+from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.clock import wall_now
 from dibs.store import Acquire, Release
 

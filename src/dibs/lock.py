@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, TypeVar
 
+from dibs._typing import TYPE_CHECKING, TypeVar
 from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold

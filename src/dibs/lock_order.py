@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import LockOrderWarning
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lease import Lease

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
 
+from dibs._typing import TYPE_CHECKING, Protocol
 from dibs.names import check_seconds
 
 if TYPE_CHECKING:

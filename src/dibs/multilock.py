@@ -8,8 +8,7 @@ asked for in the order of their code points, so that callers with the same names
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
 from dibs.lease import Lease, LeaseFacts, releasing_all

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Union
 
+from dibs._typing import TYPE_CHECKING, Any, Union
 from dibs.errors import InvalidName, InvalidOption
 
 if TYPE_CHECKING:

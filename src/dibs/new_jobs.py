@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs import jobs as rows
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidName, InvalidOption
 from dibs.jobs import ERROR_CHARS_MAX, KEEP, ON_CONFLICT, PAYLOAD_BYTES_MAX, PRIORITY_MAX, PUT_MAX, RAISE
 from dibs.names import WAIT_MAX_S, check_name, check_seconds

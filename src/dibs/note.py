@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.names import INFO_BYTES_MAX, people_call
 
 if TYPE_CHECKING:

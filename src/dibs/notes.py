@@ -21,8 +21,8 @@ while without any. What it knows of waiters changes under the session's mutex, o
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import Act, Ask
 from dibs.deadlock import age, as_said, in_turn, reached, ring_of, stuck
 from dibs.errors import WouldDeadlock

@@ -18,8 +18,7 @@ rows that keep their own: those are ``Unsupported`` with it. What is kept after 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dibs.errors import DibsError, InvalidOption, StoreUnavailable, Unsupported
 from dibs.names import TTL_MAX_S
 from dibs.store import ROW_MARK, Acquire, Held, Renew, Renewed, StoreBusy, Transfer

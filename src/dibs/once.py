@@ -18,8 +18,8 @@ transaction.
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
 from dibs.hold import RELEASED
 from dibs.lease import Lease, LeaseFacts

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
+from dibs._typing import Generic, TypeVar
 from dibs.errors import NotHeld
 
 R = TypeVar("R")

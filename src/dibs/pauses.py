@@ -12,8 +12,7 @@ grant would be in force at once, and would be paid for by every grant of everybo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.names import people_call
 from dibs.store import ROW_MARK, Held
 

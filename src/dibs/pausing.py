@@ -9,8 +9,8 @@ obey is in ``dibs.pauses``.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
 from dibs.names import check_info, check_name, check_seconds, people_call
 from dibs.pauses import PAUSES_FRESH_S, note_of

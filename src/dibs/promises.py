@@ -7,8 +7,7 @@ rest is judged when a connection is, by what it then says.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dibs.errors import InvalidOption, SetupRequired, Unsupported, did_you_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ which are held cost no round trip; what it says may be old a moment later, and n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dibs.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ verbs for tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import JobFailed
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts

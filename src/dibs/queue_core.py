@@ -6,8 +6,8 @@ A queue is a name; its jobs are the store's (``dibs.jobs``). Nothing is kept her
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from dibs.ask import JobAsk
 from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
 from dibs.job import Claim, JobFacts

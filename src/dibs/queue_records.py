@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.new_jobs import unpacked
 
 if TYPE_CHECKING:

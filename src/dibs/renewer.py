@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames

@@ -5,8 +5,7 @@ How leases are kept without being asked for is the renewal lane's business (``di
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.ask import Ask, JobAsk
 from dibs.hold import GONE_REASON, HELD
 from dibs.store import ANY_SLOT, GONE, Acquire, Granted, Release

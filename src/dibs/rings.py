@@ -6,8 +6,7 @@ An order of names that may deadlock is warned of (``dibs.lock_order``), and a wa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.hold import FOREVER
 from dibs.waiting import NOTE_AFTER_S
 

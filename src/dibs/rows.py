@@ -7,9 +7,8 @@ keeps nothing of it. For work that takes longer, or is done elsewhere, claim the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dibs import guarding
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.door import POSTGRESQL, SQLITE, VALUE, Said, door_to
 from dibs.errors import InvalidOption
 

@@ -8,9 +8,9 @@ for ever, so it is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import ref
 
+from dibs._typing import TYPE_CHECKING, Generic, TypeVar
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, once_more
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore

@@ -9,8 +9,7 @@ the item but the claimer. The values are those of the second look.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
+from dibs._typing import TYPE_CHECKING, Any, TypeVar, cast
 from dibs.batch import BatchFacts
 from dibs.errors import InvalidOption, Unsupported
 from dibs.once_keys import check_key

@@ -8,8 +8,8 @@ gives its permits back by its ttl. Works like ``threading.BoundedSemaphore``: on
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
 
+from dibs._typing import TYPE_CHECKING, TypeVar
 from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
 from dibs.hold import LOST
 from dibs.lease import Lease, LeaseFacts, releasing_all

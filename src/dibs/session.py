@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable

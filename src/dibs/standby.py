@@ -11,8 +11,8 @@ or so, there may be one more in line.
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore

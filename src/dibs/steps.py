@@ -8,8 +8,8 @@ An exception at the waiting point (Ctrl-C, cancellation) is thrown into the step
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, TypeVar
 
+from dibs._typing import TYPE_CHECKING, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 
 if TYPE_CHECKING:

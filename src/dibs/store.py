@@ -33,7 +33,7 @@ One store object is used by one thread at a time; a session opens one per lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -11,8 +11,8 @@ taken up in time is withdrawn, and ends by its ttl if whoever made it has died; 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.names import check_info, check_seconds
 from dibs.store import Gone, Release, Transfer

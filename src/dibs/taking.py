@@ -6,8 +6,7 @@ them asks, and sleeps until a hint, a due time, or a poll when there is nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import JOBS, Ask, JobAsk
 from dibs.errors import StoreUnavailable
 from dibs.job_hold import JobHold

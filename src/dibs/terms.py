@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption
 from dibs.names import check_info, check_on_lost, check_seconds, check_timeout
 from dibs.trust import RENEWALS_PER_TTL, local_deadline

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from _thread import get_ident, start_new_thread
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
 
+from dibs._typing import TYPE_CHECKING, Protocol
 from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:

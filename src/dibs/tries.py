@@ -16,8 +16,8 @@ store keeps anything.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
 from dibs.names import check_info
 from dibs.once_keys import check_key

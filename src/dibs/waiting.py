@@ -17,8 +17,8 @@ asks again within ``POLL_MAX_S``.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
 from dibs.store import LINE_GRACE_S

@@ -6,8 +6,7 @@ what nobody wants any more is given back. When a wish that waits asks again is `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import Ask
 from dibs.errors import LimitMismatch, StoreUnavailable
 from dibs.hold import Hold

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+
+from dibs._typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dibs.crew import Crew

@@ -7,8 +7,8 @@ SIGTERM and Ctrl-C end it in order: what is in hand is finished, the rest is giv
 from __future__ import annotations
 
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
 from dibs.lock import check_decorated

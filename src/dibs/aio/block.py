@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.aio.tasks import call_in
 from dibs.hold import HELD, LOST
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.aio.lease import converse
 from dibs.aio.tasks import Begun, end, owner, take
 from dibs.batch import BatchFacts, Item

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.aio.claims import AsyncBatch, AsyncClaims, AsyncItem
 from dibs.aio.election import AsyncElection, AsyncTerm
 from dibs.aio.lease import AsyncLease

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
 from dibs.aio.tasks import Begun, owner, take

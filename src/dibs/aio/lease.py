@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from dibs import guarding
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.aio.tasks import Begun, call_in, end, take
 from dibs.door import Said, door_to
 from dibs.errors import LeaseLost

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
 from dibs.aio.tasks import Begun, end, owner, take

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
 from dibs.aio.tasks import end, owner, take

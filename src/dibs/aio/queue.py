@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.lease import AsyncLost, converse
 from dibs.aio.tasks import Begun, end, owner, take
 from dibs.door import door_to

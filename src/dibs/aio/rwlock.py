@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.aio.lockable import AsyncLock
 from dibs.aio.tasks import owner, take
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
 from dibs.aio.tasks import Begun, owner, take

@@ -10,9 +10,9 @@ import asyncio
 from asyncio import get_running_loop
 from collections import deque
 from types import coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.steps import begun, run
 from dibs.threads import unattended
 

@@ -10,8 +10,8 @@ import asyncio
 import inspect
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.tasks import call_in, owner, take
 from dibs.crew import Crew
 from dibs.errors import InvalidOption

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs._version import __version__
 from dibs.cli.streams import drop, flush, plain, prepare
 from dibs.errors import (

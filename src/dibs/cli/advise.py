@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import USAGE, CommandError, connect
 from dibs.cli.looks import json_option, print_json, table
 from dibs.cli.streams import plain

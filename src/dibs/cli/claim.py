@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say, whole, write_line
 from dibs.cli.command import find
 from dibs.cli.keeper import Keeper

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import NOT_EXECUTABLE, NOT_FOUND, SIGNALLED, CommandError, say
 from dibs.cli.guard import send
 

@@ -7,8 +7,8 @@ names and whatever cannot be left out by name (that the store can be written to,
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import asked_for, exit_code
 from dibs.cli.streams import plain
 from dibs.connecting import undemanding

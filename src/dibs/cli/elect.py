@@ -6,8 +6,7 @@ all in ``dibs.cli.run``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import duration, whole
 from dibs.cli.run import add_common, parse_info, run_under
 

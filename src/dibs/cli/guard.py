@@ -20,8 +20,8 @@ from __future__ import annotations
 import os
 import select
 import signal
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.lines import lines_of, put_lines
 from dibs.cli.looks import json_option, print_json, print_json_line

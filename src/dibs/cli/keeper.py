@@ -19,8 +19,8 @@ import json
 import os
 import select
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.cli import SIGNALLED, SYSTEM, CommandError
 from dibs.cli.guard import NEVER, send
 from dibs.cli.keeping import LAST_WORDS_S, be_keeper

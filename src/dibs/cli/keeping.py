@@ -17,8 +17,8 @@ import select
 import signal
 import sys
 import termios
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli.command import Command
 from dibs.cli.guard import NEVER, OUT_OF_REACH, SLICE_S, close_all_but, name_process, out_of_reach, send
 from dibs.cli.moments import DEAD_WAIT_S, GONE_LOOK_S

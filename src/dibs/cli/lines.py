@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import INTERRUPTED, USAGE, CommandError, exit_code
 from dibs.clock import boot_now
 from dibs.errors import DibsError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, CommandError, connect, duration, whole
 from dibs.cli.looks import json_option, json_text, local, print_json, table
 from dibs.names import check_name, lasting, people_call

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, cast
 
+from dibs._typing import TYPE_CHECKING, cast
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, whole
 from dibs.cli.looks import (
     json_option,

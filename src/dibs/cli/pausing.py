@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say
 from dibs.cli.looks import json_option, lease_json, lease_row, local, pause_json, print_json, table
 from dibs.cli.streams import plain

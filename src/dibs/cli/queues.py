@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.jobs import payload_json
 from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, print_pauses, table

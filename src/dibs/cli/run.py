@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import LOST, SIGNALLED, SYSTEM, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.command import Command, find
 from dibs.cli.guard import Guard, GuardDiedError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli.stderr import is_read
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import select
 import signal
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli.guard import NEVER, OUT_OF_REACH, GuardDiedError, out_of_reach, send
 from dibs.cli.moments import (
     DEAD_WAIT_S,

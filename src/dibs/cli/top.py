@@ -11,8 +11,8 @@ import select
 import signal
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import SIGNALLED, connect, duration
 from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
 from dibs.cli.streams import plain

@@ -13,8 +13,8 @@ import os
 import signal
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.cli import BUSY, INTERRUPTED, SIGNALLED, USAGE, CommandError, connect, duration, whole
 from dibs.cli.command import find
 from dibs.cli.keeper import Ended, Keeper

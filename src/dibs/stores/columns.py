@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dibs.columns import COLUMNS, migration_sql, misfit, row_of
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import (

@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from math import ceil
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.store import (

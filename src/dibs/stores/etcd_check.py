@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.store import Finding
 from dibs.stores.etcd_gateway import OUT_OF_RANGE, Refusal

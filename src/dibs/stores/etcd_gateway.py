@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import ssl
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.stores.etcd_wire import Wire, reach
 from dibs.stores.greetings import heard, speaks_tls, was_cut

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 from binascii import a2b_base64, b2a_base64
-from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import StoreUnavailable
 from dibs.store import Acquire

@@ -6,8 +6,8 @@ How a name with permits is granted is told in ``etcd_pools``.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now, wall_now
 from dibs.store import GONE, Acquire, Granted, Held, Mismatch
 from dibs.stores import etcd_keys as keys

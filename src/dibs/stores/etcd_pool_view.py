@@ -6,8 +6,7 @@ who asks first, never who holds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now
 from dibs.store import LINE_GRACE_S
 from dibs.stores import etcd_keys as keys

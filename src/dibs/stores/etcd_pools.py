@@ -25,8 +25,8 @@ others the last before them who is alive.
 from __future__ import annotations
 
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
 from dibs.errors import StoreUnavailable
 from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Granted, Held, Mismatch, Renew, Renewed

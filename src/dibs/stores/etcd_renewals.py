@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
 from dibs.errors import StoreUnavailable
 from dibs.store import Granted, Renew, Renewed

@@ -16,8 +16,8 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.clock import Deadline, RealClock
 from dibs.errors import SetupRequired
 from dibs.stores.etcd_gateway import lines_of

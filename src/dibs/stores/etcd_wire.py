@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import Readiness
 
 if TYPE_CHECKING:

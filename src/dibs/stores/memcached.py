@@ -31,9 +31,9 @@ pymemcache makes the connection (names, TLS, Unix sockets); what travels on it a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import StoreUnavailable, Unsupported
 from dibs.store import (
     GONE,

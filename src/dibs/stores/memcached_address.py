@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption
 from dibs.stores.memcached_spread import RISK
 from dibs.stores.memcached_wire import Place

@@ -8,8 +8,8 @@ carries it fails with those it travels with.
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import StoreUnavailable
 from dibs.store import GONE, Finding
 

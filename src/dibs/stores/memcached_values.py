@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hashlib import sha256
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import StoreUnavailable
 from dibs.stores.memcached_wire import Item, shown
 

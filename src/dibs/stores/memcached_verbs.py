@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.store import GONE, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed, Transfer
 from dibs.stores.memcached_values import Lease, change, done, key_of, lease_of, no_memory, ticks_for, value_of
 from dibs.stores.memcached_wire import Item

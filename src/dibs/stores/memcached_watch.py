@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.stores.memcached_values import key_of
 from dibs.stores.memcached_wire import RECORD_BYTES_MAX
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 import ssl
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.stores.greetings import heard, speaks_tls, was_cut

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from operator import itemgetter
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now, wall_now
 from dibs.store import (
     ANY_SLOT,

@@ -23,8 +23,8 @@ is plain that there are enough, one gets by without: see dibs.stores.mysql_pools
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.columns import row_of
 from dibs.errors import InvalidOption
 from dibs.store import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.mysql_drivers import DRIVERS, SSL_MODES, Where, opener

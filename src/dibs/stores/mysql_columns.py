@@ -8,8 +8,8 @@ by the key's own index. Keys are compared exactly, whatever the collation of the
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.store import Granted, Pin

@@ -13,9 +13,9 @@ rule of any ``sql_mode`` and no character set has a say in it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption
 

@@ -8,8 +8,8 @@ in how many transactions, and what people see.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.door import MYSQL, Said
 from dibs.errors import InvalidOption
 from dibs.jobs import (

@@ -7,8 +7,7 @@ Each of the statements names the token again, so that nothing happens on a conne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, NO_TRIES_LEFT, RETRY, Finished
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_values import hexed, literal, us

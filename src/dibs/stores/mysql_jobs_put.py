@@ -8,8 +8,7 @@ job, and for nobody else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import StoreUnavailable
 from dibs.jobs import KEEP, REPLACE, KeyTaken, PutDone
 from dibs.store import StoreBusy

@@ -12,8 +12,7 @@ somebody else's connection. ``{job}`` and the other names in braces are replaced
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.stores.mysql_sql import EPOCH, NOW, locking
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ places but speed. Priorities that are not known are scanned from their beginning
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now
 from dibs.jobs import CRASHES_MAX, LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX, Taken, TakenJob
 from dibs.store import Held

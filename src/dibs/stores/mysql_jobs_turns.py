@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.clock import boot_now
 from dibs.jobs import LOOK_BACK_PART
 from dibs.stores import mysql_jobs_sql as sql

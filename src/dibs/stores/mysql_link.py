@@ -9,8 +9,8 @@ again, a bounded number of times. A transaction on permits is rolled back and be
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy

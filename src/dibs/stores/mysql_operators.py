@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import StoredGrant, StoredLease
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_values import hexed, us

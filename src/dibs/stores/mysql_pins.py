@@ -5,8 +5,7 @@ See PIN in dibs.stores.mysql_sql for why that is enough.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_values import hexed
 

@@ -13,8 +13,7 @@ The server ends a transaction whose client has stopped (see IDLE_TRANSACTION_S);
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.mysql_pools_plain import plainly
 from dibs.stores.mysql_sql import EPOCH, GRACE, NOW

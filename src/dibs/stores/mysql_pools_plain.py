@@ -14,8 +14,8 @@ who is granted, ``decide`` would have granted, too.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Granted
 from dibs.stores.mysql_sql import EPOCH, NOW
 from dibs.stores.mysql_values import hexed, literal, us

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption
 from dibs.queries import filled
 from dibs.stores.mysql_values import hexed

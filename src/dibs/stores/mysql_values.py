@@ -6,7 +6,8 @@ Texts are written as hexadecimal, so no escaping rule of any ``sql_mode`` has a 
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+
+from dibs._typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,8 +7,7 @@ finds what is behind them. Jobs are looked for the less often the longer it take
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.errors import SetupRequired
 from dibs.jobs import LOOK_BACK_PART

@@ -8,8 +8,7 @@ them ask again, it comes back to its old place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.store import LAST_TICKET, LINE_GRACE_S, PIN_LOOK_S, Acquire, Held, Mismatch
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ does not get through, they poll.
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.columns import row_of
 from dibs.errors import InvalidOption
 from dibs.store import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.postgres_login import LIBPQ, conninfo
 

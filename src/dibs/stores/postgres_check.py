@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from dibs._typing import Any
 from dibs.store import Finding
 
 

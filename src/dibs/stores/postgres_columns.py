@@ -8,8 +8,7 @@ index is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption, SetupRequired
 from dibs.store import Granted, Pin

@@ -6,8 +6,8 @@ See dibs.stores.postgres_jobs_sql for the statements, and dibs.stores.postgres_j
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.jobs import (
     BACK,

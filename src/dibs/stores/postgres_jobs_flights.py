@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
 
+from dibs._typing import TYPE_CHECKING, TypeVar
 from dibs.stores.tables import with_tables
 
 if TYPE_CHECKING:

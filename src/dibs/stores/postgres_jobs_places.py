@@ -13,8 +13,8 @@ Nothing rests on what is remembered but how soon a job is found.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
+from dibs._typing import NamedTuple
 from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX
 
 # Of so many queues the places are remembered, and of so many claims that they were asked for.

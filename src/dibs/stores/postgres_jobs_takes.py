@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.jobs import NO_TRIES_LEFT, Taken
 from dibs.store import Held
 from dibs.stores import postgres_jobs_wire as wire

@@ -6,8 +6,7 @@ there may be none among so many; then it goes by groups, of which it looks at no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT
 from dibs.stores.postgres_wire import float8

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.jobs import BACK, DEAD, DONE, RETRY, StoredJob, Taken, TakenJob
 from dibs.stores.postgres_wire import EPOCH_S, float8, instant, integer, numbers, plain, text, texts
 

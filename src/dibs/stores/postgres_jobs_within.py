@@ -7,8 +7,8 @@ they would send an array.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.door import VALUE, Said
 from dibs.errors import InvalidOption
 

@@ -13,13 +13,13 @@ is made.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.sql import Literal
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 

@@ -13,8 +13,8 @@ that is taken in the same round trip (``POOL_QUEUE``) puts them one after the ot
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 from dibs.stores.postgres_wire import acquired, float8, instant, integer, milliseconds, numbers, text, texts

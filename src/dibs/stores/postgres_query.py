@@ -6,8 +6,7 @@ query's order, and no more of them are read than are wanted and held.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.queries import filled
 
 if TYPE_CHECKING:

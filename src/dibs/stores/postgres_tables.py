@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.stores import postgres_history, postgres_pools_sql, postgres_sql
 from dibs.stores.identifiers import quoted_table
 

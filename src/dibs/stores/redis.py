@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.store import (
     GONE,

@@ -6,8 +6,7 @@ far as the login may ask.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.store import Finding
 
 if TYPE_CHECKING:

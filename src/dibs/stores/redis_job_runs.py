@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 from dibs.jobs import CRASHES_MAX, HINT_EVERY_S, NO_TRIES_LEFT
 from dibs.stores.redis_job_words import micros

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.jobs import CANCELLED, CLAIMED, DEAD, DONE, READY, Depth, StoredJob
 from dibs.stores.redis_job_words import Row
 from dibs.stores.redis_keys import beginning

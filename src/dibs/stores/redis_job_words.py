@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING
 from dibs.jobs import CLAIMED, LATER, READY, NewJob, StoredJob, Taken, TakenJob
 
 if TYPE_CHECKING:

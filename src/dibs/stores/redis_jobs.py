@@ -12,8 +12,7 @@ worker says of a job that was forgotten is never taken for a word on a new one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.jobs import (
     BACK,

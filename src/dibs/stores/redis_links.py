@@ -7,8 +7,8 @@ answers. When an answer is missing, or the caller was interrupted, it closes its
 from __future__ import annotations
 
 from binascii import crc_hqx
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.stores.redis_wire import Refusal, connect, greet, packed, raised
 

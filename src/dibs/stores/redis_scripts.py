@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hashlib import sha1
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.stores.redis_links import ClusterLink, Link, Request
 from dibs.stores.redis_wire import Place, Refusal, packed, packed_raw, raised
 

@@ -12,8 +12,8 @@ read as that to something else. What a server refuses is a ``Refusal`` among the
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.stores.greetings import heard, speaks_tls, was_cut

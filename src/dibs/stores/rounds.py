@@ -7,8 +7,8 @@ what a refused caller is told. The statements, and how values travel, are each s
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dibs.store import GONE, LINE_GRACE_S, PIN_LOOK_S, Acquire, Held, Outcome, Release, Renew, Request, Transfer
 
 if TYPE_CHECKING:

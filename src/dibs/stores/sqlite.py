@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now, wall_now
 from dibs.store import (
     ANY_SLOT,

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now, wall_now
 from dibs.errors import SetupRequired
 from dibs.stores.sqlite_sql import VERSION

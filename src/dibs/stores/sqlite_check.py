@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import StoreUnavailable
 from dibs.store import Finding
 from dibs.stores.sqlite_file import file_system

@@ -10,8 +10,8 @@ since a power cut would let a token be granted twice.
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_id, boot_now, wall_now
 from dibs.columns import COLUMNS, row_of
 from dibs.errors import InvalidOption

@@ -9,8 +9,8 @@ import os
 import sqlite3
 import threading
 from errno import EDQUOT, EMFILE, ENFILE, ENOSPC
-from typing import TYPE_CHECKING, Any, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.clock import boot_id, boot_now
 from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import StoreBusy
 
 if TYPE_CHECKING:

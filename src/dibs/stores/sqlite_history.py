@@ -10,8 +10,8 @@ before the statement that granted, and so might come out later than the next gra
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now
 from dibs.store import StoredGrant
 from dibs.stores.identifiers import quoted_table

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.clock import boot_id, boot_now, wall_now
 from dibs.door import SQLITE, Answer, Said
 from dibs.errors import InvalidOption

@@ -6,8 +6,7 @@ that nobody else writes from before the first of them until the transaction has 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.door import Said
 from dibs.jobs import BACK, DEAD, DONE, KEEP, REPLACE, RETRY, Finished, KeyTaken, PutDone
 from dibs.stores.sqlite_jobs_sql import with_rows

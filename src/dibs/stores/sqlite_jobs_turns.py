@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now
 from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S
 

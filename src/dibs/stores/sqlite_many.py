@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sqlite3
 from json import dumps, loads
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
 from dibs.store import PIN_KEEP_S, RELEASED, Acquire, Granted, Release, Renew, Renewed
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption
 from dibs.store import Pin

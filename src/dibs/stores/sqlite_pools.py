@@ -6,8 +6,7 @@ of a name is the greatest in its rows; that of rows which were purged is kept wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch
 from dibs.stores.permits import Holding, State, Waiting, decide
 

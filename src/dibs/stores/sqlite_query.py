@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.queries import bare

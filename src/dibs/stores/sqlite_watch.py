@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now, wall_now
 from dibs.store import LINE_GRACE_S
 

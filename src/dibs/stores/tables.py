@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
+from dibs._typing import TYPE_CHECKING, TypeVar
 from dibs.errors import SetupRequired
 
 if TYPE_CHECKING:

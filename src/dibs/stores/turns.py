@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,8 +37,8 @@ session is not over, its names stay taken for up to two and a half ticks more th
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.store import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import InvalidOption
 from dibs.stores.zookeeper_link import Settings
 

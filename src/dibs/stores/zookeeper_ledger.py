@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Acquire, Granted
 from dibs.stores.permits import Holding, State, Waiting
 from dibs.stores.zookeeper_link import No

@@ -7,9 +7,9 @@ pass whom is decided by those who grant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.clock import boot_now
 from dibs.store import LINE_GRACE_S
 from dibs.stores.zookeeper_link import ABSENT, NOT_EMPTY, No, Session

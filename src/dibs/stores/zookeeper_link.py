@@ -12,8 +12,8 @@ import socket
 import ssl
 from collections.abc import Generator
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.stores.greetings import heard, speaks_tls, was_cut

@@ -5,8 +5,7 @@ How a name with permits is granted is told in ``zookeeper_permits``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now
 from dibs.store import Acquire, Held, Mismatch
 from dibs.stores.zookeeper_flights import TRIES

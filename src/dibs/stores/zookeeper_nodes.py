@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
 from urllib.parse import quote
+
+from dibs._typing import Any, NamedTuple
 
 # What stands in the node of a holder whose lease was broken, before the time of its last renewal.
 BROKEN = b"broken "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 from dibs.store import StoredLease
 from dibs.stores.zookeeper_flights import TRIES, WINDOW, fly

@@ -32,8 +32,7 @@ The ledger stays when nobody holds, as it keeps the limit, until a purge.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_now
 from dibs.errors import StoreUnavailable
 from dibs.store import LINE_GRACE_S, Acquire, Granted, Held, Mismatch, StoredLease, Transfer

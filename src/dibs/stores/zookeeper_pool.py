@@ -27,8 +27,8 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from math import ceil
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.errors import DibsError
 from dibs.store import Held

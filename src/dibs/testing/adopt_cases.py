@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, pools, rising
 from dibs.testing.client_bench import had, raises, shown, task, why

@@ -11,8 +11,8 @@ import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable
 from dibs.store import GONE, Acquire, Granted, Held, Release, Renew, StoreBusy

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal
 from dibs.testing.client_bench import had, raises, shown, task, until

@@ -10,8 +10,8 @@ import asyncio
 import math
 import time
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import LockTimeout, NotHeld, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 from dibs.testing.client_bench import had, raises, shown, task, waiting

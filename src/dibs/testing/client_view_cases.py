@@ -6,8 +6,8 @@ import asyncio
 import math
 import sqlite3
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, rising
 from dibs.testing.client_bench import had, raises, shown, task, until, why

@@ -8,8 +8,8 @@ it out would hide that it works after all.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.connecting import locate
 from dibs.store import StoreAddress
 from dibs.testing import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import WouldDeadlock
 from dibs.notes import BEAT_S, MARK, SOON_S, TOLD_WITHIN_S
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, Lateness, equal, gone, granted, held

@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.aio import AsyncClient
 from dibs.client import Client
 from dibs.desk import DEFAULTS, Desk

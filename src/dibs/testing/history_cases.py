@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, SetupRequired, Unsupported
 from dibs.testing.case import CLIENT_CASES, Connection, asking, equal, granted
 from dibs.testing.client_bench import had, raises

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
 
+from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.clock import Deadline
 from dibs.jobs import DONE, Extend, Extended, Finish, Finished, NewJob, Put, PutDone, Take, Taken
 from dibs.store import Held

@@ -7,8 +7,8 @@ What is repeated late, replaced, revived, said of another queue, or comes after 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.jobs import (
     BACK,
     CANCELLED,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.jobs import BACK, DONE, KEEP, LATER, RAISE, READY, REPLACE, RETRY, Finished, NewJob
 from dibs.testing.case import claims, equal, until
 from dibs.testing.job_bench import Queue, case, ids, payloads

@@ -6,8 +6,8 @@ import asyncio
 import math
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 from dibs.testing.client_bench import had, raises, shown, task, until, waiting, why

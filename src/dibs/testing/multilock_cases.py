@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, equal, fifo, rising
 from dibs.testing.client_bench import had, raises, shown, task, until, waiting

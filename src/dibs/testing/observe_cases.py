@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, cast
 
+from dibs._typing import TYPE_CHECKING, cast
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, Unsupported
 from dibs.observing import observing

@@ -6,8 +6,8 @@ import asyncio
 import math
 import time
 from datetime import date, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, ResultNotKept, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, rising
 from dibs.testing.client_bench import had, raises, shown, task, until

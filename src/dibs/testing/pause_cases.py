@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LockTimeout, StoreUnavailable, Unsupported
 from dibs.pauses import PAUSES_FRESH_S
 from dibs.testing.case import CLIENT_CASES, equal

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import ANY_SLOT, GONE, LINE_GRACE_S, PIN_KEEP_S, RELEASED, Granted, Mismatch, Release, Renew, Renewed
 from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, held, pools, rising, together, until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.testing.case import PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S, following
 from dibs.testing.client_bench import raises, until

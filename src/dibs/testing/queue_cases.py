@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from dibs import NewJob
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, JobExists, JobFailed, LeaseLost, Unsupported
 from dibs.jobs import ERROR_CHARS_MAX, PAYLOAD_BYTES_MAX
 from dibs.new_jobs import PUT_BYTES_MAX, RESULT_BYTES_MAX

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from dibs import NewJob
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import JobFailed
 from dibs.testing.case import PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, LockTimeout, Unsupported, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, equal, pools
 from dibs.testing.client_bench import had, raises, task, waiting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 from dibs.testing.client_bench import raises, task, until, waiting

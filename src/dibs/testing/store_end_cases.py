@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import PIN_KEEP_S, RELEASED, Granted, Held, Release, Renewed
 from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, gone, granted, held, rising, until
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import RELEASED, Acquire, Gone, Granted, Held, Release, Renew
 from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, granted, held, rising, together
 from dibs.testing.lookalikes import LOOKALIKES

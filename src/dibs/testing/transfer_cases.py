@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.store import GONE, RELEASED, Granted, Release, Renew, Renewed, Transfer
 from dibs.testing.case import STORE_CASES, asking, claims, equal, fifo, gone, granted, held, pools, rising
 from dibs.testing.pool_cases import permits, slot

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dibs._typing import TYPE_CHECKING
 from dibs.errors import LeaseLost, Unsupported
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S

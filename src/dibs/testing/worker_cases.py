@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost
 from dibs.testing.case import PATIENCE_S, equal
 from dibs.testing.claims_cases import LONG_S, closed, following
