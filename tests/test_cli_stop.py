@@ -658,3 +658,40 @@ with connect(Namespace(url="memory://x", namespace=None)):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+FORGETFUL = """
+import os, select, signal, sys, threading, weakref
+from dibs.cli.signals import PASSED_ON, Interrupted, Signals
+
+class Thing:
+    pass
+
+def asked(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):
+        pass
+
+signals = Signals()
+try:
+    with signals:
+        thing = Thing()
+        watched = weakref.ref(thing, asked)
+        del thing
+        if sys.argv[1] == "waiting":
+            threading.Event().wait(50)
+        signals.collect()
+        told = []
+        while not told and select.select([signals.fd], [], [], 50)[0]:
+            told = [number for number in signals.taken() if number in PASSED_ON]
+        print("passed on", *told)
+except Interrupted as interrupted:
+    print("interrupted", interrupted.signum)
+"""
+
+
+@pytest.mark.parametrize("what, told", [("waiting", "interrupted 15"), ("held", "passed on 15")])
+def test_a_signal_in_a_callback_is_not_forgotten(what: str, told: str) -> None:
+    """A signal that comes where Python can raise nothing ends the waiting a moment later, or is for the command."""
+    done = subprocess.run([sys.executable, "-c", FORGETFUL, what], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{told}\n", "")

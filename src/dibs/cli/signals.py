@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from dibs._typing import TYPE_CHECKING
+from dibs.cli.ctrl_c import AGAIN_S
 from dibs.cli.stderr import is_read
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ class Signals:
         for fd in (self.fd, self._write_fd):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._collecting = False
+        self._waiting = True
+        #: Whoever waits has been interrupted, or is to be soon.
+        self._asked = False
+        sys.unraisablehook = self._raise_again
         for signum in (*PASSED_ON, signal.SIGCHLD):
             # What is ignored stays ignored, here and in the command: nohup means it. And Ctrl-Z stops who waits.
             if signum == signal.SIGCHLD or (signum != signal.SIGTSTP and not _ignored(signum)):
@@ -45,18 +50,33 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._collecting = True  # or Interrupted came just before this, and set it
+        self._waiting = False
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if not self._collecting and signum in ENDING:
-            self._collecting = True  # a second one shall not interrupt the cleaning up
+        if self._waiting and signum in ENDING and not self._asked:
+            self._asked = True  # a second one shall not interrupt the cleaning up
             self.taken()
             raise Interrupted(signum)
+
+    def _raise_again(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """See ``dibs.cli.ctrl_c``: where Python can raise nothing, it would show the interrupt and go on waiting."""
+        if not isinstance(unraisable.exc_value, Interrupted):
+            sys.__unraisablehook__(unraisable)
+            return
+        signum = unraisable.exc_value.signum
+
+        def again(_signum: int, _frame: FrameType | None) -> None:
+            if self._waiting:
+                raise Interrupted(signum)
+            os.write(self._write_fd, bytes([signum]))  # as if it had come now: it is for the command
+
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
     def collect(self) -> None:
         """From now on, whatever comes is for the command."""
         self.taken()
-        self._collecting = True
+        self._waiting = False
         if not _ignored(signal.SIGTSTP):
             signal.signal(signal.SIGTSTP, self._handle)
 
