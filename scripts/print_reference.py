@@ -401,6 +401,7 @@ INSIDE = {
         "SERVED": "what serving answers instead of a pause when nothing is left",
         "BUSY_PAUSE_S": "pause before a batch is repeated that the store was too busy to take",
         "ROW_PAUSE_S": "pause before a renewal or release is repeated whose row, with claims in columns, is locked",
+        "PART_PAUSE_S": "pause before a request is repeated whose server, one of several, is away",
     },
     "dibs.renewer": {
         "RENEW_MAX": "leases renewed by one call",

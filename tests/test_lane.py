@@ -11,7 +11,7 @@ from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealBell, RealClock
 from dibs.errors import StoreUnavailable
 from dibs.lane import Lane
-from dibs.store import RELEASED, Acquire, Granted, Release, StoreBusy
+from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy
 from tests.test_api import eventually
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Shop:
         #: Called in each call to the store, and when it is closed.
         self.during: Callable[[], object] = lambda: None
         self.closing: Callable[[], object] = lambda: None
+        #: What is answered to a request instead of what was asked for, if anything.
+        self.instead: Callable[[Request], Any] = lambda request: None
         self.closed = 0
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
@@ -42,7 +44,8 @@ class Shop:
             self.during()
         finally:
             self.inside -= 1
-        return [Granted(1, 0.0) if isinstance(request, Acquire) else RELEASED for request in requests]
+        usual = (Granted(1, 0.0) if isinstance(request, Acquire) else RELEASED for request in requests)
+        return [self.instead(request) or outcome for request, outcome in zip(requests, usual, strict=True)]
 
     def close(self) -> None:
         self.closed += 1
@@ -273,6 +276,34 @@ def test_a_store_that_is_too_busy_is_asked_again(world: World) -> None:
     (ask,) = world.put(acquire("a"))
     world.lane.drive(ask)
     assert ask.outcome == Granted(1, 0.0)
+    world.end()
+
+
+def test_what_a_part_of_the_store_did_not_answer_is_asked_again(world: World) -> None:
+    """Its neighbours are answered at once; it is asked for again by itself, and trust counts from the first attempt."""
+    away, calls = PartUnavailable("one server of three did not answer in time"), world.shop.calls
+    world.shop.instead = lambda request: away if len(calls) == 1 and request.name == "b" else None
+    first, second, third = world.put(acquire("a"), acquire("b"), acquire("c"))
+    world.lane.drive(first)
+    assert (first.outcome, third.outcome, second.settled) == (Granted(1, 0.0), Granted(1, 0.0), False)
+    assert second.maybe_applied
+    t0 = second.t0
+    assert world.answered(second)
+    assert (second.outcome, second.t0) == (Granted(1, 0.0), t0)
+    assert [[request.name for request in call] for call in calls] == [["a", "b", "c"], ["b"]]
+    world.end()
+
+
+def test_who_gives_up_on_a_part_of_the_store_hears_why(world: World) -> None:
+    """It is StoreUnavailable, which says whether anything may have been done."""
+    world.shop.instead = lambda request: PartUnavailable("it is away", maybe_applied=False)
+    ask = Ask(acquire("a"), world.clock.now())
+    with world.mutex:
+        world.lane.put(ask)
+    world.lane.drive(ask)
+    assert world.answered(ask)
+    assert type(ask.error) is StoreUnavailable
+    assert (str(ask.error), ask.error.maybe_applied) == ("it is away", False)
     world.end()
 
 

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.clock": set(),
     "dibs.errors": set(),
     "dibs.trust": set(),
-    "dibs.store": set(),
+    "dibs.store": {"dibs.errors"},
     "dibs.abilities": set(),
     "dibs.threads": {"dibs.errors"},
     "dibs.jobs": set(),
@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
+    "dibs.stores.parts": {"dibs.errors", "dibs.store"},
     "dibs.stores.columns": {
         "dibs.columns",
         "dibs.errors",
@@ -383,6 +384,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.memcached_verbs",
         "dibs.stores.memcached_watch",
         "dibs.stores.memcached_wire",
+        "dibs.stores.parts",
     },
     "dibs.stores.memcached_address": {"dibs.errors", "dibs.stores.memcached_spread", "dibs.stores.memcached_wire"},
     "dibs.stores.memcached_check": {"dibs.errors", "dibs.store"},
@@ -402,7 +404,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.redis_scripts",
         "dibs.stores.redis_wire",
     },
-    "dibs.stores.redis_address": {"dibs.errors", "dibs.stores.redis_wire"},
+    "dibs.stores.redis_address": {"dibs.errors", "dibs.stores.parts", "dibs.stores.redis_wire"},
     "dibs.stores.redis_check": {"dibs.store", "dibs.stores.redis_wire"},
     "dibs.stores.redis_job_runs": {
         "dibs.errors",
@@ -425,8 +427,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.redis_wire",
     },
     "dibs.stores.redis_keys": set(),
-    "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.redis_wire"},
-    "dibs.stores.redis_scripts": {"dibs.stores.redis_links", "dibs.stores.redis_wire"},
+    "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_wire"},
+    "dibs.stores.redis_scripts": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_links", "dibs.stores.redis_wire"},
     "dibs.stores.redis_wire": {*CONTRACT, "dibs.stores.greetings"},
     "dibs.stores.etcd": {
         *CONTRACT,
@@ -905,7 +907,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.errors",
     },
     "dibs.cli.moments": {"dibs.trust"},
-    "dibs.cli.signals": {"dibs.cli.stderr"},
+    "dibs.cli.signals": {"dibs.cli.ctrl_c", "dibs.cli.stderr"},
     "dibs.cli.stderr": {"dibs.cli"},
     "dibs.cli.terminal": set(),
     "dibs.cli.supervisor": {

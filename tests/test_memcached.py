@@ -618,6 +618,28 @@ def test_several_servers_need_an_option_that_names_the_risk(own_memcached: Memca
             ].kept
 
 
+def test_a_silent_server_concerns_nobody_elses_names(own_memcached: MemcachedServer) -> None:
+    """Where names are spread, leases on the other server are renewed and released though calls are shared with it."""
+    with MemcachedServer() as silent:
+        url = f"{own_memcached.url()},127.0.0.1:{silent.port}?spread=two-holders-possible"
+        with dibs.connect(url, ttl=4, patience=20) as client:
+            leases = [had for n in range(20) if (had := client.lock(f"silence/{n}").acquire())]
+            assert len(leases) == 20
+            with dibs.connect(silent.url()) as alone:
+                names = {record.name for record in alone.leases("silence/")}
+            others = [lease for lease in leases if lease.name not in names]
+            assert names
+            assert others
+            with silent.paused():
+                eventually(lambda: not any(lease.held for lease in leases if lease.name in names))
+                assert all(lease.held for lease in others)
+                for lease in others[:5]:
+                    lease.renew()
+                    assert lease.release()
+                    with client.lock(lease.name, timeout=0):
+                        pass
+
+
 def test_a_missing_driver_is_named() -> None:
     """Without pymemcache the error says what to install."""
     code = "import sys; sys.modules['pymemcache'] = None; import dibs; dibs.connect('memcached://host')"

@@ -32,6 +32,7 @@ from dibs.store import (
 from dibs.testing import check_store
 from dibs.testing.case import within
 from tests import test_store_machine as machine
+from tests.servers.process import wait_until
 from tests.servers.redis import RedisCluster, RedisSentinel, RedisServer, TlsRedisServer
 
 
@@ -1100,6 +1101,43 @@ def test_a_slot_on_its_way_is_an_outage(cluster: RedisCluster) -> None:
         assert other.break_lease("under way", fencing_token=lease.fencing_token, now=True)
         with other.lock("under way", timeout=0) as again:
             assert again.fencing_token > lease.fencing_token
+
+
+def node_of(cluster: RedisCluster, name: str) -> RedisServer:
+    """The node that has the keys of a name, given with its namespace."""
+    slot, share = slot_of(cluster.nodes[0], f"dibs:lease:{{{name}}}"), 16384 // len(cluster.nodes)
+    return cluster.nodes[min(slot // share, len(cluster.nodes) - 1)]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["in the URL", "found through others"])
+def test_a_silent_node_concerns_nobody_elses_names(named: bool, cluster: RedisCluster) -> None:
+    """Leases on the other nodes are renewed and released, and names there are had, though calls are shared with it."""
+    silent, keeper = cluster.nodes[0 if named else 2], cluster.nodes[1]
+    # Who asks for a name reads once a second what is paused, which must not be with the silent one.
+    namespace = next(f"silence{n}" for n in range(99) if node_of(cluster, f"silence{n}~paused") is keeper)
+    with dibs.connect(cluster.url(), namespace=namespace, ttl=4, patience=20) as client:
+        leases = [granted(client.lock(f"job/{number}")) for number in range(30)]
+        there = [lease for lease in leases if node_of(cluster, f"{namespace}:{lease.name}") is silent]
+        others = [lease for lease in leases if lease not in there]
+        assert there
+        assert others
+        with silent.paused():
+            eventually(lambda: not any(lease.held for lease in there))
+            late: list[Any] = []
+            waiting = threading.Thread(target=lambda: late.append(client.lock(there[0].name, ttl=30).acquire()))
+            waiting.start()
+            assert all(lease.held for lease in others)
+            for lease in others[:5]:
+                lease.renew()
+                assert lease.release()
+                with client.lock(lease.name, timeout=0):
+                    pass
+            assert not late
+        waiting.join(30)
+        (again,) = late
+        assert again.fencing_token > there[0].fencing_token
+        assert again.release()
+    assert wait_until(lambda: all(cluster._is_whole(node) for node in cluster.nodes), 30)
 
 
 def slot_of(node: RedisServer, key: str) -> int:

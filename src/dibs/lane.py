@@ -24,7 +24,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
-from dibs.store import Release, RowBusy, StoreBusy
+from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
 from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ BACKOFF_MAX_S = 1.0
 BUSY_PAUSE_S = 0.0005
 # Pause before a request is repeated whose row a transaction has locked; nobody else waits for that.
 ROW_PAUSE_S = 0.02
+# Pause before a request is repeated that went to a part of the store that is away; others wait while it is asked.
+PART_PAUSE_S = 1.0
 FOREVER = float("inf")
 # What serving answers instead of a pause when nothing is left to serve.
 SERVED = -1.0
@@ -99,7 +101,7 @@ class Lane:
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
         self._given_out = 0
-        #: What is asked for again when its time has come, by the lane's thread: rows that transactions have locked.
+        #: What is asked for again when its time has come, by the lane's thread (see ``_put_off``).
         self._later: list[Ask] = []
         self._later_at = FOREVER
         #: The batch under way was only the releases of what waited; the next takes everything.
@@ -199,7 +201,7 @@ class Lane:
                 self._later_at = FOREVER
 
     def _ask_again(self) -> None:
-        """Queue what waited for rows. The caller holds the mutex, and serves or summons."""
+        """Queue what was put off. The caller holds the mutex, and serves or summons."""
         for ask in self._later:
             self.put(ask)
         self._later.clear()
@@ -357,21 +359,21 @@ class Lane:
                 try:
                     if not isinstance(outcome, BaseException):
                         ask.received(outcome)
-                    elif type(outcome) is RowBusy:
+                    elif type(outcome) is RowBusy or type(outcome) is PartUnavailable:
                         self._put_off(ask, outcome)
                     else:
                         ask.failed(outcome)
                 except Exception as error:  # noqa: BLE001 - of a thread that cannot be had, say: it concerns this ask alone
                     ask.failed(without_frames(error))
                 self._given_out = place + 1
-            locked = len(self._later) > later
+            put_off = len(self._later) > later
             self._batch = []
             self._outcomes = None
             self._given_out = 0
             served = not self._queue and not self._closing
             if served:
                 self._server = None
-        if locked:
+        if put_off:
             self._look_later()
         if served:
             return SERVED
@@ -379,18 +381,26 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _put_off(self, ask: Ask, busy: RowBusy) -> None:
-        """A transaction has locked the row: ask for it later, unless that is an answer, or it was for long enough."""
+    def _put_off(self, ask: Ask, why: RowBusy | PartUnavailable) -> None:
+        """A transaction has locked the row, or its part of the store is away: ask for it later.
+
+        Unless that is an answer, or it was so for long enough.
+        """
         now = self._clock.now()
-        if ask.if_locked is not None and not ask.maybe_applied:
+        locked = type(why) is RowBusy
+        if locked and ask.if_locked is not None and not ask.maybe_applied:
             ask.received(ask.if_locked)  # (else that transaction may be its own earlier attempt)
         elif now < ask.give_up_at and not self._closing:
+            without_frames(why)
             if not ask.maybe_applied:
-                ask.trouble = busy
+                ask.trouble = why
             self._later.append(ask)
-            self._later_at = min(self._later_at, now + ROW_PAUSE_S)
+            self._later_at = min(self._later_at, now + (ROW_PAUSE_S if locked else PART_PAUSE_S))
+        elif locked:
+            ask.failed(_never_free(ask, why))
         else:
-            ask.failed(_never_free(ask, busy))
+            maybe_applied = ask.maybe_applied or why.maybe_applied  # type: ignore[union-attr]
+            ask.failed(StoreUnavailable(str(why), maybe_applied=maybe_applied))
 
     def _opened(self) -> Store:
         store = self._store

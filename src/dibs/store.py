@@ -8,7 +8,8 @@ a vector of requests and brings one outcome for each. Safety rests on one row pe
 Every request is atomic by itself and repeating it is safe, because it carries the ``claim_id`` its client chose: an
 acquire for a claim that holds is granted again with the same token, a renewal or release for a claim that does not is
 ``Gone``. An exception concerns the whole call, and ``StoreUnavailable.maybe_applied`` says whether anything may have
-been done.
+been done. Where one part of a store is away and others have answered, it is the outcome of those requests alone that
+went there (``PartUnavailable``).
 
 The *waiting line* decides who is granted a free name, never who holds one. An acquire that carries ``wake`` and is not
 granted is put in line and told its ticket. While live waiters are ahead, a free name is refused to everybody behind
@@ -34,6 +35,7 @@ One store object is used by one thread at a time; a session opens one per lane.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -287,6 +289,13 @@ class Finding(NamedTuple):
     detail: str
 
 
+class PartUnavailable(StoreUnavailable):
+    """As the outcome of one request: the server that keeps its name did not answer it, while others answered theirs.
+
+    It is likely to succeed later, and is asked for again.
+    """
+
+
 class StoreBusy(Exception):
     """Nothing was applied; the same call is likely to succeed in a moment. Never leaves the lane."""
 
@@ -318,7 +327,8 @@ class Store(Protocol):
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         """Try every request, each by itself; bring their outcomes in the order of the requests.
 
-        Requests for one name are tried in the order given; for a ROW_MARK name an exception may be the outcome.
+        Requests for one name are tried in the order given. The outcome of one alone may be an exception, for a ROW_MARK
+        name RowBusy, and PartUnavailable if others have another.
         Raises StoreUnavailable, StoreBusy or SetupRequired for the call as a whole; a store that ran into its deadline
         drops its connection, so that a late reply cannot be taken for the answer to something else.
         """

@@ -55,6 +55,7 @@ from dibs.stores.memcached_values import TTL_MAX_S, change, done, key_of, lease_
 from dibs.stores.memcached_verbs import Kept, Verbs, keeps
 from dibs.stores.memcached_watch import MemcachedWatch
 from dibs.stores.memcached_wire import Connection
+from dibs.stores.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -370,7 +371,10 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     """
     shown, places = memcached_address.servers(url, options)
     if len(places) > 1:
-        return StoreAddress(shown, CAPABILITIES, lambda: SpreadStore([MemcachedStore(place) for place in places]))
+        parts = Parts()
+        return StoreAddress(
+            shown, CAPABILITIES, lambda: SpreadStore([MemcachedStore(place) for place in places], parts)
+        )
     return StoreAddress(shown, CAPABILITIES, lambda: MemcachedStore(places[0]))
 
 

@@ -1,15 +1,14 @@
 """Several memcached servers as one store: each name is kept on one of them, chosen by its hash. At the user's risk.
 
 Programs agree on who holds what only while all of them list the same servers in the same order: where one lists
-another, some names have two holders. So a name never moves: while its server is away it cannot be had, and a call that
-carries it fails with those it travels with.
+another, some names have two holders. So a name never moves: while its server is away it cannot be had.
 """
 
 from __future__ import annotations
 
 from hashlib import sha256
 
-from dibs._typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 from dibs.store import GONE, Finding
 
@@ -17,15 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from dibs.clock import Deadline
-    from dibs.store import Capabilities, Outcome, Request, Store, StoredLease, Watch
+    from dibs.store import Capabilities, Outcome, PartUnavailable, Request, Store, StoredLease, Watch
+    from dibs.stores.parts import Parts
 
 # What the user writes into the URL, so that whoever reads it there knows.
 RISK = "two-holders-possible"
 
 
 class SpreadStore:
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self, stores: Sequence[Store], parts: Parts) -> None:
         self._stores = stores
+        self._parts = parts
 
     def _place(self, name: str) -> int:
         return int.from_bytes(sha256(name.encode()).digest()[:8], "big") % len(self._stores)
@@ -38,17 +39,25 @@ class SpreadStore:
         parts: dict[int, list[int]] = {} if requests else {place: [] for place in range(len(self._stores))}
         for index, request in enumerate(requests):
             parts.setdefault(self._place(request.name), []).append(index)
-        outcomes: list[Outcome] = [GONE] * len(requests)
-        applied = False
-        for place, indices in parts.items():
+        outcomes: list[Any] = [GONE] * len(requests)
+        trouble: StoreUnavailable | None = None
+        # A server that was silent is asked last.
+        for place in sorted(parts, key=self._parts.is_away):
+            these = [requests[index] for index in parts[place]]
+            answers: Sequence[Outcome | PartUnavailable]
             try:
-                answers = self._stores[place].act([requests[index] for index in indices], deadline)
+                limit = self._parts.limit_of_several if len(parts) > 1 else self._parts.limit
+                answers = self._stores[place].act(these, limit(place, deadline))
+                self._parts.answered(place)
             except StoreUnavailable as error:
-                error.maybe_applied = error.maybe_applied or applied
-                raise
-            applied = True
-            for index, answer in zip(indices, answers, strict=True):
+                if not requests:
+                    raise
+                trouble = error
+                answers = [self._parts.did_not(place, error)] * len(these)
+            for index, answer in zip(parts[place], answers, strict=True):
                 outcomes[index] = answer
+        if trouble is not None and not self._parts.worked:
+            raise trouble  # that is more likely a wrong address than an outage
         return outcomes
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:

@@ -46,6 +46,7 @@ from dibs.store import (
     Held,
     Mismatch,
     Outcome,
+    PartUnavailable,
     Release,
     Renew,
     Renewed,
@@ -141,7 +142,11 @@ class RedisStore:
         calls = (self._call(verb, [requests[index] for index in indexes], slot) for verb, slot, indexes in chunks)
         # Requests for one name are tried in their order also by a server that knows some of the scripts only.
         in_order = len(chunks) > 1 and len({request.name for request in requests}) < len(requests)
-        for (verb, _, indexes), texts in zip(chunks, self._flights.run(calls, deadline, by_text=in_order), strict=True):
+        answers = self._flights.run(calls, deadline, by_text=in_order, parts=True)
+        for (verb, _, indexes), texts in zip(chunks, answers, strict=True):
+            if type(texts) is PartUnavailable:
+                outcomes = [texts if index in indexes else outcome for index, outcome in enumerate(outcomes)]
+                continue
             read = _READERS[verb]
             for index, text in zip(indexes, texts, strict=True):
                 outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption
+from dibs.stores.parts import Parts
 from dibs.stores.redis_wire import Place
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def where(url: SplitResult, options: dict[str, str]) -> Where:
         if given is not None and sentinel is None:
             raise InvalidOption(f"sentinel_{key} is for sentinels: name the master with ?sentinel=")
         sentinel_login[key] = given
-    place = Place(hosts, path, tls, login, sentinel, sentinel_login, cluster, f"{prefix}:wake:", [])
+    place = Place(hosts, path, tls, login, sentinel, sentinel_login, cluster, f"{prefix}:wake:", [], Parts())
     at = f"{scheme}+unix://{path}" if path is not None else f"{scheme}://{listed or 'localhost'}/{database}"
     shown = at + (f"?sentinel={sentinel}" if sentinel else "?cluster=true" if cluster else "")
     return Where(place, prefix, min_replicas, shown)

@@ -1,7 +1,8 @@
 """Where requests to Redis go: one server, the master that sentinels name, or the nodes of a cluster.
 
 A link sends a vector of requests in one flight (in a cluster one to each node, all under way at once) and brings their
-answers. When an answer is missing, or the caller was interrupted, it closes its connections.
+answers. When an answer is missing, or the caller was interrupted, it closes its connections. In a cluster the answer to
+what a silent node was asked is PartUnavailable, and the other connections stay.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from binascii import crc_hqx
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.stores.parts import ONE_OF_SEVERAL
 from dibs.stores.redis_wire import Refusal, connect, greet, packed, raised
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 SLOTS = 16384
 # How often one request follows a cluster that says its keys have moved.
 REDIRECTS_MAX = 5
-# The part of the time that is left which one sentinel or node may take to answer, so that others can be asked.
-ONE_OF_SEVERAL = 0.4
 
 
 class Request(NamedTuple):
@@ -142,6 +142,7 @@ class ClusterLink(Link):
         self._wires: dict[str, Wire] = {}
         self._nodes: list[str] = []  # by slot; empty until asked for
         self._seeds = [f"{host}:{port}" for host, port in place.hosts]
+        self._parts = place.parts
 
     def fly(self, requests: Iterable[Request], deadline: Deadline) -> list[Any]:
         left = dict(enumerate(requests))
@@ -173,18 +174,47 @@ class ClusterLink(Link):
         flights: dict[str, list[int]] = {}
         for index, request in requests.items():
             flights.setdefault(request.node or self._nodes[request.slot], []).append(index)
-        self.flown.update(flights)
-        wires = {node: self._to(node, deadline) for node in flights}
-        for node, indexes in flights.items():
-            commands = [requests[index].data for index in indexes]
-            answers = len(indexes) + sum(requests[index].asking for index in indexes)
-            wires[node].send(b"".join(commands), answers, deadline)
-        for node, indexes in flights.items():
-            said = iter(wires[node].receive(deadline))
-            for index in indexes:
+        failed: list[tuple[str, StoreUnavailable]] = []
+        sent = []
+
+        def limit(node: str) -> Deadline:
+            many = len(flights) > 1
+            return self._parts.limit_of_several(node, deadline) if many else self._parts.limit(node, deadline)
+
+        # A node that was silent is asked last: what the others say is there by then.
+        for node in sorted(flights, key=self._parts.is_away):
+            commands = [requests[index].data for index in flights[node]]
+            answers = len(commands) + sum(requests[index].asking for index in flights[node])
+            try:
+                wire = self._to(node, limit(node))
+                wire.send(b"".join(commands), answers, limit(node))
+                sent.append(node)
+            except StoreUnavailable as error:
+                failed.append((node, error))
+        for node in sent:
+            try:
+                said = iter(self._wires[node].receive(limit(node)))
+            except StoreUnavailable as error:
+                failed.append((node, error))
+                continue
+            self._parts.answered(node)
+            self.flown.add(node)
+            for index in flights[node]:
                 if requests[index].asking:
                     next(said)
                 yield index, next(said)
+        for node, why in failed:
+            self._drop(node)
+            part = self._parts.did_not(node, why)
+            for index in flights[node]:
+                yield index, part
+
+    def _drop(self, node: str) -> None:
+        """Forget a connection, and which node has which slot: others may take over what this one had."""
+        wire = self._wires.pop(node, None)
+        if wire is not None:
+            wire.close()
+        self._nodes = []
 
     def _redirected(self, request: Request, answer: Refusal) -> Request:
         _, _, node = answer.text.split()[:3]
@@ -204,15 +234,17 @@ class ClusterLink(Link):
     def _learn_slots(self, deadline: Deadline) -> None:
         """Ask the nodes that the URL names, and those seen since, who has which slot; the first that answers counts."""
         trouble: list[str] = []
-        for seed in self._seeds:
-            some = deadline.within(deadline.remaining() * ONE_OF_SEVERAL)
+        for seed in sorted(self._seeds, key=self._parts.is_away):
+            some = self._parts.limit_of_several(seed, deadline)
             try:
                 wire = self._to(seed, some)
                 (ranges,) = wire.exchange(packed("CLUSTER", "SLOTS"), 1, some)
             except StoreUnavailable as error:
                 trouble.append(str(error))
-                self.close()
+                self._drop(seed)
+                self._parts.did_not(seed, error)
                 continue
+            self._parts.answered(seed)
             if isinstance(ranges, Refusal):
                 raise raised(ranges, wire.where, bool(self.place.worked), maybe_applied=False)
             nodes = [""] * SLOTS
@@ -227,7 +259,17 @@ class ClusterLink(Link):
         raise StoreUnavailable("; ".join(trouble), maybe_applied=False)
 
     def open(self, deadline: Deadline) -> Wire:
-        return self.servers(deadline)[0][1]
+        """Be connected to one of the nodes."""
+        if not self._nodes:
+            self._learn_slots(deadline)
+        trouble: StoreUnavailable | None = None
+        for node in sorted(set(self._nodes), key=lambda node: (self._parts.is_away(node), node)):
+            try:
+                return self._to(node, self._parts.limit_of_several(node, deadline))
+            except StoreUnavailable as error:
+                trouble = error
+        assert trouble is not None
+        raise trouble
 
     def servers(self, deadline: Deadline) -> list[tuple[str | None, Wire]]:
         try:

@@ -6,6 +6,9 @@ from hashlib import sha1
 from importlib.resources import files
 
 from dibs._typing import TYPE_CHECKING, Any
+from dibs.errors import StoreUnavailable
+from dibs.store import PartUnavailable
+from dibs.stores.parts import error_of, unavailable
 from dibs.stores.redis_links import ClusterLink, Link, Request
 from dibs.stores.redis_wire import Place, Refusal, packed, packed_raw, raised
 
@@ -88,8 +91,13 @@ class Flights:
             script = self._scripts[name] = Script(name)
         return script
 
-    def run(self, calls: Iterable[Call], deadline: Deadline, *, by_text: bool = False) -> list[Any]:
-        """Run scripts, all in one flight; in two when they are named by digests that the server does not know."""
+    def run(
+        self, calls: Iterable[Call], deadline: Deadline, *, by_text: bool = False, parts: bool = False
+    ) -> list[Any]:
+        """Run scripts, all in one flight; in two when they are named by digests that the server does not know.
+
+        ``parts``: the answer to what a node of a cluster could not be asked, or refuses for now, is PartUnavailable.
+        """
         made: list[Call] = []
 
         def flying() -> Iterator[Request]:
@@ -104,7 +112,7 @@ class Flights:
             again = self.link.fly([made[index].by_text() for index in unknown], deadline)
             for index, answer in zip(unknown, again, strict=True):
                 answers[index] = answer
-        return self._accepted(answers)
+        return self._accepted(answers, parts=parts)
 
     def fly(self, requests: Sequence[Request], deadline: Deadline) -> list[Any]:
         """Send commands in one flight; their answers, of which none is a refusal."""
@@ -114,7 +122,7 @@ class Flights:
         """Wait until so many replicas have what the last run wrote; if they have not in time, what is to be said."""
         wait_s = deadline.remaining() * WAIT_PART
         wait = packed("WAIT", str(wanted), str(int(wait_s * 1000) + 1))
-        reached = min(self.fly([Request(wait, node=node) for node in self.link.flown], deadline))
+        reached = min(self.fly([Request(wait, node=node) for node in self.link.flown], deadline), default=wanted)
         if reached >= wanted:
             return None
         return f"{reached} replicas acknowledged in {wait_s:.1f} s where min_replicas={wanted} are wanted"
@@ -132,10 +140,16 @@ class Flights:
                 if cursor == "0":
                     break
 
-    def _accepted(self, answers: list[Any]) -> list[Any]:
-        for answer in answers:
+    def _accepted(self, answers: list[Any], *, parts: bool = False) -> list[Any]:
+        for index, answer in enumerate(answers):
             if isinstance(answer, Refusal):
-                raise self.failure(answer, maybe_applied=len(answers) > 1)
+                error = self.failure(answer, maybe_applied=len(answers) > 1)
+                if not (self.place.cluster and isinstance(error, StoreUnavailable)):
+                    raise error
+                answers[index] = unavailable(error)
+        away = [] if parts or not self.place.cluster else [a for a in answers if type(a) is PartUnavailable]
+        if away:
+            raise error_of(away[0]) if len(answers) == 1 else StoreUnavailable(str(away[0]))
         return answers
 
     def failure(self, answer: Refusal, *, maybe_applied: bool) -> Exception:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dibs.clock import Deadline
+    from dibs.stores.parts import Parts
 
 SERVER_MIN = 6
 # How long an interrupted caller waits for the answer to what it sent.
@@ -65,6 +66,8 @@ class Place(NamedTuple):
     channels: str
     #: Whether this address has ever worked; shared by all links to it. What fails from the start is misconfigured.
     worked: list[bool]
+    #: Which nodes of a cluster do not answer; shared likewise.
+    parts: Parts
 
 
 class Refusal(NamedTuple):
