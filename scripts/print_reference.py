@@ -115,6 +115,14 @@ JSON: list[Row] = [
         ),
     ),
     ("`put`", "`queue`, and `id`; with `--lines` `put`: how many"),
+    (
+        "`bench`",
+        (
+            "`store`, `kind`, `durable`, `host`, `processors`, `load`, `version`, `at`, `seconds`, `connect_s`, "
+            "`complete` (false when it was interrupted), and `works`: a list of `work`, `what`, `count`, `per_second`, "
+            "`median_s`, `p99_s`, `least_s`, `most_s` (numbers, or null) and `unsupported` (why, or null)"
+        ),
+    ),
     ("`advise`", "a list of [Advice](api.md#advice)"),
     (
         "`claim`",

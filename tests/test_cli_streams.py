@@ -38,6 +38,7 @@ ANSWERS = (
     ("schema",),
     ("doctor",),
     ("doctor", "--json"),
+    ("bench", "--only", "ping", "--seconds", "50ms"),
 )
 
 

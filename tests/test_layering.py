@@ -836,6 +836,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.streams": set(),
     "dibs.cli.ctrl_c": set(),
+    "dibs.cli.bench": {
+        "dibs._version",
+        "dibs.cli",
+        "dibs.cli.bench_figures",
+        "dibs.cli.bench_works",
+        "dibs.cli.looks",
+        "dibs.cli.streams",
+        "dibs.errors",
+        "dibs.names",
+    },
+    "dibs.cli.bench_figures": set(),
+    "dibs.cli.bench_works": {"dibs.cli", "dibs.cli.bench_figures", "dibs.client", "dibs.desk", "dibs.errors"},
     "dibs.cli.claim": {
         "dibs.cli",
         "dibs.cli.command",

@@ -127,6 +127,17 @@ def test_every_job_is_done_though_workers_die(path: Path, queue: Queue, tmp_path
     assert queue.jobs.depths(NAME, NAME + "\x01", BY) == []
 
 
+def test_a_take_that_ctrl_c_left_among_its_rows_is_not_complained_of(queue: Queue) -> None:
+    """Python drops what was left there after the connection was closed, and would show what goes wrong with that."""
+    queue.put("a", "b")
+    store: Any = queue.store
+    db = store._file.open(BY)
+    rows = queue.jobs._ready(db, Take(NAME, "claim", 1, 60.0, "host/1"), [(0, 0.0)], CLOCK.wall())
+    assert next(rows)
+    store.close()
+    rows.close()
+
+
 # -- reboots and power cuts -------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ COMMANDS = {
     "setup": ("dibs.cli.operators", "make the tables"),
     "schema": ("dibs.cli.operators", "print the SQL that setup would run"),
     "doctor": ("dibs.cli.doctor", "check which promises the store keeps"),
+    "bench": ("dibs.cli.bench", "measure how fast locks are here"),
 }
 
 EPILOG = """\

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RIGHT = {
     "SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S",
     "ID", "READY", "LATER", "CLAIMED", "DEAD", "OLDEST", "PRIORITY", "TRIES", "CRASHES",
+    "COUNT", "A SECOND", "MEDIAN MS", "P99 MS",
 }  # fmt: skip
 
 

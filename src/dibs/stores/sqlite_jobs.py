@@ -16,7 +16,7 @@ that the next boot begins with (``dibs.stores.sqlite``).
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.clock import boot_id, boot_now, wall_now
@@ -161,8 +161,13 @@ class SQLiteJobs:
         """Rows that may be claimed, in the claim order."""
         for priority, first_due in priorities:
             if first_due <= wall:
-                with closing(db.execute(self._sql["take"], (request.name, priority, wall))) as rows:
-                    yield from rows
+                rows = db.execute(self._sql["take"], (request.name, priority, wall))
+                try:
+                    for row in rows:  # noqa: UP028 - `yield from` would close them by itself, and fail
+                        yield row
+                finally:
+                    with suppress(sqlite3.ProgrammingError):  # left here by Ctrl-C, and the connection closed since
+                        rows.close()
 
     def _next_in(self, db: sqlite3.Connection, name: str, priorities: Sequence[tuple[int, float]], at: Moment) -> float:
         """After how many seconds a job is due, or a claim expires.
