@@ -119,3 +119,79 @@ def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
             await connection.close()
 
     asyncio.run(main())
+
+
+def refused(connection: psycopg.Connection[Any], job: dibs.Job) -> None:
+    """Let the transaction be older than the last extension of the claim, so that PostgreSQL refuses to end it there."""
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute("SELECT 1")
+    job.extend()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        job.done(connection=connection)
+    connection.rollback()
+
+
+def test_a_job_that_the_database_refused_to_end_is_its_workers_as_before(postgres_url: str) -> None:
+    """What failed in the transaction has ended nothing: the job is held and renewed, and is done in the next one."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=1)
+        id_ = queue.put(1)
+        with queue.take() as batch:
+            (job,) = batch.won
+            refused(connection, job)
+            assert (job.held, batch.left) == (True, [job])
+            # For longer than the claim lasts unless it is renewed.
+            assert not job.lost.wait(timeout=1.5)
+            assert job.held
+            job.done(connection=connection)
+            connection.commit()
+            assert (job.held, batch.left, batch.lost, queue.job(id_)) == (False, [], [], None)
+
+
+def test_a_handler_fails_with_what_its_database_refused(postgres_url: str) -> None:
+    """The job is tried again after its pause, with that error, not after the end of its claim as if it had crashed."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        id_ = queue.put(1)
+
+        def work(job: dibs.Job) -> None:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.execute("SELECT 1")
+            job.extend()
+            job.done(connection=connection)
+
+        assert queue.run(work, workers=1, idle=0.01) == 0
+        record = queue.job(id_)
+        assert record is not None
+        assert (record.state, record.tries, record.crashes) == ("later", 1, 0)
+        assert record.error is not None
+        assert "could not serialize access" in record.error
+
+
+def test_a_task_that_is_cancelled_in_its_transaction_gives_the_job_back(postgres_url: str) -> None:
+    """A job whose end was asked for and not heard of is given back with the batch, at once and at no cost."""
+
+    async def main() -> None:
+        async with dibs.connect_async(postgres_url) as client:
+            queue = client.queue("a", ttl=30)
+            id_ = await queue.put(1)
+            connection = await psycopg.AsyncConnection.connect(postgres_url)
+
+            async def work() -> None:
+                async with await queue.take() as batch:
+                    async for job in batch:
+                        task.cancel()  # at its next wait, which is for the answer of the database
+                        try:
+                            await job.done(connection=connection)
+                        finally:
+                            await connection.rollback()
+
+            task = asyncio.ensure_future(work())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            record = await queue.job(id_)
+            assert record is not None
+            assert (record.state, record.tries, record.crashes) == ("ready", 0, 0)
+            await connection.close()
+
+    asyncio.run(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.door import SQLITE, Said
 from dibs.errors import LeaseLost
-from dibs.job_hold import forsake
+from dibs.job_hold import forsake, take_up
 from dibs.jobs import DONE, Finish, KeyTaken, Put
 
 if TYPE_CHECKING:
@@ -35,7 +35,14 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
     # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
     job._hold.within.add(job.id)
     forsake(job._session, job._hold, [job.id])
-    outcome = yield from _said(statements)
+    try:
+        outcome = yield from _said(statements)
+    except BaseException:
+        # What the database refused has ended nothing, and its transaction will be undone: the job is its worker's as
+        # before, who may say it again in the next one, or fail with it.
+        job._hold.within.discard(job.id)
+        take_up(job._session, job._hold, job.id)
+        raise
     if outcome.gone:
         job._hold.lost.add(job.id)
         raise LeaseLost(job._why())

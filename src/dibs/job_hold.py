@@ -154,3 +154,12 @@ def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> None:
         if not hold.live and hold.state == HELD:
             hold.state = RELEASED
             session.renewer.forget(hold)
+
+
+def take_up(session: Session, hold: JobHold, job: int) -> None:
+    """Look after a job again that was forsaken, and of which the claim goes on until its trust ends."""
+    with session.mutex:
+        hold.live.setdefault(job, [])
+        if hold.state == RELEASED and not session.closed:
+            hold.state = HELD
+            session.renewer.take_up(hold)
