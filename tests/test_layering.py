@@ -641,7 +641,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
     "dibs.load": {"dibs.clock", "dibs.store"},
     "dibs.advice": {"dibs.load", "dibs.steps"},
-    "dibs.queue_records": {"dibs.new_jobs"},
+    "dibs.queue_records": set(),
     "dibs.queue_core": {
         *CONTRACT,
         *DATA,
@@ -855,7 +855,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs"},
+    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs", "dibs.queue_records"},
     "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.moments", "dibs.clock"},
     "dibs.cli.keeping": {
         "dibs.cli.command",
