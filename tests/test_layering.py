@@ -638,7 +638,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.taking": {*CONTRACT, "dibs.ask", "dibs.job_hold", "dibs.jobs", "dibs.waiting", "dibs.wishes"},
     "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs", "dibs.renewing"},
     "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
-    "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
+    "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.load": {"dibs.clock", "dibs.store"},
     "dibs.advice": {"dibs.load", "dibs.steps"},
     "dibs.queue_records": set(),

@@ -148,24 +148,46 @@ def test_a_job_that_the_database_refused_to_end_is_its_workers_as_before(postgre
             assert (job.held, batch.left, batch.lost, queue.job(id_)) == (False, [], [], None)
 
 
-def test_a_handler_fails_with_what_its_database_refused(postgres_url: str) -> None:
-    """The job is tried again after its pause, with that error, not after the end of its claim as if it had crashed."""
+@pytest.mark.parametrize("said", [True, False], ids=["raised", "kept from us"])
+def test_a_handler_fails_with_what_its_database_refused(postgres_url: str, said: bool) -> None:
+    """The job is tried again after its pause, with that error, not after the end of its claim as if it had crashed.
+
+    Nor is it done because the handler returns: what it did was undone with its transaction.
+    """
     with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
         queue = client.queue("a", ttl=30)
         id_ = queue.put(1)
 
         def work(job: dibs.Job) -> None:
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.execute("SELECT 1")
-            job.extend()
-            job.done(connection=connection)
+            refused(connection, job)
+            if said:
+                raise ValueError("that failed")
 
         assert queue.run(work, workers=1, idle=0.01) == 0
         record = queue.job(id_)
         assert record is not None
         assert (record.state, record.tries, record.crashes) == ("later", 1, 0)
         assert record.error is not None
-        assert "could not serialize access" in record.error
+        assert ("that failed" if said else "could not serialize access") in record.error
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["with the block", "by itself"])
+def test_going_on_does_not_end_what_the_database_refused(postgres_url: str, ends: bool) -> None:
+    """A loop that goes on to the next job has failed with the one before, unless it has said itself that it is done."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        ids = queue.put_many([1, 2])
+        with queue.take(2) as batch:
+            for job in batch:
+                refused(connection, job)
+                if not ends:
+                    job.done()
+        assert counts(queue) == ((0, 2, 0, 0) if ends else (0, 0, 0, 0))
+        for id_ in ids if ends else ():
+            record = queue.job(id_)
+            assert record is not None
+            assert record.error is not None
+            assert "could not serialize access" in record.error
 
 
 def test_a_task_that_is_cancelled_in_its_transaction_gives_the_job_back(postgres_url: str) -> None:

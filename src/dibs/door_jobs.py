@@ -11,6 +11,7 @@ from dibs.door import SQLITE, Said
 from dibs.errors import LeaseLost
 from dibs.job_hold import forsake, take_up
 from dibs.jobs import DONE, Finish, KeyTaken, Put
+from dibs.new_jobs import error_text
 
 if TYPE_CHECKING:
     from dibs.door import Door
@@ -30,21 +31,25 @@ def put_within(session: Session, door: Door, request: Put) -> Talk[PutDone | Key
 
 def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) -> Talk[None]:
     """End a job in that transaction; LeaseLost when its claim is not in force."""
-    request = Finish(job._hold.key, (job.id,), job.fencing_token, DONE, note, 0.0, keep_s)
-    statements = yield from _statements(job._session, door, request)
-    # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
-    job._hold.within.add(job.id)
-    forsake(job._session, job._hold, [job.id])
+    session, hold = job._session, job._hold
+    request = Finish(hold.key, (job.id,), job.fencing_token, DONE, note, 0.0, keep_s)
+    hold.refused.pop(job.id, None)
     try:
+        statements = yield from _statements(session, door, request)
+        # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
+        hold.within.add(job.id)
+        forsake(session, hold, [job.id])
         outcome = yield from _said(statements)
-    except BaseException:
-        # What the database refused has ended nothing, and its transaction will be undone: the job is its worker's as
-        # before, who may say it again in the next one, or fail with it.
-        job._hold.within.discard(job.id)
-        take_up(job._session, job._hold, job.id)
+    except BaseException as error:
+        # Nothing has ended, since that transaction will be undone: the job is its worker's as before, who may say it
+        # again in the next one. But whoever goes on as if nothing had happened has not done it: see JobHold.refused.
+        hold.refused[job.id] = error_text(error)
+        if job.id in hold.within:
+            hold.within.remove(job.id)
+            take_up(session, hold, job.id)
         raise
     if outcome.gone:
-        job._hold.lost.add(job.id)
+        hold.lost.add(job.id)
         raise LeaseLost(job._why())
 
 

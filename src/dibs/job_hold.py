@@ -40,6 +40,9 @@ class JobHold(Hold):
         self.ends: dict[int, JobAsk] = {}
         #: Those that were ended in a transaction of the caller's.
         self.within: set[int] = set()
+        #: Those whose end such a transaction has refused, and with what: to go on to the next job is not to have done
+        #: them, as what was to be committed with their end has been undone.
+        self.refused: dict[int, str] = {}
         # The end of a job of a group lets the next of the group be taken.
         self.grouped = any(job.group is not None for job in taken.jobs)
 
