@@ -121,6 +121,28 @@ def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
     asyncio.run(main())
 
 
+def test_a_transaction_sees_the_keys_that_were_there_when_it_began(postgres_url: str) -> None:
+    """Under REPEATABLE READ on PostgreSQL what was done since is kept, what was put since is an error."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old = queue.put(1, key="old")
+        connection.execute("SELECT 1")
+        queue.take().done()
+        assert queue.put(2, key="old", on_conflict="keep", connection=connection) == old
+        connection.commit()
+        assert counts(queue) == (0, 0, 0, 0)
+        for conflict in ("raise", "keep", "replace"):
+            connection.execute("SELECT 1")
+            queue.put(1, key=conflict)
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                queue.put(2, key=conflict, on_conflict=conflict, connection=connection)
+            connection.rollback()
+            queue.put(2, key=conflict, on_conflict="replace", connection=connection)
+            connection.commit()
+        assert [job.payload for job in queue.jobs()] == [2, 2, 2]
+
+
 def refused(connection: psycopg.Connection[Any], job: dibs.Job) -> None:
     """Let the transaction be older than the last extension of the claim, so that PostgreSQL refuses to end it there."""
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
