@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 
 import dibs
 from tests.callers import KINDS
+from tests.test_api import eventually
 from tests.test_guard import Scene, every_kind
 
 
@@ -168,6 +170,33 @@ def test_a_job_that_the_database_refused_to_end_is_its_workers_as_before(postgre
             job.done(connection=connection)
             connection.commit()
             assert (job.held, batch.left, batch.lost, queue.job(id_)) == (False, [], [], None)
+
+
+@pytest.mark.parametrize("end", ["done", "refused", "left"])
+def test_who_waits_for_a_loss_hears_of_the_end(postgres_url: str, end: str) -> None:
+    """That a job is over, in a transaction or left to others, is told at once; so is a loss after a refused end."""
+    with (
+        dibs.connect(postgres_url) as client,
+        psycopg.connect(postgres_url) as connection,
+        ThreadPoolExecutor() as threads,
+    ):
+        queue = client.queue("a", ttl=40)
+        queue.put_many([1, 2])
+        batch = queue.take(2)
+        job = batch.won[0]
+        waits = threads.submit(job.lost.wait)
+        eventually(lambda: job._hold.live[job.id], "nobody waits for it")
+        if end == "done":
+            job.done(connection=connection)
+        elif end == "left":
+            batch.leave()
+        else:
+            refused(connection, job)
+            assert not waits.done()
+            queue.cancel(job.id)
+            with pytest.raises(dibs.LeaseLost):
+                job.extend()
+        assert waits.result(20) == (end == "refused")
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["raised", "kept from us"])

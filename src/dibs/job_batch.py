@@ -11,7 +11,7 @@ from collections import deque
 from dibs._typing import TYPE_CHECKING, Generic, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.job import Claim, JobFacts
-from dibs.job_hold import forsake
+from dibs.job_hold import forsake, tell
 from dibs.jobs import BACK, DONE, RETRY, Finished
 from dibs.new_jobs import error_text
 
@@ -88,7 +88,7 @@ class JobBatchFacts(Generic[J]):
         if claim is not None and claim.here():
             self._current = None
             self._rest.clear()
-            forsake(claim.session, claim.hold, [job.id for job in self._held()])
+            tell(forsake(claim.session, claim.hold, [job.id for job in self._held()]))
 
     def _finish_soon(self, jobs: list[J]) -> None:
         """Send ``done`` for jobs on its way; what came too late is learned at the end."""

@@ -149,20 +149,30 @@ def finish(
     return ask if mine else None
 
 
-def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> None:
-    """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere."""
+def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> dict[int, list[Callable[[], None]]]:
+    """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere.
+
+    Who is to be told that they are over is for the caller to tell.
+    """
     with session.mutex:
-        for job in ids:
-            hold.live.pop(job, None)
+        forsaken = {job: hold.live.pop(job) for job in ids if job in hold.live}
         if not hold.live and hold.state == HELD:
             hold.state = RELEASED
             session.renewer.forget(hold)
+    return forsaken
 
 
-def take_up(session: Session, hold: JobHold, job: int) -> None:
-    """Look after a job again that was forsaken, and of which the claim goes on until its trust ends."""
+def take_up(session: Session, hold: JobHold, forsaken: dict[int, list[Callable[[], None]]]) -> None:
+    """Look after jobs again that were forsaken: the claim on them goes on until its trust ends."""
     with session.mutex:
-        hold.live.setdefault(job, [])
-        if hold.state == RELEASED and not session.closed:
+        hold.live.update(forsaken)
+        if forsaken and hold.state == RELEASED and not session.closed:
             hold.state = HELD
             session.renewer.take_up(hold)
+
+
+def tell(forsaken: dict[int, list[Callable[[], None]]]) -> None:
+    """Tell who waits for it that these jobs are over."""
+    for listeners in forsaken.values():
+        for listener in listeners:
+            listener()
