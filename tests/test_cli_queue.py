@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import threading
+from bisect import bisect
 from typing import Any
 
 import pytest
@@ -143,6 +144,32 @@ def test_a_job_that_is_due_later(dibs: Dibs, client: library.Client) -> None:
     assert taken(dibs, "q") == []
     due = [job.due_at.isoformat() for job in client.queue("q").jobs("later")]
     assert due[1:] == ["2090-01-02T03:04:00+00:00", "2090-01-02T08:04:00+00:00"]
+
+
+def test_a_payload_that_is_nested_as_deeply_as_can_be_is_shown(dibs: Dibs, client: library.Client) -> None:
+    """What ``put`` took and who is further down the stack cannot read, is shown as its text; no other job is hidden."""
+
+    def nested(depth: int) -> list[Any]:
+        payload: list[Any] = []
+        for _ in range(depth - 1):
+            payload = [payload]
+        return payload
+
+    def refused(depth: int) -> bool:
+        try:
+            client.queue("other").put(nested(depth))
+        except library.InvalidOption:
+            return True
+        return False
+
+    depth = bisect(range(1, 100_000), False, key=refused)
+    queue = client.queue("q")
+    queue.put_many(["text", nested(depth - 5)])
+    shown = ["text", "[" * (depth - 5) + "]" * (depth - 5)]
+    assert [job.payload for job in queue.jobs()] == shown
+    assert len(dibs("jobs", "q").stdout.splitlines()) == 3
+    assert [job["payload"] for job in json.loads(dibs("jobs", "q", "--json").stdout)] == shown
+    assert [job["payload"] for job in taken(dibs, "q", "--n", "2")] == shown
 
 
 def test_lines_are_jobs(dibs: Dibs, client: library.Client) -> None:

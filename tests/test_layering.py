@@ -640,10 +640,10 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.taking": {*CONTRACT, "dibs.ask", "dibs.job_hold", "dibs.jobs", "dibs.waiting", "dibs.wishes"},
     "dibs.job": {*CONTRACT, *DATA, "dibs.door_jobs", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs", "dibs.renewing"},
     "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
-    "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs"},
+    "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.load": {"dibs.clock", "dibs.store"},
     "dibs.advice": {"dibs.load", "dibs.steps"},
-    "dibs.queue_records": {"dibs.new_jobs"},
+    "dibs.queue_records": set(),
     "dibs.queue_core": {
         *CONTRACT,
         *DATA,
@@ -869,7 +869,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs"},
+    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs", "dibs.queue_records"},
     "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.moments", "dibs.clock"},
     "dibs.cli.keeping": {
         "dibs.cli.command",

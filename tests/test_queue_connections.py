@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 
 import dibs
 from tests.callers import KINDS
+from tests.test_api import eventually
 from tests.test_guard import Scene, every_kind
 
 
@@ -116,6 +118,153 @@ def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
             assert (await queue.depth()).claimed == 3
             await connection.commit()
             assert await queue.depth() == dibs.QueueDepth("a", 0, 0, 0, 0, 0.0)
+            await connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_sees_the_keys_that_were_there_when_it_began(postgres_url: str) -> None:
+    """Under REPEATABLE READ on PostgreSQL what was done since is kept, what was put since is an error."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old = queue.put(1, key="old")
+        connection.execute("SELECT 1")
+        queue.take().done()
+        assert queue.put(2, key="old", on_conflict="keep", connection=connection) == old
+        connection.commit()
+        assert counts(queue) == (0, 0, 0, 0)
+        for conflict in ("raise", "keep", "replace"):
+            connection.execute("SELECT 1")
+            queue.put(1, key=conflict)
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                queue.put(2, key=conflict, on_conflict=conflict, connection=connection)
+            connection.rollback()
+            queue.put(2, key=conflict, on_conflict="replace", connection=connection)
+            connection.commit()
+        assert [job.payload for job in queue.jobs()] == [2, 2, 2]
+
+
+def refused(connection: psycopg.Connection[Any], job: dibs.Job) -> None:
+    """Let the transaction be older than the last extension of the claim, so that PostgreSQL refuses to end it there."""
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute("SELECT 1")
+    job.extend()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        job.done(connection=connection)
+    connection.rollback()
+
+
+def test_a_job_that_the_database_refused_to_end_is_its_workers_as_before(postgres_url: str) -> None:
+    """What failed in the transaction has ended nothing: the job is held and renewed, and is done in the next one."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=1)
+        id_ = queue.put(1)
+        with queue.take() as batch:
+            (job,) = batch.won
+            refused(connection, job)
+            assert (job.held, batch.left) == (True, [job])
+            # For longer than the claim lasts unless it is renewed.
+            assert not job.lost.wait(timeout=1.5)
+            assert job.held
+            job.done(connection=connection)
+            connection.commit()
+            assert (job.held, batch.left, batch.lost, queue.job(id_)) == (False, [], [], None)
+
+
+@pytest.mark.parametrize("end", ["done", "refused", "left"])
+def test_who_waits_for_a_loss_hears_of_the_end(postgres_url: str, end: str) -> None:
+    """That a job is over, in a transaction or left to others, is told at once; so is a loss after a refused end."""
+    with (
+        dibs.connect(postgres_url) as client,
+        psycopg.connect(postgres_url) as connection,
+        ThreadPoolExecutor() as threads,
+    ):
+        queue = client.queue("a", ttl=40)
+        queue.put_many([1, 2])
+        batch = queue.take(2)
+        job = batch.won[0]
+        waits = threads.submit(job.lost.wait)
+        eventually(lambda: job._hold.live[job.id], "nobody waits for it")
+        if end == "done":
+            job.done(connection=connection)
+        elif end == "left":
+            batch.leave()
+        else:
+            refused(connection, job)
+            assert not waits.done()
+            queue.cancel(job.id)
+            with pytest.raises(dibs.LeaseLost):
+                job.extend()
+        assert waits.result(20) == (end == "refused")
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["raised", "kept from us"])
+def test_a_handler_fails_with_what_its_database_refused(postgres_url: str, said: bool) -> None:
+    """The job is tried again after its pause, with that error, not after the end of its claim as if it had crashed.
+
+    Nor is it done because the handler returns: what it did was undone with its transaction.
+    """
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        id_ = queue.put(1)
+
+        def work(job: dibs.Job) -> None:
+            refused(connection, job)
+            if said:
+                raise ValueError("that failed")
+
+        assert queue.run(work, workers=1, idle=0.01) == 0
+        record = queue.job(id_)
+        assert record is not None
+        assert (record.state, record.tries, record.crashes) == ("later", 1, 0)
+        assert record.error is not None
+        assert ("that failed" if said else "could not serialize access") in record.error
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["with the block", "by itself"])
+def test_going_on_does_not_end_what_the_database_refused(postgres_url: str, ends: bool) -> None:
+    """A loop that goes on to the next job has failed with the one before, unless it has said itself that it is done."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a", ttl=30)
+        ids = queue.put_many([1, 2])
+        with queue.take(2) as batch:
+            for job in batch:
+                refused(connection, job)
+                if not ends:
+                    job.done()
+        assert counts(queue) == ((0, 2, 0, 0) if ends else (0, 0, 0, 0))
+        for id_ in ids if ends else ():
+            record = queue.job(id_)
+            assert record is not None
+            assert record.error is not None
+            assert "could not serialize access" in record.error
+
+
+def test_a_task_that_is_cancelled_in_its_transaction_gives_the_job_back(postgres_url: str) -> None:
+    """A job whose end was asked for and not heard of is given back with the batch, at once and at no cost."""
+
+    async def main() -> None:
+        async with dibs.connect_async(postgres_url) as client:
+            queue = client.queue("a", ttl=30)
+            id_ = await queue.put(1)
+            connection = await psycopg.AsyncConnection.connect(postgres_url)
+
+            async def work() -> None:
+                async with await queue.take() as batch:
+                    async for job in batch:
+                        task.cancel()  # at its next wait, which is for the answer of the database
+                        try:
+                            await job.done(connection=connection)
+                        finally:
+                            await connection.rollback()
+
+            task = asyncio.ensure_future(work())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            record = await queue.job(id_)
+            assert record is not None
+            assert (record.state, record.tries, record.crashes) == ("ready", 0, 0)
             await connection.close()
 
     asyncio.run(main())

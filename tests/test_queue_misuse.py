@@ -200,6 +200,17 @@ def test_who_waits_for_a_group_keeps_nobody_else_waiting(client: dibs.Client) ->
 # -- what is put ------------------------------------------------------------------------------------------------------
 
 
+def test_a_new_job_is_no_payload(client: dibs.Client) -> None:
+    """A NewJob where a payload belongs is refused, by ``put`` and within another: its key would be lost in a list."""
+    queue = client.queue("a")
+    for payload in (dibs.NewJob(1, key="k"), dibs.NewJob(dibs.NewJob(1))):
+        with pytest.raises(dibs.InvalidOption, match="a NewJob is no payload: put_many takes it"):
+            queue.put(payload)
+    with pytest.raises(dibs.InvalidOption, match="a NewJob is no payload"):
+        queue.put_many([1, dibs.NewJob(dibs.NewJob(2))])
+    assert counts(queue) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("payloads", ["abc", b"abc", {"a": 1}, dibs.NewJob(1), None, 5])
 def test_put_many_wants_a_list(client: dibs.Client, payloads: Any) -> None:
     """A text, bytes or an object of JSON are one payload, and not one for each of their parts."""

@@ -223,8 +223,12 @@ class Crew:
             turn.settle(None)
 
     def succeeded(self, job: JobFacts, result: Any) -> None:
-        """A handler has returned: its job is done, unless it has finished that itself."""
+        """A handler has returned: its job is done, unless it has finished that itself, or tried to in vain."""
         claim, note = job._claim, None
+        refused = job._hold.refused.get(job.id)
+        if refused is not None and job.held:
+            self._failed(job, refused, refused.rpartition("\n")[2])
+            return
         if claim.keep_s:
             try:
                 note = result_text(result)
@@ -250,11 +254,14 @@ class Crew:
             if ask is not None:
                 ask.listen(self._told, [ask])
             return
+        self._failed(job, error_text(error), repr(error))
+
+    def _failed(self, job: JobFacts, text: str, shown: str) -> None:
         with self.mutex:
             self.failed += 1
         left = "no try is left" if job.max_tries is not None and job.tries >= job.max_tries else "it is tried again"
-        log.warning("job %d of %r failed on try %d, %s: %r", job.id, job.queue, job.tries, left, error)
-        self._end(job, RETRY, error_text(error), job._retry_s(None))
+        log.warning("job %d of %r failed on try %d, %s: %s", job.id, job.queue, job.tries, left, shown)
+        self._end(job, RETRY, text, job._retry_s(None))
 
     def give_back(self, job: JobFacts) -> None:
         """Nobody works it any more."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.door import SQLITE, Said
 from dibs.errors import LeaseLost
-from dibs.job_hold import forsake
+from dibs.job_hold import forsake, take_up, tell
 from dibs.jobs import DONE, Finish, KeyTaken, Put
+from dibs.new_jobs import error_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dibs.door import Door
     from dibs.guarding import Talk
     from dibs.job import JobFacts
@@ -30,15 +33,27 @@ def put_within(session: Session, door: Door, request: Put) -> Talk[PutDone | Key
 
 def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) -> Talk[None]:
     """End a job in that transaction; LeaseLost when its claim is not in force."""
-    request = Finish(job._hold.key, (job.id,), job.fencing_token, DONE, note, 0.0, keep_s)
-    statements = yield from _statements(job._session, door, request)
-    # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
-    job._hold.within.add(job.id)
-    forsake(job._session, job._hold, [job.id])
-    outcome = yield from _said(statements)
+    session, hold = job._session, job._hold
+    request = Finish(hold.key, (job.id,), job.fencing_token, DONE, note, 0.0, keep_s)
+    hold.refused.pop(job.id, None)
+    forsaken: dict[int, list[Callable[[], None]]] = {}
+    try:
+        statements = yield from _statements(session, door, request)
+        # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
+        hold.within.add(job.id)
+        forsaken = forsake(session, hold, [job.id])
+        outcome = yield from _said(statements)
+    except BaseException as error:
+        # Nothing has ended, since that transaction will be undone: the job is its worker's as before, who may say it
+        # again in the next one. But whoever goes on as if nothing had happened has not done it: see JobHold.refused.
+        hold.refused[job.id] = error_text(error)
+        hold.within.discard(job.id)
+        take_up(session, hold, forsaken)
+        raise
     if outcome.gone:
-        job._hold.lost.add(job.id)
+        hold.lost.add(job.id)
         raise LeaseLost(job._why())
+    tell(forsaken)
 
 
 def _statements(session: Session, door: Door, request: Put | Finish) -> Talk[Any]:

@@ -11,7 +11,7 @@ from collections import deque
 from dibs._typing import TYPE_CHECKING, Generic, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 from dibs.job import Claim, JobFacts
-from dibs.job_hold import forsake
+from dibs.job_hold import forsake, tell
 from dibs.jobs import BACK, DONE, RETRY, Finished
 from dibs.new_jobs import error_text
 
@@ -88,7 +88,7 @@ class JobBatchFacts(Generic[J]):
         if claim is not None and claim.here():
             self._current = None
             self._rest.clear()
-            forsake(claim.session, claim.hold, [job.id for job in self._held()])
+            tell(forsake(claim.session, claim.hold, [job.id for job in self._held()]))
 
     def _finish_soon(self, jobs: list[J]) -> None:
         """Send ``done`` for jobs on its way; what came too late is learned at the end."""
@@ -97,6 +97,12 @@ class JobBatchFacts(Generic[J]):
             if ask is not None:
                 self._pending.append(ask)
                 self._claim.session.lane.start()
+
+    def _fail_soon(self, job: J, error: str) -> None:
+        ask = job._claim.send([job], RETRY, error, job._retry_s(None))
+        if ask is not None:
+            self._pending.append(ask)
+            job._claim.session.lane.start()
 
     def _move_on(self) -> J | None:
         """Finish the job at hand; the next one, or None at the end, or when too little is left of the time."""
@@ -112,10 +118,14 @@ class JobBatchFacts(Generic[J]):
         return None
 
     def _move_past(self) -> None:
-        """Finish the job at hand."""
+        """Finish the job at hand; it has failed if a transaction has refused to end it, and nobody said it again."""
         current, self._current = self._current, None
         if current is not None and current.held:
-            self._finish_soon([current])
+            error = current._hold.refused.get(current.id)
+            if error is None:
+                self._finish_soon([current])
+            else:
+                self._fail_soon(current, error)
 
     def _finishing(self) -> Steps[None]:
         """Finish all that is left, in one call."""
@@ -154,8 +164,7 @@ class JobBatchFacts(Generic[J]):
             self._left = left
         try:
             if failing is not None and isinstance(error, Exception):
-                failed = claim.send([failing], RETRY, error_text(error), failing._retry_s(None))
-                self._pending += [] if failed is None else [failed]
+                self._fail_soon(failing, error_text(error))
             ask = claim.send(left, BACK) if left else None
             self._pending += [] if ask is None else [ask]
         finally:

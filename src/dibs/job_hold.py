@@ -40,6 +40,9 @@ class JobHold(Hold):
         self.ends: dict[int, JobAsk] = {}
         #: Those that were ended in a transaction of the caller's.
         self.within: set[int] = set()
+        #: Those whose end such a transaction has refused, and with what: to go on to the next job is not to have done
+        #: them, as what was to be committed with their end has been undone.
+        self.refused: dict[int, str] = {}
         # The end of a job of a group lets the next of the group be taken.
         self.grouped = any(job.group is not None for job in taken.jobs)
 
@@ -146,11 +149,30 @@ def finish(
     return ask if mine else None
 
 
-def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> None:
-    """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere."""
+def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> dict[int, list[Callable[[], None]]]:
+    """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere.
+
+    Who is to be told that they are over is for the caller to tell.
+    """
     with session.mutex:
-        for job in ids:
-            hold.live.pop(job, None)
+        forsaken = {job: hold.live.pop(job) for job in ids if job in hold.live}
         if not hold.live and hold.state == HELD:
             hold.state = RELEASED
             session.renewer.forget(hold)
+    return forsaken
+
+
+def take_up(session: Session, hold: JobHold, forsaken: dict[int, list[Callable[[], None]]]) -> None:
+    """Look after jobs again that were forsaken: the claim on them goes on until its trust ends."""
+    with session.mutex:
+        hold.live.update(forsaken)
+        if forsaken and hold.state == RELEASED and not session.closed:
+            hold.state = HELD
+            session.renewer.take_up(hold)
+
+
+def tell(forsaken: dict[int, list[Callable[[], None]]]) -> None:
+    """Tell who waits for it that these jobs are over."""
+    for listeners in forsaken.values():
+        for listener in listeners:
+            listener()

@@ -107,6 +107,8 @@ def new_jobs(payloads: Iterable[Any], options: PutOptions) -> tuple[tuple[rows.N
 
 
 def _new_job(job: NewJob, options: PutOptions) -> rows.NewJob:
+    if isinstance(job.payload, NewJob):  # to JSON it would be a list, and its key and all else would be lost in it
+        raise InvalidOption("a NewJob is no payload: put_many takes it, put takes what is in it (payload, key=, …)")
     at = options.at if job.at is None and job.delay is None else job.at
     delay = options.delay if job.at is None and job.delay is None else job.delay
     if at is not None and delay is not None:

@@ -49,7 +49,9 @@ class Job(JobFacts):
         result: JSON, kept with the job where the queue keeps results (``keep_results``), else dropped. connection: end
         it inside the transaction that is open there, the caller's own, to the database in which the queue is: what the
         job did there and that it is done are committed together, or neither is. After a rollback the job is handed out
-        again when its claim ends, at the latest a ttl later.
+        again when its claim ends, at the latest a ttl later. An error of the database's in it (a deadlock, a
+        serialization failure) has ended nothing: the job is held as before, and can be done in the next transaction;
+        whoever goes on to the next job instead, or returns from the handler, has failed with that error.
 
         Raises LeaseLost when it was not held any more, or was given back (by ``skip``, the end of its batch, or
         ``client.close``): others may have taken it; then nothing is changed (and the transaction should be rolled

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.new_jobs import unpacked
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from dibs.jobs import Depth, StoredJob
+
+# Whoever shows a value is some calls further down than whoever reads it, and puts it into something else. So a value is
+# shown as such only when it could be nested this much deeper.
+SHOWN_DEEPER = 50
 
 
 class JobRecord(NamedTuple):
@@ -71,14 +76,10 @@ def shown_job(job: StoredJob) -> JobRecord:
     def at(seconds: float | None) -> Any:
         return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
 
-    try:
-        payload = unpacked(job.payload)
-    except ValueError:  # put by somebody else, who took it for JSON
-        payload = job.payload
     return JobRecord(
         job.id,
         job.state,
-        payload,
+        shown_payload(job.payload),
         job.priority,
         job.tries,
         job.max_tries or None,
@@ -91,6 +92,19 @@ def shown_job(job: StoredJob) -> JobRecord:
         job.holder,
         at(job.expires_at),
         job.error,
-        None if job.result is None else unpacked(job.result),
+        None if job.result is None else shown_payload(job.result),
         at(job.ended_at),
     )
+
+
+def shown_payload(payload: str | bytes) -> Any:
+    """The payload as it was given; the text of it where that is no JSON, or is nested too deeply to be read here."""
+    if not isinstance(payload, str):
+        return payload
+    try:
+        value = json.loads("[" * SHOWN_DEEPER + payload + "]" * SHOWN_DEEPER)
+        for _ in range(SHOWN_DEEPER):
+            (value,) = value
+    except (ValueError, TypeError, RecursionError):  # put by somebody else, or further up
+        return payload
+    return value

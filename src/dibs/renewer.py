@@ -122,6 +122,13 @@ class Renewer:
         hold.due = FOREVER
         return hold.in_flight
 
+    def take_up(self, hold: Hold) -> None:
+        """Look again after a hold that was forgotten. (A renewal that is under way still does so when it is over.)"""
+        if not hold.in_flight:
+            # No later than it was due.
+            self._push(hold, hold.trusted_until - hold.ttl * (1 - 1 / RENEWALS_PER_TTL))
+            self._wake()
+
     def tracked(self) -> list[Hold]:
         """Every hold that is looked after (the session gives them back when it closes)."""
         holds = [hold for queue in self._queues.values() for hold in queue]

@@ -11,6 +11,7 @@ from dibs.cli.lines import lines_of, put_lines
 from dibs.cli.looks import json_option, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
+from dibs.queue_records import shown_payload
 
 if TYPE_CHECKING:
     import argparse
@@ -202,7 +203,7 @@ def _job_json(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "token": job.fencing_token,
-        **payload_json(_payload(job)),
+        **payload_json(shown_payload(job._row.payload)),
         "tries": job.tries,
         "max_tries": job.max_tries,
         "crashes": job.crashes,
@@ -210,13 +211,6 @@ def _job_json(job: Job) -> dict[str, Any]:
         "group": job.group,
         "created_at": job.created_at.isoformat(),
     }
-
-
-def _payload(job: Job) -> Any:
-    try:
-        return job.payload
-    except ValueError:  # put by somebody else, who took it for JSON
-        return job._row.payload
 
 
 def payload_json(payload: Any) -> dict[str, Any]:
