@@ -17,6 +17,7 @@ import pytest
 
 import dibs as library
 from dibs.cli import COMMANDS, _parse
+from dibs.cli.looks import table
 from dibs.cli.operators import _break_command
 from tests.command_line import DIBS, Dibs
 
@@ -150,6 +151,15 @@ def test_ls_shows_who_has_what(dibs: Dibs, client: library.Client) -> None:
             .stdout.splitlines()[1]
             .startswith("deploy/web")
         )
+
+
+def test_a_table_is_no_wider_than_what_is_in_it() -> None:
+    """Columns are as wide as their widest cell and two apart, so an ordinary lease fits a terminal of 80 columns."""
+    headers = ("NAME", "SLOT", "HOLDER", "SINCE", "LEFT", "TOKEN", "WAITING", "INFO")
+    cells = ("tutorial", "1", "vm (pid 13405)", "2026-03-07 14:59:39", "8.0 s", "3", "1", "null")
+    wide = sum(max(map(len, column)) for column in zip(headers, cells, strict=True)) + 2 * (len(headers) - 1)
+    assert [len(line) for line in table(headers, [cells]).splitlines()] == [wide, wide]
+    assert wide <= 80
 
 
 def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.store": {"dibs.errors"},
     "dibs.abilities": set(),
     "dibs.threads": {"dibs.errors"},
-    "dibs.jobs": set(),
+    "dibs.jobs": {"dibs.store"},
     "dibs.queries": {"dibs.errors"},
     "dibs.urls": set(),
     "dibs.columns": {"dibs.door", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},

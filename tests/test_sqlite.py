@@ -363,6 +363,13 @@ def test_who_holds_keeps_it_when_the_table_of_boots_is_lost(holder: dibs.Client,
             assert new.fencing_token > lease.fencing_token
 
 
+def test_a_folder_that_is_not_there_is_to_be_made(tmp_path: Path) -> None:
+    """Who names a file in a folder that is missing is told to make the folder, not to change its rights."""
+    with dibs.connect(f"sqlite:///{tmp_path}/nowhere/locks.db") as client:
+        with pytest.raises(dibs.SetupRequired, match="Make its folder, or"):
+            client.lock("x").acquire()
+
+
 def test_jobs_go_on_after_a_setup(holder: dibs.Client, path: Path) -> None:
     """As for leases: a table of theirs that was dropped is told, and made again."""
     queue = holder.queue("jobs")

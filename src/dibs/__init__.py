@@ -15,8 +15,6 @@ from dibs._version import __version__
 # Type checkers take this for true. `typing` has it, too, but takes 3 ms to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from dibs.advice import Advice, QueueStats
     from dibs.aio import (
         AsyncBatch,
@@ -209,12 +207,19 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # What is here is loaded when somebody names it: `import dibs` must be cheap, and asyncio is not; and the command
-    # line has its say on Ctrl-C before any of it (`dibs.__main__`).
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'dibs' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
 
-    return getattr(import_module(module), name)
+    def __getattr__(name):
+        # What is here is loaded when somebody names it: `import dibs` must be cheap, and asyncio is not; and the
+        # command line has its say on Ctrl-C before any of it (`dibs.__main__`).
+        module = _LAZY.get(name)
+        if module is None:
+            raise AttributeError(f"module 'dibs' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    # What is not loaded yet is there all the same, for whoever presses Tab.
+    return sorted({*globals(), *_LAZY})

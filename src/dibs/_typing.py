@@ -2,7 +2,9 @@
 
 ``typing`` takes 3 ms to load, and its ``NamedTuple`` twice as long to make a class as ``collections.namedtuple``. Both
 would be paid for by every ``dibs run`` in every crontab: 6 ms of 50, where ``python -c pass`` takes 12 (medians of 40
-starts). So no module of dibs imports ``typing`` when it runs (``tests/test_layering.py``).
+starts). So no module of dibs imports ``typing`` when it runs (``tests/test_layering.py``). What programs do with dibs's
+classes while they run (annotations that are evaluated, ``typing.get_type_hints``, ``Batch[int]``) works all the same
+(``tests/test_typing.py``).
 """
 
 from __future__ import annotations
@@ -11,23 +13,17 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, Union, cast, overload
+    from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 else:
     from collections import namedtuple
 
-    class _Form:
-        """What stands in annotations, which nobody evaluates."""
-
-        def __getitem__(self, types: object) -> _Form:
-            return self
-
-    Any = NoReturn = Union = _Form()
+    # They stand in annotations, which are strings; who evaluates one gets a class, which combines with ``| None``.
+    Any = NoReturn = object
 
     class Generic:
         __slots__ = ()
-
-        def __class_getitem__(cls, types: object) -> type:
-            return cls
+        # As that of list: Batch[int] tells what it is of.
+        __class_getitem__ = classmethod(type(list[int]))
 
     Protocol = Generic
 
@@ -66,7 +62,6 @@ __all__ = (
     "NoReturn",
     "Protocol",
     "TypeVar",
-    "Union",
     "cast",
     "overload",
 )

@@ -30,7 +30,8 @@ least once.) As in the contract of leases a store never waits, retries or reads 
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol
+from dibs.store import Held
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
-    from dibs.store import Held
 
 # Jobs of one put, and of one take.
 PUT_MAX = 10_000
@@ -143,7 +143,7 @@ class Finish(NamedTuple):
     keep: float = 0.0
 
 
-JobRequest = Union[Put, Take, Extend, Finish]  # noqa: UP007 - evaluated at run time on Python 3.10
+JobRequest = Put | Take | Extend | Finish
 
 
 class PutDone(NamedTuple):
@@ -198,7 +198,7 @@ class Finished(NamedTuple):
     gone: tuple[int, ...] = ()
 
 
-JobOutcome = Union[PutDone, KeyTaken, Taken, "Held", Extended, Finished]
+JobOutcome = PutDone | KeyTaken | Taken | Held | Extended | Finished
 
 
 class StoredJob(NamedTuple):

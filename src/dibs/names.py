@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from dibs._typing import TYPE_CHECKING, Any, Union
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+    from typing import Union
 
     Seconds = Union[float, timedelta]  # noqa: UP007 - the quotes-free form of Python 3.10
 

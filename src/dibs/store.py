@@ -34,7 +34,7 @@ One store object is used by one thread at a time; a session opens one per lane.
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from dibs._typing import TYPE_CHECKING, NamedTuple, Protocol
 from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Transfer(NamedTuple):
     permits: int = 0
 
 
-Request = Union[Acquire, Renew, Release, Transfer]  # noqa: UP007 - evaluated at run time on Python 3.10
+Request = Acquire | Renew | Release | Transfer
 
 
 class Granted(NamedTuple):
@@ -195,7 +195,7 @@ class Gone(NamedTuple):
 RELEASED = Released()
 GONE = Gone()
 
-Outcome = Union[Granted, Held, Mismatch, Renewed, Released, Gone]  # noqa: UP007 - as above
+Outcome = Granted | Held | Mismatch | Renewed | Released | Gone
 
 
 class StoredLease(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # These columns stand to the right.
 RIGHT = {
     "SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S",
-    "ID", "READY", "LATER", "CLAIMED", "DEAD", "OLDEST", "PRIORITY", "TRIES", "CRASHES",
+    "ID", "READY", "LATER", "CLAIMED", "DEAD", "OLDEST", "PRIORITY", "TRIES", "CRASHES", "WORKERS", "NEEDED", "BUSY",
     "COUNT", "A SECOND", "MEDIAN MS", "P99 MS",
 }  # fmt: skip
 
@@ -34,9 +34,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     from tabulate import tabulate
 
     aligned = ["right" if header in RIGHT else "left" for header in headers]
-    # A name is a name, also when it looks like a number.
     cells = [[plain(str(cell)) for cell in row] for row in rows]
-    return tabulate(cells, headers, tablefmt="plain", disable_numparse=True, colalign=aligned)
+    # A name is a name, also when it looks like a number. Headers that tabulate knows as such get two columns more.
+    return tabulate([headers, *cells], tablefmt="plain", disable_numparse=True, colalign=aligned)
 
 
 def lease_row(record: LeaseRecord) -> tuple[object, ...]:

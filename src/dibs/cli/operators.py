@@ -42,8 +42,8 @@ examples:
   dibs ls --json | jq -r '.[] | select(.waiting > 0) | .name'
                                                 the names somebody waits for
 
-"left" is the time after which the store lets others in unless the lease is renewed, as a live holder does. Pauses
-(`dibs pause`) stand beneath.
+LEFT is the time after which the store lets others in unless the lease is renewed, as a live holder does. (ZooKeeper,
+which tells its time only to who writes, shows the whole ttl: the most it can be.) Pauses (`dibs pause`) stand beneath.
 """
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
     json_option(parser)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from errno import EDQUOT, EMFILE, ENFILE, ENOSPC
+from errno import EDQUOT, EMFILE, ENFILE, ENOENT, ENOSPC
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.clock import boot_id, boot_now
@@ -119,9 +119,9 @@ class SQLiteFile:
             text = f"cannot make the SQLite file {path!r}: {error.strerror}"
             if error.errno in (EMFILE, ENFILE, ENOSPC, EDQUOT):
                 raise StoreUnavailable(text, maybe_applied=False) from error
+            remedy = "Make its folder" if error.errno == ENOENT else "Make its folder writable"
             raise SetupRequired(
-                f"{text}. Make its folder writable, or name another file in the URL (sqlite:////absolute/path.db) or "
-                "in $DIBS_URL"
+                f"{text}. {remedy}, or name another file in the URL (sqlite:////absolute/path.db) or in $DIBS_URL"
             ) from error
 
     def _leave_what_is_gone(self) -> None:
