@@ -24,6 +24,7 @@ from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
+from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
 from tests.test_api import eventually
 from tests.test_lane import Clock as HeldClock
@@ -384,6 +385,39 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
         go_on.set()
         closing.join(10)
     assert not closing.is_alive()
+
+
+def test_ctrl_c_anywhere_in_close_leaves_nobody_holding_or_waiting() -> None:
+    """A close that is interrupted, wherever, gives back what is held and refuses who waits, as one that is not."""
+    for ctrl_c in anywhere():
+        _close_during(ctrl_c)
+
+
+def _close_during(ctrl_c: CtrlC) -> None:
+    url = f"memory://session-{next(numbers)}"
+    refused: list[BaseException] = []
+    with dibs.connect(url) as other, other.lock("busy"):
+        client = dibs.connect(url)
+        leases = [client.lock(name).acquire() for name in ("a", "b")]
+
+        def wait() -> None:
+            with pytest.raises(StoreUnavailable) as told:
+                client.lock("busy").acquire()
+            refused.append(told.value)
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        session = client._desk.session()
+        eventually(lambda: session.waiting._asleep, "nobody waits")
+        ctrl_c.during(client.close)
+        if not session.closed:  # it came before anything was done
+            client.close()
+        assert not [lease for lease in leases if lease is None or lease.held], ctrl_c.arrived
+        waiter.join(10)
+        assert refused, ctrl_c.arrived
+        eventually(lambda: len(other.leases()) == 1, f"something is held: {ctrl_c.arrived}")
+        eventually(lambda: other.leases()[0].waiting == 0, f"somebody is in line: {ctrl_c.arrived}")
+        client.close()
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])
