@@ -387,6 +387,17 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
     assert not closing.is_alive()
 
 
+def test_ctrl_c_anywhere_in_a_renewal_leaves_the_lease_looked_after() -> None:
+    """Whoever catches the Ctrl-C that came in renew() holds a lease that is renewed, or told lost, as before."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client:
+        for ctrl_c in anywhere():
+            with client.lock("x") as lease:
+                ctrl_c.during(lambda lease=lease: lease.renew(20))  # type: ignore[misc]
+                session = client._desk.session()
+                with session.mutex:
+                    assert lease._hold in session.renewer.tracked(), ctrl_c.arrived
+
+
 def test_ctrl_c_anywhere_in_close_leaves_nobody_holding_or_waiting() -> None:
     """A close that is interrupted, wherever, gives back what is held and refuses who waits, as one that is not."""
     for ctrl_c in anywhere():
