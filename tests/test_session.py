@@ -387,6 +387,30 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
     assert not closing.is_alive()
 
 
+def test_a_cancellation_beside_a_loss_is_not_swallowed() -> None:
+    """A task that waits for the loss, and is cancelled as soon as it was told and has not gone on, is cancelled."""
+
+    async def cancelled_after(turns: int) -> None:
+        async with dibs.connect_async(f"memory://session-{next(numbers)}") as client:
+            lease = await client.lock("x").acquire()
+            assert lease is not None
+            waiter = asyncio.create_task(lease.lost.wait())
+            for _ in range(3):  # until it waits
+                await asyncio.sleep(0)
+            assert lease._hold.listeners
+            lease._session.keeper.lose(lease._hold, "a test has it so")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if waiter.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+            else:
+                assert waiter.result() is True
+
+    for turns in range(6):
+        asyncio.run(cancelled_after(turns))
+
+
 def test_ctrl_c_anywhere_in_a_renewal_leaves_the_lease_looked_after() -> None:
     """Whoever catches the Ctrl-C that came in renew() holds a lease that is renewed, or told lost, as before."""
     with dibs.connect(f"memory://session-{next(numbers)}") as client:
