@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dibs.ask import Act, Ask
-from dibs.clock import Deadline, RealBell, RealClock
+from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import StoreUnavailable
 from dibs.lane import Lane
 from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy
@@ -389,6 +389,42 @@ def test_an_interrupted_thread_leaves_its_batch_to_the_lane(world: World) -> Non
     assert world.answered(ask)
     assert ask.outcome == Granted(1, 0.0)
     assert len(world.shop.calls) == 2
+    world.end()
+
+
+@pytest.mark.parametrize("how", ["before it is opened", "after it was opened", "before the task is told"])
+def test_ctrl_c_while_another_is_told_its_answer_keeps_it_from_nobody(how: str, world: World) -> None:
+    """A thread that serves others is interrupted as it wakes one of them: that one is awake all the same."""
+    told = threading.Event()
+    interruption = once(interrupt)
+
+    class Gate(RealGate):
+        def open(self) -> None:
+            if how.startswith("before"):
+                interruption()
+            super().open()
+            interruption()
+
+    def listener(_: object) -> None:
+        interruption()
+        told.set()
+
+    world.clock.gate = Gate
+    mine, other = world.put(acquire("a"), acquire("b"))
+    if how == "before the task is told":
+        other.listen(listener, None)
+    else:
+
+        def wait() -> None:
+            other.wait(world.clock, None)
+            told.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        eventually(lambda: other._gate is not None, "nobody waits")
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.drive(mine)
+    assert told.wait(WAIT_S), "it was told nothing"
+    assert world.answered(mine)
     world.end()
 
 

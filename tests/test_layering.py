@@ -64,7 +64,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.tables": {"dibs.errors"},
     "dibs.stores.turns": set(),
-    "dibs.stores.memory": {"dibs.clock", "dibs.store", "dibs.stores.memory_jobs", "dibs.stores.permits"},
+    "dibs.stores.memory_forks": set(),
+    "dibs.stores.memory": {
+        "dibs.clock",
+        "dibs.store",
+        "dibs.stores.memory_forks",
+        "dibs.stores.memory_jobs",
+        "dibs.stores.permits",
+    },
     "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
     "dibs.stores.sqlite": {
         *CONTRACT,
@@ -949,6 +956,7 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.clock", "select"): {"*"},
     ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
     ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
+    ("dibs.stores.memory_forks", "threading"): {"Lock"},  # one fork at a time
     ("dibs.stores.sqlite_file", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
     ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for

@@ -24,6 +24,7 @@ from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
+from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
 from tests.test_api import eventually
 from tests.test_lane import Clock as HeldClock
@@ -384,6 +385,74 @@ def test_a_close_gives_back_what_the_renewer_is_about_to(between: Between, monke
         go_on.set()
         closing.join(10)
     assert not closing.is_alive()
+
+
+def test_a_cancellation_beside_a_loss_is_not_swallowed() -> None:
+    """A task that waits for the loss, and is cancelled as soon as it was told and has not gone on, is cancelled."""
+
+    async def cancelled_after(turns: int) -> None:
+        async with dibs.connect_async(f"memory://session-{next(numbers)}") as client:
+            lease = await client.lock("x").acquire()
+            assert lease is not None
+            waiter = asyncio.create_task(lease.lost.wait())
+            for _ in range(3):  # until it waits
+                await asyncio.sleep(0)
+            assert lease._hold.listeners
+            lease._session.keeper.lose(lease._hold, "a test has it so")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if waiter.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+            else:
+                assert waiter.result() is True
+
+    for turns in range(6):
+        asyncio.run(cancelled_after(turns))
+
+
+def test_ctrl_c_anywhere_in_a_renewal_leaves_the_lease_looked_after() -> None:
+    """Whoever catches the Ctrl-C that came in renew() holds a lease that is renewed, or told lost, as before."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client:
+        for ctrl_c in anywhere():
+            with client.lock("x") as lease:
+                ctrl_c.during(lambda lease=lease: lease.renew(20))  # type: ignore[misc]
+                session = client._desk.session()
+                with session.mutex:
+                    assert lease._hold in session.renewer.tracked(), ctrl_c.arrived
+
+
+def test_ctrl_c_anywhere_in_close_leaves_nobody_holding_or_waiting() -> None:
+    """A close that is interrupted, wherever, gives back what is held and refuses who waits, as one that is not."""
+    for ctrl_c in anywhere():
+        _close_during(ctrl_c)
+
+
+def _close_during(ctrl_c: CtrlC) -> None:
+    url = f"memory://session-{next(numbers)}"
+    refused: list[BaseException] = []
+    with dibs.connect(url) as other, other.lock("busy"):
+        client = dibs.connect(url)
+        leases = [client.lock(name).acquire() for name in ("a", "b")]
+
+        def wait() -> None:
+            with pytest.raises(StoreUnavailable) as told:
+                client.lock("busy").acquire()
+            refused.append(told.value)
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        session = client._desk.session()
+        eventually(lambda: session.waiting._asleep, "nobody waits")
+        ctrl_c.during(client.close)
+        if not session.closed:  # it came before anything was done
+            client.close()
+        assert not [lease for lease in leases if lease is None or lease.held], ctrl_c.arrived
+        waiter.join(10)
+        assert refused, ctrl_c.arrived
+        eventually(lambda: len(other.leases()) == 1, f"something is held: {ctrl_c.arrived}")
+        eventually(lambda: other.leases()[0].waiting == 0, f"somebody is in line: {ctrl_c.arrived}")
+        client.close()
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])

@@ -70,12 +70,19 @@ class Ask:
         self.settled = True
         # The waiter looks at `settled` after it has left its gate or listener here, so one of the two sees the other.
         gate = self._gate
-        if gate is not None:
-            self._gate = None
-            gate.open()
         listener = self._listener
-        if listener is not None:
-            listener(self._letter)
+        try:
+            if gate is not None:
+                self._gate = None
+                gate.open()
+            if listener is not None:
+                listener(self._letter)
+        except BaseException:  # Ctrl-C on the way there: it is settled, so nobody else would wake whoever waits
+            if gate is not None:
+                gate.open()
+            if listener is not None:
+                listener(self._letter)
+            raise
 
     def received(self, outcome: Any) -> None:
         """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""

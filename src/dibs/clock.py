@@ -29,9 +29,12 @@ WAIT_SLICE_S = 3600.0
 
 
 class Gate(Protocol):
-    """A door that opens once. One thread opens it, one thread waits."""
+    """A door that opens once. One thread waits."""
 
-    def open(self) -> None: ...
+    def open(self) -> None:
+        """Let whoever waits go on; called again after a Ctrl-C, it does no harm."""
+        ...
+
     def wait(self, timeout: float | None) -> bool:
         """True when the gate is open, False when ``timeout`` seconds went by first."""
         ...
@@ -149,7 +152,10 @@ class RealGate:
         self._lock.acquire()
 
     def open(self) -> None:
-        self._lock.release()
+        try:
+            self._lock.release()
+        except RuntimeError:  # it is open
+            pass
 
     def wait(self, timeout: float | None) -> bool:
         if timeout is None:

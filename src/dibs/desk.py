@@ -212,9 +212,8 @@ class Desk:
         session = self._sessions.get(os.getpid())
         if session is None:
             return
-        releases = session.close()
         try:
-            for ask in releases:
+            for ask in session.close():
                 yield session, ask, session.request_timeout_s
         finally:
             ends = session.shut()

@@ -50,6 +50,8 @@ class Keeper:
         self._patience_s = patience_s
         self._pid = os.getpid()
         self._closed = False
+        #: What was held when it was closed.
+        self._ending: list[Hold] = []
         self.renewer = Renewer(
             clock, mutex, open_store, request_timeout_s, margin_s, self.lose, self.give_back, self._renewal_over
         )
@@ -314,15 +316,19 @@ class Keeper:
                 hold.listeners = [other for other in hold.listeners if other is not listener]
 
     def close(self, now: float) -> tuple[list[Ask], list[Callable[[], None]]]:
-        """End every hold, under the mutex: the asks that tell the store, and the listeners that are to be called."""
-        self._closed = True
+        """End every hold, under the mutex: the asks that tell the store, and the listeners that are to be called.
+
+        Called again after a Ctrl-C in the middle of it, it goes through all of them once more.
+        """
+        if not self._closed:
+            self._ending = [hold for hold in self.renewer.tracked() if hold.state == HELD]
+            self._closed = True
         releases: list[Ask] = []
         listeners: list[Callable[[], None]] = []
-        for hold in self.renewer.tracked():
-            if hold.state == HELD:
+        for hold in self._ending:
+            if hold.state != LOST:
                 hold.state = RELEASED
                 listeners += hold.listeners or ()
-                hold.listeners = None
                 release = self._end(hold, now)
                 releases += [release] if hold.before is None else [hold.before, release]
         return releases, listeners

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from dibs._typing import TYPE_CHECKING, Protocol
 from dibs.names import check_seconds
 
@@ -63,8 +61,7 @@ class Lost(LostFacts):
                     break
                 if gate is None:
                     gate = clock.gate()
-                    tell = _once(gate.open)
-                    unlisten += [lease._when_over(tell) for lease in held]
+                    unlisten += [lease._when_over(gate.open) for lease in held]
                 # Trust moves on with each renewal: its end as known now is the time for another look.
                 look_at = min(lease._hold.trusted_until for lease in held)
                 if gate.wait(look_at - now if until is None else min(look_at, until) - now):
@@ -73,9 +70,3 @@ class Lost(LostFacts):
             for forget in unlisten:
                 forget()
         return self.is_set()
-
-
-def _once(function: Callable[[], None]) -> Callable[[], None]:
-    """The same, to be called by several threads of which the first counts."""
-    calls = count()
-    return lambda: None if next(calls) else function()

@@ -113,6 +113,16 @@ class Renewer:
         elif self._bell is None:
             self._start()
 
+    def track_again(self, hold: Hold, t0: float) -> None:
+        """The same for a hold that was renewed by its holder; a renewal of ours that is under way does so by itself."""
+        try:
+            if not self.forget(hold):
+                self.track(hold, t0)
+        except BaseException:  # Ctrl-C in between: forgotten, it would be neither renewed nor told lost
+            if not self.forget(hold):
+                self.track(hold, t0)
+            raise
+
     def forget(self, hold: Hold) -> bool:
         """Never renew it again; True when a renewal is under way and may still reach the store."""
         queue = hold.queue

@@ -43,8 +43,7 @@ def renewed(session: Session, hold: Hold, ask: Ask) -> bool:
             hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, session.margin_s))
             hold.ttl = ttl
             hold.renewed_until = expires_at
-            if not session.renewer.forget(hold):
-                session.renewer.track(hold, ask.t0)
+            session.renewer.track_again(hold, ask.t0)
             return True
     return not session.keeper.expire(hold)
 

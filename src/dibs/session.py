@@ -98,6 +98,8 @@ class Session:
         self._aside_mutex = self.clock.mutex()
         self._aside: Store | None = None
         self.closed = False
+        #: … and everybody has been told.
+        self._left = False
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -259,9 +261,19 @@ class Session:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> list[Ask]:
-        """Give back what is held, refuse who waits, end the threads. Returns the releases to wait for."""
+        """Give back what is held, and refuse who waits. Returns the releases to wait for."""
+        try:
+            return self._leave()
+        except BaseException:
+            # Ctrl-C in the middle: all of it once more. Told twice does no harm; not told, somebody would wait for ever
+            # in this process, and what is held would be renewed.
+            self._leave()
+            self.lane.start()
+            raise
+
+    def _leave(self) -> list[Ask]:
         with self.mutex:
-            if self.closed:
+            if self._left:
                 return []
             self.closed = True
             waiters = self.waiting.everybody()
@@ -281,6 +293,7 @@ class Session:
             sleep.settle(None)
         for ask in waiters:
             ask.settle(None, StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False))
+        self._left = True
         # Whoever waits for the releases serves the lane: at the interpreter's end no thread can be started any more.
         return releases
 

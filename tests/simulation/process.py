@@ -197,8 +197,6 @@ class Gate:
         self._waiter: Task | None = None
 
     def open(self) -> None:
-        if self._open:
-            raise RuntimeError("release unlocked lock")
         self._open = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None:

@@ -55,11 +55,13 @@ class AsyncLost(LostFacts):
                     tell = partial(_set_in, loop, ref(over))
                     unlisten += [lease._when_over(tell) for lease in held]
                 look_at = min(lease._hold.trusted_until for lease in held)
+                # Not wait_for, which before Python 3.12 swallows a cancellation that comes just after the event.
+                timer = loop.call_later((look_at if until is None else min(look_at, until)) - now, over.set)
                 try:
-                    await asyncio.wait_for(over.wait(), look_at - now if until is None else min(look_at, until) - now)
-                    over = None
-                except asyncio.TimeoutError:
-                    pass
+                    await over.wait()
+                finally:
+                    timer.cancel()
+                over.clear()  # whoever is told from here on has ended before what is looked at next
         except GeneratorExit:  # perhaps by the garbage collector, in the midst of what `forget` would wait for
             begun, unlisten = unlisten, []
             unattended(lambda: [forget() for forget in begun])

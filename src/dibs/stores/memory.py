@@ -34,6 +34,7 @@ from dibs.store import (
     Transfer,
     Watch,
 )
+from dibs.stores.memory_forks import FORKS
 from dibs.stores.memory_jobs import MemoryJobs
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
@@ -468,7 +469,7 @@ class MemoryWatch:
 
 
 # Two clients of one process that name the same shelf share it, as two clients of one database do; an unnamed shelf is
-# its client's own. This is the one piece of module-level state: the "server" of this store is the process.
+# its client's own. This is module-level state, as the "server" of this store is the process.
 _SHELVES: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
 
 
@@ -478,6 +479,7 @@ def address(shelf_name: str = "") -> StoreAddress:
     if shelf is None:
         shelf = Shelf()
         shelf.wall_offset = wall_now() - shelf.now()
+        FORKS.add(shelf)
         if shelf_name:
             _SHELVES[shelf_name] = shelf
     kept = shelf

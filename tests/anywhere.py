@@ -1,0 +1,69 @@
+"""Ctrl-C at any point of dibs's own code: wherever CPython would run a signal handler that raises."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+# After these the interpreter looks for signals.
+INTERRUPTIBLE = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+)
+
+
+class CtrlC:
+    """Calls a function, and interrupts it in this thread at the given point of dibs's code; not in its stores."""
+
+    def __init__(self, point: int) -> None:
+        self._left = point
+        self._last: dict[FrameType, int] = {}
+        #: Where it came; empty when the function ended before.
+        self.arrived = ""
+
+    def during(self, act: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            act()
+        except KeyboardInterrupt:
+            assert self.arrived
+        finally:
+            sys.settrace(before)
+            self._last.clear()  # frames keep what they see alive, leases too
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "call":
+            code = frame.f_code
+            if "/dibs/" not in code.co_filename or "/stores/" in code.co_filename or code.co_name == "__del__":
+                return None  # what is raised in __del__ is never seen again
+            frame.f_trace_opcodes = True
+            frame.f_trace_lines = False
+        elif event == "opcode":
+            before = self._last.get(frame)
+            self._last[frame] = frame.f_lasti
+            if before is None or frame.f_code.co_code[before] not in INTERRUPTIBLE:
+                return self._trace
+            self._left -= 1
+            if not self._left:
+                self.arrived = f"{frame.f_code.co_name}, line {frame.f_lineno} of {frame.f_code.co_filename}"
+                raise KeyboardInterrupt
+        elif event in ("exception", "return"):
+            self._last.pop(frame, None)  # a call that raises is not followed by a look for signals
+        return self._trace
+
+
+def anywhere() -> Iterator[CtrlC]:
+    """A Ctrl-C for each point of what is called during it, one after the other."""
+    for point in count(1):
+        ctrl_c = CtrlC(point)
+        yield ctrl_c
+        if not ctrl_c.arrived:
+            return
