@@ -24,6 +24,7 @@ from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
+from dibs.trust import local_deadline
 from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
 from tests.test_api import eventually
@@ -342,6 +343,35 @@ def test_a_loss_is_told_while_a_renewal_hangs(between: Between) -> None:
         assert renewed.held
         holdup.go_on()
         renewed.release()
+
+
+@pytest.mark.parametrize("next_up", ["long", "short"])
+def test_a_call_hangs_no_longer_than_any_lease_is_trusted_that_is_retried(next_up: str) -> None:
+    """Of leases whose renewals failed, a call that hangs is over before the first trust ends, whichever is next."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client:
+        session = client._desk.session()
+        with client.lock("long", ttl=60) as long, client.lock("short", ttl=20) as short:
+            due = session.clock.now() + 5
+            order = [long, short] if next_up == "long" else [short, long]
+            with session.mutex:
+                for place, lease in enumerate(order):
+                    session.renewer.forget(lease._hold)
+                    session.renewer._push(lease._hold, due + place)
+                assert session.renewer._earliest_deadline([]) == short.trusted_until
+
+
+def test_a_call_hangs_no_longer_than_a_lease_is_trusted_that_max_hold_cuts_short() -> None:
+    """A renewal that max_hold allows less time than others of this ttl is seen when the length of a call is decided."""
+    with dibs.connect(f"memory://session-{next(numbers)}", ttl=30) as client:
+        session = client._desk.session()
+        with client.lock("goes on"), client.lock("ends", max_hold=40) as lease:
+            hold, now = lease._hold, session.clock.now()
+            with session.mutex:  # as a renewal leaves it that came 12 s before its end
+                session.renewer.forget(hold)
+                hold.terms = hold.terms._replace(max_hold=now + 12 - hold.t0)
+                hold.trusted_until = local_deadline(now, 12, session.margin_s)
+                session.renewer.track(hold, now)
+                assert session.renewer._earliest_deadline([]) == hold.trusted_until
 
 
 def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:

@@ -95,9 +95,13 @@ class Renewer:
             delay = terms.delay_s
         else:  # the holder renewed it for another time
             delay = hold.ttl / RENEWALS_PER_TTL if terms.renew else hold.trusted_until - t0
-        if terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + delay:
-            delay = hold.trusted_until - t0
-            self._push(hold, hold.trusted_until)
+        if terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + hold.ttl:
+            # Trusted for less long than the others of its interval, so it stands in none of their queues.
+            if hold.ends_at < t0 + delay:
+                delay = hold.trusted_until - t0
+                self._push(hold, hold.trusted_until)
+            else:
+                self._push(hold, t0 + delay)
         else:
             key = (delay, terms.renew)
             queue = self._queues.get(key)
@@ -308,13 +312,15 @@ class Renewer:
         return due
 
     def _earliest_deadline(self, batch: list[Hold]) -> float:
-        """When the thread must be back to tell the next loss; the first of each queue stands for the queue."""
+        """When the thread must be back to tell the next loss; the first of a queue stands for it."""
         earliest = min((hold.trusted_until for hold in batch), default=FOREVER)
         for queue in self._queues.values():
             if queue:
                 earliest = min(earliest, next(iter(queue)).trusted_until)
-        if self._heap:
-            earliest = min(earliest, max(self._heap[0][0], self._heap[0][2].trusted_until))
+        # (The next of the heap is not always the first to end: leases of several ttls are retried there.)
+        for due, _, hold in self._heap:
+            if hold.due == due:
+                earliest = min(earliest, max(due, hold.trusted_until))
         return earliest
 
     def _renew(self, batch: list[Hold], until: float) -> None:
