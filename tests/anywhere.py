@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dis
 import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.world import _INTERRUPTIBLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
-
-# After these the interpreter looks for signals.
-INTERRUPTIBLE = frozenset(
-    code
-    for name, code in dis.opmap.items()
-    if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-)
 
 
 class CtrlC:
@@ -37,7 +31,9 @@ class CtrlC:
             assert self.arrived
         finally:
             sys.settrace(before)
-            self._last.clear()  # frames keep what they see alive, leases too
+            for frame in self._last:  # a frame that is kept keeps its leases
+                frame.f_trace = None
+            self._last.clear()
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "call":
@@ -49,7 +45,7 @@ class CtrlC:
         elif event == "opcode":
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti
-            if before is None or frame.f_code.co_code[before] not in INTERRUPTIBLE:
+            if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
                 return self._trace
             self._left -= 1
             if not self._left:

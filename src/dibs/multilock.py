@@ -191,16 +191,20 @@ class MultiCore(Gripped[M], Generic[M, L]):
 def _checked(names: Collection[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise InvalidOption(f"multilock takes several names, as in multilock([{names!r}]); lock() takes one")
-    given = tuple(names)
+    try:
+        given = tuple(names)
+    except TypeError:
+        raise InvalidOption(f"multilock takes several names, as in multilock(['a', 'b']), not {names!r}") from None
     if not given:
         raise InvalidOption("multilock needs at least one name")
     if len(given) > NAMES_MAX:
         raise InvalidOption(f"multilock takes up to {NAMES_MAX} names, not {len(given)}")
     seen: set[str] = set()
     for name in given:
-        if name in seen:
-            raise InvalidName(f"multilock was given {name!r} twice")
-        seen.add(check_name(name))
+        checked = check_name(name)  # first: what is no name may have no hash either
+        if checked in seen:
+            raise InvalidName(f"multilock was given {checked!r} twice")
+        seen.add(checked)
     return given
 
 

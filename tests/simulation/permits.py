@@ -83,6 +83,9 @@ class PermitChecker(Checker):
         super().applied(call, request, holder, outcome)
 
     def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
+        if not request.permits:  # a waiting note (dibs.notes), which is a lock
+            super()._let_in(request, outcome, trusting)
+            return
         claim_id, holders = request.claim_id, self.holders.setdefault(request.name, {})
         take = request.take if isinstance(request, Acquire) else holders.pop(request.from_claim, 1)
         taken = sum(tenure.take for tenure in trusting)
@@ -101,6 +104,8 @@ class PermitChecker(Checker):
 
     def _passes(self, request: Acquire, claim: Claim) -> None:
         """P13, P15: what is left after a grant suffices for those ahead of it in line who are alive."""
+        if not request.permits:  # as above: nobody waits for it
+            return
         waiters = self.waiters.get(request.name, {})
         place, _, _ = waiters.pop(request.claim_id, (LAST_TICKET, 0, 0.0))
         place = min(place, LAST_TICKET if request.ticket is None else request.ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
@@ -12,6 +13,9 @@ from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.world import Task, World, new_world
 
+# Loaded by who needs them; within a seed that would be so many more instructions, for the first seed that does.
+for module in ("dibs.lock_order", "dibs.notes"):
+    import_module(module)
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
 FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
 

@@ -316,6 +316,8 @@ class World:
 
         def trace(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal left
+            if self._traced is None or self._traced[1] is not last:
+                return None  # a frame that was traced for an earlier interruption, while another task is traced
             if event == "call":
                 code = frame.f_code
                 if self.current is not task or "/dibs/" not in code.co_filename or code.co_name == "__del__":

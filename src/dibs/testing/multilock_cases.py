@@ -139,6 +139,9 @@ async def names_of_a_multilock_are_checked(face: Face) -> None:
         ("ab", InvalidOption),
         (["a", "a"], InvalidName),
         (["a", ""], InvalidName),
+        ([["a"]], InvalidName),
+        (5, InvalidOption),
+        (None, InvalidOption),
     ):
         with raises(kind):
             client.multilock(names)
