@@ -425,11 +425,11 @@ def test_a_cancellation_beside_a_loss_is_not_swallowed() -> None:
             lease = await client.lock("x").acquire()
             assert lease is not None
             waiter = asyncio.create_task(lease.lost.wait())
-            for _ in range(3):  # until it waits
+            for _ in range(3):  # turns of the loop, in which nothing else runs: until it waits
                 await asyncio.sleep(0)
             assert lease._hold.listeners
             lease._session.keeper.lose(lease._hold, "a test has it so")
-            for _ in range(turns):
+            for _ in range(turns):  # each turn of the loop is a place for the cancellation; no time goes by
                 await asyncio.sleep(0)
             if waiter.cancel():
                 with pytest.raises(asyncio.CancelledError):

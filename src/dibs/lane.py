@@ -396,11 +396,10 @@ class Lane:
                 ask.trouble = why
             self._later.append(ask)
             self._later_at = min(self._later_at, now + (ROW_PAUSE_S if locked else PART_PAUSE_S))
-        elif locked:
-            ask.failed(_never_free(ask, why))
+        elif isinstance(why, PartUnavailable):
+            ask.failed(StoreUnavailable(str(why), maybe_applied=ask.maybe_applied or why.maybe_applied))
         else:
-            maybe_applied = ask.maybe_applied or why.maybe_applied  # type: ignore[union-attr]
-            ask.failed(StoreUnavailable(str(why), maybe_applied=maybe_applied))
+            ask.failed(_never_free(ask, why))
 
     def _opened(self) -> Store:
         store = self._store

@@ -8,8 +8,8 @@ a vector of requests and brings one outcome for each. Safety rests on one row pe
 Every request is atomic by itself and repeating it is safe, because it carries the ``claim_id`` its client chose: an
 acquire for a claim that holds is granted again with the same token, a renewal or release for a claim that does not is
 ``Gone``. An exception concerns the whole call, and ``StoreUnavailable.maybe_applied`` says whether anything may have
-been done. Where one part of a store is away and others have answered, it is the outcome of those requests alone that
-went there (``PartUnavailable``).
+been done. Where a store is several servers that each keep some names, and one of them is away, that is the outcome of
+those requests alone that went there (``PartUnavailable``).
 
 The *waiting line* decides who is granted a free name, never who holds one. An acquire that carries ``wake`` and is not
 granted is put in line and told its ticket. While live waiters are ahead, a free name is refused to everybody behind
@@ -290,9 +290,9 @@ class Finding(NamedTuple):
 
 
 class PartUnavailable(StoreUnavailable):
-    """As the outcome of one request: the server that keeps its name did not answer it, while others answered theirs.
+    """As the outcome of one request: of the servers that each keep some names, the one that keeps its name is away.
 
-    It is likely to succeed later, and is asked for again.
+    It says nothing of the others, and is asked for again.
     """
 
 
@@ -327,8 +327,8 @@ class Store(Protocol):
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         """Try every request, each by itself; bring their outcomes in the order of the requests.
 
-        Requests for one name are tried in the order given. The outcome of one alone may be an exception, for a ROW_MARK
-        name RowBusy, and PartUnavailable if others have another.
+        Requests for one name are tried in the order given. The outcome of one may be an exception: for a ROW_MARK name
+        RowBusy, and PartUnavailable where the server that keeps its name is away.
         Raises StoreUnavailable, StoreBusy or SetupRequired for the call as a whole; a store that ran into its deadline
         drops its connection, so that a late reply cannot be taken for the answer to something else.
         """

@@ -68,7 +68,7 @@ class Signals:
         def again(_signum: int, _frame: FrameType | None) -> None:
             if self._waiting:
                 raise Interrupted(signum)
-            os.write(self._write_fd, bytes([signum]))  # as if it had come now: it is for the command
+            self._write(bytes([signum]))  # as if it had come now: it is for the command
 
         signal.signal(signal.SIGALRM, again)
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
@@ -101,8 +101,11 @@ class Signals:
 
     def ring(self) -> None:
         """Wake whoever polls ``fd``; from any thread."""
+        self._write(b"\0")
+
+    def _write(self, number: bytes) -> None:
         try:
-            os.write(self._write_fd, b"\0")
+            os.write(self._write_fd, number)
         except BlockingIOError:  # full: it will wake anyway
             pass
 
