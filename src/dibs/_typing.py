@@ -1,7 +1,7 @@
 """Stands in for ``typing`` while nobody checks types; type checkers see nothing here but an import of it.
 
 ``typing`` takes 3 ms to load, and its ``NamedTuple`` twice as long to make a class as ``collections.namedtuple``. Both
-would be paid for by every ``dibs run`` in every crontab: 6 ms of 50, where ``python -c pass`` takes 12 (medians of 40
+would be paid for by every ``dibs run`` in every crontab: 5 ms of 47, where ``python -c pass`` takes 11 (medians of 60
 starts). So no module of dibs imports ``typing`` when it runs (``tests/test_layering.py``). What programs do with dibs's
 classes while they run (annotations that are evaluated, ``typing.get_type_hints``, ``Batch[int]``) works all the same
 (``tests/test_typing.py``).
