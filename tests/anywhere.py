@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from tests.simulation.world import _INTERRUPTIBLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+_JUMPS = frozenset(dis.opmap[name] for name in ("JUMP_BACKWARD", "JUMP_ABSOLUTE") if name in dis.opmap)
 
 
 class CtrlC:
@@ -45,7 +48,9 @@ class CtrlC:
         elif event == "opcode":
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti
-            if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
+            codes = frame.f_code.co_code
+            # A jump back is interrupted where it goes to, but still within the ``try`` that it comes from: before it.
+            if codes[frame.f_lasti] not in _JUMPS and (before is None or codes[before] not in _INTERRUPTIBLE - _JUMPS):
                 return self._trace
             self._left -= 1
             if not self._left:

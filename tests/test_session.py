@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import itertools
 import os
 import subprocess
@@ -13,7 +14,8 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +24,7 @@ import dibs.waiting
 from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
+from dibs.steps import run
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
 from dibs.trust import local_deadline
@@ -29,6 +32,9 @@ from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
 from tests.test_api import eventually
 from tests.test_lane import Clock as HeldClock
+
+if TYPE_CHECKING:
+    from dibs.steps import Steps
 
 numbers = itertools.count()
 
@@ -456,6 +462,23 @@ def test_ctrl_c_anywhere_in_close_leaves_nobody_holding_or_waiting() -> None:
     """A close that is interrupted, wherever, gives back what is held and refuses who waits, as one that is not."""
     for ctrl_c in anywhere():
         _close_during(ctrl_c)
+
+
+def test_ctrl_c_between_two_steps_leaves_none_to_the_garbage_collector() -> None:
+    """What is closed by that takes its session's mutex in whichever thread it comes to, perhaps one that has it."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client:
+        session = client._desk.session()
+
+        def steps() -> Steps[None]:
+            for _ in range(2):
+                ask = session.pause()
+                ask.settle(None)
+                yield session, ask, None
+
+        for ctrl_c in anywhere():
+            taken = steps()
+            ctrl_c.during(partial(run, taken))
+            assert inspect.getgeneratorstate(taken) in (inspect.GEN_CREATED, inspect.GEN_CLOSED), ctrl_c.arrived
 
 
 def _close_during(ctrl_c: CtrlC) -> None:

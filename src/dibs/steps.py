@@ -37,6 +37,11 @@ def run(steps: Steps[T]) -> T:
                 session, ask, timeout = steps.send(settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException:
+        # After a Ctrl-C between two steps they are not over. They clean up here: left to the garbage collector, they
+        # would do it wherever that comes, also in a thread that has the mutex which they take.
+        steps.close()
+        raise
 
 
 def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:

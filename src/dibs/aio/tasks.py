@@ -156,6 +156,9 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                 session, ask, timeout = steps.send(ask.settled)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except (KeyboardInterrupt, SystemExit):  # between two steps, as in dibs.steps.run
+        steps.close()
+        raise
 
 
 async def end(session: Session, steps: Steps[object], error: type[BaseException] | None, *, here: bool = True) -> None:
