@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.clock import RealClock
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.notes import MARK
 from dibs.standby import SEAT_TTL_S
-from dibs.store import Transfer
+from dibs.store import Release, Transfer
 from dibs.stores.sqlite import SQLiteStore
 from dibs.succession import SPARE_S
 from dibs.waiting import NOTE_AFTER_S
@@ -527,6 +528,60 @@ def test_an_error_in_on_lost_is_shown_and_ends_nothing(client: dibs.Client, othe
     finally:
         threading.excepthook = hook
     assert seen == [ZeroDivisionError]
+
+
+def test_an_error_in_on_lost_at_the_end_ends_nothing_either(sqlite_url: str, other: dibs.Client) -> None:
+    """The same where the loss shows only when the term is resigned: it is told in a thread of its own, too."""
+    between = Between(sqlite_url)
+
+    def resigned_unsuspectingly(requests: Sequence[Any]) -> None:
+        if any(isinstance(request, Release) for request in requests):
+            threads = threading.enumerate
+            eventually(lambda: all(each.name != "dibs-on-lost" for each in threads()), "it waits for a loss still")
+
+    between.before = resigned_unsuspectingly
+    seen: list[Any] = []
+    terms: list[int] = []
+
+    def on_elected(term: dibs.Term) -> None:
+        terms.append(term.number)
+        if len(terms) == 3:
+            raise StopIteration("enough")
+        other.break_lease("late", fencing_token=term.number, now=True)
+
+    def on_lost(_: dibs.Term) -> None:
+        seen.append(threading.current_thread())
+        raise ZeroDivisionError
+
+    hook, threading.excepthook = threading.excepthook, lambda args: seen.append(args.exc_type)
+    try:
+        with between.client() as client, pytest.raises(StopIteration, match="enough"):
+            client.election("late").run(on_elected, on_lost, forever=True)
+        eventually(lambda: seen.count(ZeroDivisionError) == 2, "the errors were not shown")
+    finally:
+        threading.excepthook = hook
+    assert threading.current_thread() not in seen
+
+
+def test_a_run_that_cannot_begin_its_thread_leads_no_more(
+    client: dibs.Client, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ``on_lost`` could not be called for want of a thread, ``on_elected`` is not, and the term is given back."""
+    election = client.election("threadless")
+    assert election.leader() is None  # the threads of the client are there
+    spawn = RealClock.spawn
+
+    def refusing(name: str, run: Callable[[], None]) -> None:
+        if name == "dibs-on-lost":
+            raise RuntimeError("can't start new thread")
+        spawn(name, run)
+
+    monkeypatch.setattr(RealClock, "spawn", staticmethod(refusing))
+    with pytest.raises(RuntimeError, match="new thread"):
+        election.run(lambda _: pytest.fail("it was called"), lambda _: None)
+    term = other.election("threadless").campaign(timeout=10)
+    assert term is not None, "it leads still"
+    term.resign()
 
 
 def test_functions_that_cannot_be_called_are_refused(client: dibs.Client) -> None:

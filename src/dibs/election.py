@@ -15,6 +15,7 @@ from dibs.names import check_timeout
 from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.succession import OFFER_S
+from dibs.threads import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +146,8 @@ class Election:
             except LeaseLost:
                 if not (forever and term.lost.is_set()):
                     raise
+            finally:
+                term._end()  # nothing is left of it, unless its block was not entered: no thread could be begun
             if not forever:
                 return
 
@@ -202,6 +205,9 @@ class _Told:
 
     def __exit__(self, *exc: object) -> None:
         if self._on_lost is not None:
+            self._term._end()  # nothing is left of it, unless Ctrl-C came before its block
             self._gate.wait(None)  # the term is over, and so the thread has done its part
             if self._term.lost.is_set() and not self._called:  # that it was lost has shown only when it was resigned
-                self._call()
+                self._gate = self._term._session.clock.gate()
+                aside(self._term._session.clock, "dibs-on-lost", self._watch)
+                self._gate.wait(None)

@@ -115,7 +115,7 @@ class AsyncElection:
 
         When the term is lost meanwhile, ``on_elected`` is cancelled at once, before another can win; when it has ended,
         ``on_lost(term)`` is called, and awaited if it is async. Then LeaseLost is raised, or with ``forever`` the next
-        campaign begins. Any other error of ``on_elected`` ends the term and is raised.
+        campaign begins. Any other error of ``on_elected`` ends the term and is raised, as is an error of ``on_lost``.
 
         Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
         """
