@@ -450,6 +450,20 @@ def test_a_holder_with_other_info_is_a_leader_without_value(client: dibs.Client)
             election.campaign()
 
 
+def test_a_successor_is_known_by_its_value_as_json(client: dibs.Client, other: dibs.Client) -> None:
+    """Also where keys of it are numbers, which are strings in JSON, or where the program has changed it since."""
+    value: dict[Any, Any] = {1: "a", "b": [2]}
+    leader = won(client.election("keys", value="before"))
+    with ThreadPoolExecutor() as pool:
+        successor = pool.submit(won, other.election("keys", value=value))
+        eventually(lambda: waiting(client, "keys") == 1, "nobody stands by")
+        value["b"].append(3)
+        assert leader.resign(to={"b": [2], 1: "a"}, timeout=10)
+        term = successor.result(10)
+    assert term.value == {"1": "a", "b": [2]}
+    assert not term.resign(to=value, timeout=0)
+
+
 # -- being called, for threads ----------------------------------------------------------------------------------------
 
 

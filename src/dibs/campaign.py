@@ -21,6 +21,8 @@ leads is decided by the same conditional write as for any lock.
 
 from __future__ import annotations
 
+import json
+
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import taking_over
@@ -333,12 +335,12 @@ def election_core(
     if isinstance(info, dict) and (VALUE in info or OFFER in info):
         raise InvalidOption(f"{VALUE!r} and {OFFER!r} in the info of an election are its own: give a value as value=")
     if info is None and desk.info is not None:
-        import json
-
         info = {key: each for key, each in json.loads(desk.info).items() if key not in (VALUE, OFFER)}
     if value is not None and (info is None or isinstance(info, dict)):
         info = {**(info or {}), VALUE: value}
     terms = desk.terms(ttl, True, None, False, 0, None, None, "raise", info)
+    if value is not None:
+        value = json.loads(terms.info or "{}").get(VALUE)  # as others see it, and nobody changes it
     return ElectionCore(desk, name, terms, make_term, value, priority, standby_max, standby_full == "replace")
 
 

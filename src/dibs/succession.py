@@ -37,7 +37,12 @@ LOOK_S = 0.2
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values are the same JSON (for Python 1, 1.0 and True are)."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(value: Any) -> str:
+    # Once more through JSON, where all keys are strings: others cannot always be sorted.
+    return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
 
 
 def offered(info: dict[str, Any] | None, value: Any) -> str | None:
