@@ -475,6 +475,7 @@ INSIDE = {
     },
     "dibs.standby": {
         "SEAT_TTL_S": "how long a standby's seat lasts without renewal",
+        "STANDBY_MAX": "the greatest `standby_max`: a newcomer asks for one seat after the other",
         "REPLACE_TRIES": "how often a newcomer that replaces tries, when other newcomers are faster",
         "NAME_BYTES_MAX": "longest name that stands in the name of its seats as it is",
     },

@@ -29,7 +29,7 @@ from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 from dibs.names import check_seconds, check_timeout, people_call
-from dibs.standby import Seats
+from dibs.standby import STANDBY_MAX, Seats
 from dibs.steps import begun
 from dibs.store import Held
 from dibs.succession import OFFER, VALUE, check_offer, offered, offering
@@ -161,7 +161,8 @@ class ElectionCore(LockCore[L]):
     def _stand_by(self, owner: object, until: float | None, seat: Seat | None) -> Steps[L | None]:
         """Wait in line, and look up now and then: for a term that is offered to this candidate, and after its seat."""
         clock = self._desk.session().clock
-        waiting = super().obtain(owner, None if until is None else max(0.0, until - clock.now()))
+        began = clock.now()
+        waiting = super().obtain(owner, None if until is None else max(0.0, until - began))
         if seat is None and self._value is None:
             return (yield from waiting)
         looked: set[int] = set()  # the token of whom it looked at last
@@ -175,6 +176,8 @@ class ElectionCore(LockCore[L]):
                     if settled:
                         break
                     if seat is not None and not (yield from seat.kept()):
+                        with session.mutex:
+                            self.refused = (session.waiting.seen(self._key), clock.now() - began)
                         self._refusal = (
                             f"this standby was replaced by a newer one, {people_call(seat.taken_by() or '?')}"
                         )
@@ -286,6 +289,9 @@ class ElectionCore(LockCore[L]):
         if self._refusal is None:
             return super().timed_out()
         held, waited = self.refused
+        if held is not None and held.paused is not None:
+            text = f"{self.name!r} {held.paused} (and {self._refusal})"
+            return LockTimeout(text, name=self.name, waited=waited, paused=held.paused)
         if held is None or held.holder is None:
             return LockTimeout(f"{self.name!r}: {self._refusal}", name=self.name, waited=waited)
         return LockTimeout(
@@ -324,8 +330,10 @@ def election_core(
             f"priority is 0 for a candidate in line, or {PRIORITY_MIN} to -1 for a reserve, not {priority!r}"
         )
     if standby_max is not None:
-        if isinstance(standby_max, bool) or not isinstance(standby_max, int) or standby_max < 0:
-            raise InvalidOption(f"standby_max is a whole number from 0, or None for no limit, not {standby_max!r}")
+        if isinstance(standby_max, bool) or not isinstance(standby_max, int) or not 0 <= standby_max <= STANDBY_MAX:
+            raise InvalidOption(
+                f"standby_max is a whole number from 0 to {STANDBY_MAX}, or None for no limit, not {standby_max!r}"
+            )
         if priority:
             raise InvalidOption("standby_max is for candidates in line: one with a priority below 0 stands in none")
     if standby_full not in ("refuse", "replace"):

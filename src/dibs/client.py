@@ -185,7 +185,7 @@ class Client:
         value: what observers see of the leader, an address for example; anything that JSON can express. It is kept in
         the lease's info and shares its 4 KiB. ttl: seconds after which a leader that died is replaced. priority: 0
         stands in line with the others; -1 to -9 is a reserve, which leads only when no candidate of a higher priority
-        has come forward, 1.5 s later for each step. standby_max: with this many standbys that
+        has come forward, 1.5 s later for each step. standby_max: with this many standbys (0 to 1000) that
         said one, too, do not join them. standby_full: or rather, with "replace", join them in the place of the one that
         has stood by the longest, whose campaign ends. info: more for whoever looks at the lease.
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A seat lasts this long without a renewal, and is renewed every third of it.
 SEAT_TTL_S = 4.0
+# A newcomer asks for one seat after the other, so there is a limit to what is a limit.
+STANDBY_MAX = 1000
 # How often a newcomer that replaces looks for the longest-standing again because another newcomer was faster.
 REPLACE_TRIES = 5
 # A longer name stands in the name of a seat as its hash, so that no store's limit is met.

@@ -317,6 +317,7 @@ async def wrong_elections_are_refused(face: Face) -> None:
         {"priority": -1.0},
         {"standby_max": -1},
         {"standby_max": True},
+        {"standby_max": 1001},
         {"standby_max": 1.5},
         {"standby_max": 1, "priority": -1},
         {"standby_max": 1, "standby_full": "both"},

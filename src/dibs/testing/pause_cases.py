@@ -93,13 +93,17 @@ async def a_prefix_pauses_all_that_begin_so(face: Face) -> None:
 
 @case("pause", pauses)
 async def every_way_to_share_obeys(face: Face) -> None:
-    """A multilock, a once and an election of a paused name are refused like a lock of it."""
+    """A multilock, a once and an election of a paused name are refused like a lock of it, also where none stand by."""
     client = face.client()
     await face.do(client.pause, "shared*", "why", ttl=60)
     await refused(face, client.multilock(["free", "shared/1"]), "a multilock with a paused name in it")
     async with face.holding(client.lock("free", timeout=10)):
         pass
-    for lock in (client.once("shared", 1, keep=60, timeout=0), client.lock("shared", timeout=0)):
+    for lock in (
+        client.once("shared", 1, keep=60, timeout=0),
+        client.lock("shared", timeout=0),
+        client.election("shared", standby_max=0).lead(),
+    ):
         with raises(LockTimeout) as caught:
             async with face.holding(lock):
                 pass
