@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,28 @@ def test_a_downgraded_lease_is_released_by_either_side(between: Between) -> None
             with pytest.raises(NotHeld):
                 lock.downgrade()
         assert client.leases() == []
+
+
+def test_nobody_downgrades_the_lease_of_another(between: Between) -> None:
+    """Who writes goes on alone when another thread, or task, that shares the object calls ``downgrade()`` by mistake."""
+    with between.client() as client, ThreadPoolExecutor() as pool:
+        lock = client.rwlock("page")
+        with lock.write():
+            with pytest.raises(NotHeld, match="by this very caller"):
+                pool.submit(lock.downgrade).result()
+            assert pool.submit(lock.read().acquire, timeout=0).result() is None
+            lock.downgrade()
+            had(client.rwlock("page").read(), timeout=3).release()
+
+    async def main() -> None:
+        async with between.async_client() as client:
+            lock = client.rwlock("page")
+            async with lock.write():
+                with pytest.raises(NotHeld, match="by this very caller"):
+                    await asyncio.create_task(lock.downgrade())
+                assert await client.rwlock("page").read().acquire(timeout=0) is None
+
+    asyncio.run(main())
 
 
 # -- downgrades that go wrong -----------------------------------------------------------------------------------------

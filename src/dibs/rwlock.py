@@ -98,8 +98,9 @@ class RWCore(Generic[L]):
     def downgrade(self, owner: object) -> Steps[None]:
         """Turn this owner's write lease into a read lease, with no moment in between at which nobody holds it."""
         grip = self.writers._find(owner)
-        if grip is None or grip.lease._over:
-            raise NotHeld(f"{self.name!r} is not held for writing through this object")
+        # (Another's is not for this owner to weaken: that one goes on writing.)
+        if grip is None or grip.owner != owner or grip.lease._over:
+            raise NotHeld(f"{self.name!r} is not held for writing by this very caller through this object")
         grip.lease.check()
         session, hold = grip.lease._session, grip.lease._hold
         # From here on it is a reader's for this process, whatever becomes of the answer.
