@@ -260,7 +260,8 @@ BLOCKS = {
     dibs.Client: "`with client:` closes it at the end.",
     dibs.Lock: "`with lock as lease:` acquires, or raises LockTimeout. At the end it releases, and raises LeaseLost if "
     "the lease was lost and the block has no error of its own.",
-    dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above.",
+    dibs.Lease: "`with lease:` releases at the end, with LeaseLost as above, raised at once where the lease is over "
+    "already.",
     dibs.MultiLock: "`with multilock as lease:` as with a lock.",
     dibs.MultiLease: "`with multilease:` releases all of it at the end, with LeaseLost as above.",
     dibs.Semaphore: "`with semaphore as lease:` as with a lock; `lease.slot` is a number nobody else has meanwhile.",

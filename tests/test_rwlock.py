@@ -253,7 +253,7 @@ def test_a_downgraded_lease_is_released_by_either_side(between: Between) -> None
 
 
 def test_nobody_downgrades_the_lease_of_another(between: Between) -> None:
-    """Who writes goes on alone when another thread, or task, that shares the object calls ``downgrade()`` by mistake."""
+    """Who writes goes on alone when another thread or task that shares the object calls ``downgrade()`` by mistake."""
     with between.client() as client, ThreadPoolExecutor() as pool:
         lock = client.rwlock("page")
         with lock.write():

@@ -45,6 +45,7 @@ class Term(TermFacts, Lease):
         return run(self._resigning(to, timeout))
 
     def __enter__(self) -> Term:
+        self.check()  # a block that is entered after the end would hold nothing
         return self
 
 

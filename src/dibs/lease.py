@@ -376,6 +376,7 @@ class Lease(LeaseFacts):
         guarding.converse(guarding.release_after_commit(self, door), door)
 
     def __enter__(self) -> Lease:
+        self.check()  # a block that is entered after the end would hold nothing
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

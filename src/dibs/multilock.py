@@ -227,6 +227,8 @@ class MultiLease(MultiLeaseFacts[Lease]):
         return run(self._releasing())
 
     def __enter__(self) -> MultiLease:
+        if self._over:
+            self.check()  # a block that is entered after the end would hold nothing
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

@@ -38,6 +38,7 @@ class AsyncTerm(TermFacts, AsyncLease):
         return self.release() if to is None else take(self._resigning(to, timeout))
 
     async def __aenter__(self) -> AsyncTerm:
+        self.check()  # a block that is entered after the end would hold nothing
         return self
 
 

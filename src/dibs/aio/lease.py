@@ -113,6 +113,7 @@ class AsyncLease(LeaseFacts):
         await converse(guarding.release_after_commit(self, door), door)
 
     async def __aenter__(self) -> AsyncLease:
+        self.check()  # a block that is entered after the end would hold nothing
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

@@ -35,6 +35,8 @@ class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
         return Begun(self._releasing())
 
     async def __aenter__(self) -> AsyncMultiLease:
+        if self._over:
+            self.check()  # a block that is entered after the end would hold nothing
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

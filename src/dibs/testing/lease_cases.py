@@ -103,6 +103,23 @@ async def a_block_ends_with_the_loss(face: Face) -> None:
             raise ZeroDivisionError
 
 
+@case("P6")
+async def no_block_begins_after_the_end(face: Face) -> None:
+    """``with`` of a lease that is over raises LeaseLost at once: its block would run while nobody keeps others out."""
+    client = face.client()
+    for lease in (
+        await had(face, client.lock("over", ttl=20)),
+        await had(face, client.multilock(["over/1", "over/2"], ttl=20)),
+        await face.do(client.election("over/3", ttl=20).campaign, timeout=PATIENCE_S),
+    ):
+        async with face.holding(lease):
+            equal(lease.held, True, "held in the block")
+        with raises(LeaseLost) as caught:
+            async with face.holding(lease):
+                raise AssertionError(f"a block of {lease} was entered for the second time")
+        assert "was released" in str(caught.error), f"the error: {caught.error}"
+
+
 @case("P8, P10")
 async def release_may_be_called_twice(face: Face) -> None:
     """The second release of a lease does nothing and is no error; a released lease is over, but not lost."""
