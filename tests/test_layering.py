@@ -705,6 +705,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.owners",
         "dibs.steps",
+        "dibs.threads",
         "dibs.lease",
         "dibs.lock",
         "dibs.lockable",
