@@ -29,7 +29,7 @@ from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 from dibs.names import check_seconds, check_timeout, people_call
-from dibs.standby import STANDBY_MAX, Seats
+from dibs.standby import Seats, check_seats
 from dibs.steps import begun
 from dibs.store import Held
 from dibs.succession import OFFER, VALUE, check_offer, offered, offering
@@ -329,17 +329,9 @@ def election_core(
         raise InvalidOption(
             f"priority is 0 for a candidate in line, or {PRIORITY_MIN} to -1 for a reserve, not {priority!r}"
         )
-    if standby_max is not None:
-        if isinstance(standby_max, bool) or not isinstance(standby_max, int) or not 0 <= standby_max <= STANDBY_MAX:
-            raise InvalidOption(
-                f"standby_max is a whole number from 0 to {STANDBY_MAX}, or None for no limit, not {standby_max!r}"
-            )
-        if priority:
-            raise InvalidOption("standby_max is for candidates in line: one with a priority below 0 stands in none")
-    if standby_full not in ("refuse", "replace"):
-        raise InvalidOption(f"standby_full is 'refuse' or 'replace', not {standby_full!r}")
-    if standby_full == "replace" and not standby_max:
-        raise InvalidOption("standby_full='replace' goes with a standby_max of at least 1")
+    check_seats(standby_max, standby_full)
+    if standby_max is not None and priority:
+        raise InvalidOption("standby_max is for candidates in line: one with a priority below 0 stands in none")
     if isinstance(info, dict) and (VALUE in info or OFFER in info):
         raise InvalidOption(f"{VALUE!r} and {OFFER!r} in the info of an election are its own: give a value as value=")
     if info is None and desk.info is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.errors import StoreUnavailable
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 
@@ -120,6 +120,18 @@ class Seats:
     def _vacate(self, core: SeatCore, token: int) -> Steps[None]:
         key = core._key
         yield from self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
+
+
+def check_seats(count: object, full: object) -> None:
+    """Refuse what is not a number of standbys, or not what to do when there are as many."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= STANDBY_MAX):
+        raise InvalidOption(
+            f"standby_max is a whole number from 0 to {STANDBY_MAX}, or None for no limit, not {count!r}"
+        )
+    if full not in ("refuse", "replace"):
+        raise InvalidOption(f"standby_full is 'refuse' or 'replace', not {full!r}")
+    if full == "replace" and not count:
+        raise InvalidOption("standby_full='replace' goes with a standby_max of at least 1")
 
 
 def _sat_since(sitting: tuple[float, int, Any]) -> tuple[float, int]:
