@@ -102,6 +102,7 @@ def test_a_mistyped_command_is_recognised(dibs: Dibs) -> None:
     [
         (("ls", "--jsno"), "there is no option '--jsno' (did you mean '--json'?)"),
         (("run", "x", "--slot=2", "--", "true"), "there is no option '--slot' (did you mean '--slots'?)"),
+        (("pause", "--", "x", "--note", "why"), "'--note' is an option, and stands behind --: put it before that"),
         (("show", "a", "b"), "'b' is one argument too many"),
         (("run", "x", "--slots", "two", "--", "true"), "argument --slots: 'two' is no whole number"),
         (("done", "mail", "seven", "--token", "1"), "argument ID: 'seven' is no whole number"),
@@ -115,6 +116,7 @@ def test_a_mistake_is_named(dibs: Dibs, words: tuple[str, ...], said: str) -> No
     done = dibs(*words)
     assert done.returncode == 64
     assert done.stderr == f"dibs: {said} (`dibs {words[0]} --help` explains)\n"
+    assert dibs("--namespace", "a", *words).stderr == done.stderr, "behind an option of all commands"
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/x", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/x"])

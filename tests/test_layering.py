@@ -837,6 +837,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli": {
         "dibs._version",
         "dibs.cli.ctrl_c",
+        "dibs.cli.mistakes",
         "dibs.cli.streams",
         "dibs.connecting",
         "dibs.errors",
@@ -844,6 +845,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.streams": set(),
     "dibs.cli.ctrl_c": set(),
+    "dibs.cli.mistakes": {"dibs.errors"},
     "dibs.cli.bench": {
         "dibs._version",
         "dibs.cli",

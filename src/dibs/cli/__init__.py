@@ -151,6 +151,7 @@ class Parser(argparse.ArgumentParser):
         self.takes_command = False
         #: Options may stand between NAME and what follows it, although that may be missing.
         self.intermixed = False
+        self.commands: Any = {}  # the parsers of all, where one cannot tell by the first word which it is
         super().__init__(formatter_class=Help, allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
@@ -180,12 +181,10 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            from dibs.errors import did_you_mean
+            from dibs.cli.mistakes import mistake
 
-            name = unknown[0].partition("=")[0]
-            if name.startswith("-"):
-                self.error(f"there is no option {name!r}{did_you_mean(name, self._option_string_actions)}")
-            self.error(f"{unknown[0]!r} is one argument too many")
+            parser = self.commands.get(vars(known).get("command"), self)
+            parser.error(mistake(parser, unknown))
         return known
 
     def _print_message(self, message: str, file: object = None) -> None:
@@ -235,6 +234,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace | None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="dibs", parser_class=Parser)
     for command, (_module, what) in COMMANDS.items():
         commands.add_parser(command, command=command, help=what, description=_sentence(what))
+    parser.commands = commands.choices
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help()
