@@ -101,6 +101,12 @@ def test_a_star_in_the_middle_is_a_character(dibs: Dibs, client: library.Client)
     assert [pause.name for pause in client.pauses()] == ["a*", "a*b"]
 
 
+def test_the_command_that_ends_a_pause_can_be_typed(dibs: Dibs) -> None:
+    """Also where the name looks like an option."""
+    assert "`dibs resume -- --weird` ends it before" in dibs("pause", "--", "--weird").stdout
+    assert dibs("resume", "--", "--weird").returncode == 0
+
+
 @pytest.mark.parametrize(
     "args, code",
     [

@@ -84,6 +84,8 @@ def pause(args: argparse.Namespace) -> int:
         print_json({**pause_json(made), "holders": [lease_json(record, [made]) for record in holders]})
         return 0
     which = f"--queue {quote(args.queue)}" if args.queue is not None else quote(made.name)
+    if made.name.startswith("-"):  # without --, it would be taken for an option
+        which = f"-- {which}"
     print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume {which}` ends it before.")
     if "*" in made.name[:-1]:
         print("(Only a * at the end stands for whatever follows; any other is just that character.)")

@@ -45,8 +45,7 @@ examples:
   dibs top                                      everything in the namespace, every two seconds
   dibs top deploy/ --interval 500ms             names that start with deploy/, twice a second
   dibs top --once                               one look
-  dibs top --once --json | jq '[.leases[].waiting] | add'
-                                                how many wait, for a monitor
+  dibs top --once --json | jq .waiting          how many wait, for a monitor
   dibs top --json --interval 10s | tee log      a line of JSON every ten seconds
 
 GRANTS/S is counted over {RATE_S:g} s, from the fencing tokens; on etcd and ZooKeeper, whose tokens are numbers of the
