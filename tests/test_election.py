@@ -462,6 +462,8 @@ def test_a_successor_is_known_by_its_value_as_json(client: dibs.Client, other: d
         term = successor.result(10)
     assert term.value == {"1": "a", "b": [2]}
     assert not term.resign(to=value, timeout=0)
+    with pytest.raises(dibs.LeaseLost, match="was resigned, and offered"):
+        term.check()
 
 
 # -- being called, for threads ----------------------------------------------------------------------------------------

@@ -509,7 +509,7 @@ def test_a_waiter_is_told_of_another_limit(url: str, client: dibs.Client, other:
     eventually(lambda: (record := client.holder("sized")) is not None and record.waiting == 1, "nobody waits")
     wider = had(other.semaphore("sized", 2, resize=True), timeout=10)
     waiter.join(10)
-    assert "2 permits" in str(told[0])
+    assert "2 permits in the store and was asked for as a semaphore of 1 permit:" in str(told[0])
     eventually(lambda: (record := client.holder("sized")) is not None and record.waiting == 0, "still in line")
     lease.release()
     narrower = other.semaphore("sized", 1, resize=True)

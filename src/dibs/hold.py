@@ -30,7 +30,7 @@ class Hold:
     """One grant. What is the same for nearly all holds is a default of the class, so that making one stays cheap."""
 
     state = HELD
-    #: Why it was lost, and what the last renewal failed with.
+    #: Why it was lost, or given away but to whoever adopts it; and what the last renewal failed with.
     reason = ""
     last_error: BaseException | None = None
     #: Called when the hold is over; after a Ctrl-C perhaps twice.

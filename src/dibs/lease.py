@@ -148,7 +148,9 @@ class LeaseFacts:
                 f"the lease on {self._name!r} (token {token}) was lost: {self._hold.reason}. "
                 "Others may have entered since; stop, and let the resource compare fencing tokens."
             )
-        ended = "exported: it is for whoever adopts it" if self._hold.exported else "released"
+        ended = "released"
+        if self._hold.exported:
+            ended = self._hold.reason or "exported: it is for whoever adopts it"
         return f"the lease on {self._name!r} (token {token}) was {ended}"
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:

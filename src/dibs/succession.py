@@ -75,6 +75,7 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
     try:
         if not session.keeper.export(hold, parting):
             raise LeaseLost(lease._why())
+        hold.reason = "resigned, and offered to its successor"
         yield session, parting, None
         ttl = max(timeout_s + SPARE_S, session.address.capabilities.ttl_min_s)
         request = Transfer(hold.key, claim, ttl, session.holder, hold.claim_id, info)

@@ -158,4 +158,6 @@ def _mismatch(permits: int, request: Acquire) -> str:
 def _kind(permits: int) -> str:
     if permits == PERMITS_MAX:
         return "a lock for readers and writers"
+    if permits == 1:
+        return "a semaphore of 1 permit"
     return f"a semaphore of {permits} permits" if permits else "a lock"
