@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dibs as library
+from dibs.cli.top import Looks
 from tests.command_line import Dibs, until
 from tests.test_cli_stop import Terminal
 
@@ -219,6 +220,17 @@ class Screen(Terminal):
     def all(self) -> str:
         self.sees("")
         return self._seen
+
+
+def test_top_keeps_so_many_names_and_no_more(client: library.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs for months, in a store whose names are used once, does not grow; what is seen again is kept."""
+    monkeypatch.setattr("dibs.cli.top.NAMES_MAX", 2)
+    looks = Looks(client, "")
+    with client.lock("always"):
+        for number in range(5):
+            with client.lock(f"order/{number}"):
+                looks.look()
+    assert list(looks._tokens) == ["always", "order/4"]
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"])

@@ -33,6 +33,8 @@ INTERVAL_MIN_S = 0.1
 INTERVAL_MAX_S = 24 * 3600.0
 # Grants a second are those of this time, or of the time between two looks if that is longer.
 RATE_S = 10.0
+# Names whose last tokens are kept, for it may run for months. (More that are held at a time are shown all the same.)
+NAMES_MAX = 100_000
 HEADERS = ("NAME", "SLOT", "HOLDER", "FOR", "LEFT", "WAITING", "GRANTS/S", "INFO")
 
 
@@ -141,7 +143,11 @@ class Looks:
             for _, grants in list(self._grants)[1:]:
                 for name, count in grants.items():
                     self._rates[name] = self._rates.get(name, 0.0) + count / elapsed
-        self._tokens |= tokens
+        for name, token in tokens.items():
+            self._tokens.pop(name, None)  # so that those that were not seen for the longest stand first
+            self._tokens[name] = token
+        while len(self._tokens) > NAMES_MAX:
+            del self._tokens[next(iter(self._tokens))]
         self._leases = sorted(
             leases, key=lambda lease: (-lease.waiting, -self._rates.get(lease.name, 0.0), lease.name, lease.slot)
         )
