@@ -405,6 +405,8 @@ def test_a_fork_holds_none_of_it(url: str) -> None:
                 assert not lease.held
                 with pytest.raises(LeaseLost):
                     lease.check()
+                with pytest.raises(LeaseLost), lease:
+                    raise AssertionError("the block was entered")
                 assert lease.release() is False
                 with pytest.raises(NotHeld):
                     lock.release()

@@ -227,7 +227,7 @@ class MultiLease(MultiLeaseFacts[Lease]):
         return run(self._releasing())
 
     def __enter__(self) -> MultiLease:
-        if self._over:
+        if not any(lease.held for lease in self.leases.values()):
             self.check()  # a block that is entered after the end would hold nothing
         return self
 

@@ -35,7 +35,7 @@ class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
         return Begun(self._releasing())
 
     async def __aenter__(self) -> AsyncMultiLease:
-        if self._over:
+        if not any(lease.held for lease in self.leases.values()):
             self.check()  # a block that is entered after the end would hold nothing
         return self
 
