@@ -8,9 +8,10 @@ import os
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.lines import lines_of, put_lines
-from dibs.cli.looks import json_option, print_json, print_json_line
+from dibs.cli.looks import json_option, pause_of, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
+from dibs.pauses import QUEUE
 from dibs.queue_records import shown_payload
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ examples:
 def _take_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Take jobs from QUEUE, print each as a line of JSON, and leave them to you for --ttl. Nobody renews that: end each job
-with `dibs done QUEUE ID --token N` before, or others get it. Exits 1 when there is no job.
+with `dibs done QUEUE ID --token N` before, or others get it. Exits 1 when there is no job; when the queue is paused,
+that is told on stderr.
 
 To run a command for each job, with renewal, `dibs work` is less work."""
     parser.epilog = """\
@@ -196,6 +198,10 @@ def take(args: argparse.Namespace) -> int:
             for job in batch.won:
                 print_json_line({**_job_json(job), "expires_at": expires_at})
             batch.leave()  # not before they were printed: what nobody has seen is given back
+        if not len(batch) and not args.timeout:  # (Whoever waits is told by the session.)
+            paused = pause_of(client, [QUEUE + args.queue])
+            if paused is not None:
+                say(paused)
     return 0 if len(batch) else NOT_HELD
 
 
