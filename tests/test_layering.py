@@ -794,7 +794,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.crew",
         "dibs.finishing",
     },
-    "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks", "dibs.worker_signals"},
+    "dibs.aio.workers": {"dibs.errors", "dibs.lock", "dibs.crew", "dibs.aio.tasks", "dibs.worker_signals"},
     "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
     "dibs.aio.client": {
         "dibs.names",

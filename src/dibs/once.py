@@ -23,7 +23,7 @@ from dibs._typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
 from dibs.hold import RELEASED
 from dibs.lease import Lease, LeaseFacts
-from dibs.lock import LockCore, check_decorated, wait_limit
+from dibs.lock import LockCore, check_decorated, ran, wait_limit
 from dibs.names import check_info, check_name, check_seconds
 from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
@@ -203,7 +203,7 @@ class OnceCore(Generic[L, R]):
         problem = None
         if self.keep_result and begun._result is not None:
             try:
-                text = check_info({**self._fields, MARK: {**mark, "result": begun._result}})
+                text = check_info({**self._fields, MARK: {**mark, "result": begun._result}}, "it")
                 begun._result = _kept_result(text)
                 return text, None
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run has succeeded
@@ -354,7 +354,7 @@ class Once:
         check_decorated(function, awaited=False)
         with self as begun:
             if begun:
-                begun.result = function(*args, **kwargs)
+                begun.result = ran(function(*args, **kwargs))
         return begun.result
 
     def done(self) -> OnceRecord | None:
