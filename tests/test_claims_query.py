@@ -274,6 +274,18 @@ def test_what_the_database_refuses_is_told(shop: Shop, query: str, words: str) -
     assert not client.leases("event/")
 
 
+@pytest.mark.parametrize("value", ["CAST('infinity' AS timestamptz)", "CAST('0044-03-15 BC' AS date)"])
+def test_what_python_has_no_value_for_is_told(postgres_url: str, value: str) -> None:
+    """A time without end is common in PostgreSQL; that it cannot be had is told, and nothing is claimed."""
+    with dibs.connect(postgres_url) as client:
+        claims = client.claims("event")
+        with pytest.raises(dibs.InvalidOption, match="what Python has no value for"):
+            claims.take(query=f"SELECT 1, {value}")
+        assert not client.leases("event/")
+        with claims.take(query=f"SELECT 1, CAST({value} AS text)") as batch:
+            assert len(batch) == 1
+
+
 def test_params_that_do_not_fit_are_told(shop: Shop) -> None:
     """Too few parameters, too many, or of a type that the database does not know: a wrong option, each time."""
     claims = shop.client().claims("event")
