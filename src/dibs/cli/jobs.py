@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
-from dibs.cli.lines import lines_of, put_lines
+from dibs.cli.lines import json_value, lines_of, put_lines
 from dibs.cli.looks import json_option, pause_of, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
@@ -17,6 +16,7 @@ from dibs.queue_records import shown_payload
 if TYPE_CHECKING:
     import argparse
 
+    from dibs.client import Client
     from dibs.queue import Job, Queue
 
 
@@ -138,7 +138,7 @@ def put(args: argparse.Namespace) -> int:
         "max_tries": args.max_tries,
     }
     with connect(args) as client:
-        queue = client.queue(args.queue)
+        queue = _queue_of_many(client, args.queue)
         if args.lines:
             if args.key is not None or args.payload not in (None, "-"):
                 raise CommandError(USAGE, "--lines reads the payloads from standard input; each has no key of its own")
@@ -151,6 +151,13 @@ def put(args: argparse.Namespace) -> int:
     else:
         print(job)
     return 0
+
+
+def _queue_of_many(client: Client, name: str, **options: Any) -> Queue:
+    """A queue that other processes see as well; InvalidOption for one that ends with this command."""
+    if client._desk.address.shown.startswith("memory:"):
+        raise InvalidOption("memory:// is seen by one process only: a job in it would be gone when this command ends")
+    return client.queue(name, **options)
 
 
 def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -191,7 +198,7 @@ def _print_count(args: argparse.Namespace, count: int) -> None:
 def take(args: argparse.Namespace) -> int:
     """``dibs take``."""
     with connect(args) as client:
-        queue = client.queue(args.queue, ttl=args.ttl, renew=False, group_limit=args.group_limit)
+        queue = _queue_of_many(client, args.queue, ttl=args.ttl, renew=False, group_limit=args.group_limit)
         client._desk.session().on_paused = say
         with queue.take(args.n, timeout=args.timeout) as batch:
             expires_at = None if batch.deadline is None else batch.deadline.isoformat()
@@ -253,7 +260,7 @@ def done(args: argparse.Namespace) -> int:
 def json_of(what: str, text: str, hint: str = "") -> Any:
     """The value; raises CommandError for what is no JSON."""
     try:
-        return json.loads(text)
+        return json_value(text)
     except (ValueError, RecursionError) as error:
         raise CommandError(USAGE, f"{what} is no JSON: {error}; a text stands in quotes{hint}") from None
 
