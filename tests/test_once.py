@@ -657,3 +657,12 @@ def test_a_result_that_is_not_kept_is_called_a_result(sqlite_url: str, result: A
         pytest.raises(dibs.ResultNotKept, match=f"its result cannot be kept: {words}"),
     ):
         client.once("report", 1, keep=60).run(lambda: result)
+
+
+def test_work_that_asks_for_itself_is_told_what_to_do(sqlite_url: str) -> None:
+    """A function that calls itself through its once would wait for its own end; a once has no reentrant=True."""
+    with dibs.connect(sqlite_url) as client:
+        once = client.once("report", 1, keep=60)
+        with pytest.raises(dibs.WouldDeadlock, match="cannot wait for itself to be done"):
+            once.run(lambda: once.run(str))
+        assert once.done() is None

@@ -116,6 +116,15 @@ class OnceRunFacts(Generic[L]):
         return f"<{type(self).__name__} {self._core.name!r}: {state}>"
 
 
+class _RunLock(LockCore[L]):
+    """The lock under which a run goes on."""
+
+    __slots__ = ()
+
+    def instead(self, kind: str) -> str:
+        return "work that is done once cannot wait for itself to be done: leave its block before, or pass a timeout"
+
+
 class OnceCore(Generic[L, R]):
     """What a once does, in steps for either face."""
 
@@ -134,7 +143,7 @@ class OnceCore(Generic[L, R]):
         self.name = name if key is None else f"{name}/{check_key(key)}"
         self._desk = desk
         self.terms, self.keep_s, self.keep_result, self._fields = options
-        self._lock: LockCore[L] = LockCore(desk, self.name, self.terms, make_lease)
+        self._lock = _RunLock(desk, self.name, self.terms, make_lease)
         self._make_run = make_run
         self.blocks: Blocks[R] = Blocks(self.name)
 
