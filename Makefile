@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # For bench and test: more arguments, as in  make test ARGS="-k sqlite -x"
 ARGS ?=
-# Tests at once, each with servers of its own (0.6 GB). They mostly wait for leases to end: eight keep two cores busy.
-JOBS ?= 8
+# Tests at once, each with servers of its own (0.6 GB); auto is what the machine carries (tests/conftest.py).
+JOBS ?= auto
 # Tests start a thousand Pythons: what was compiled for one is kept for the next, also where that is not the custom.
 unexport PYTHONDONTWRITEBYTECODE
 

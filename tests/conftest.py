@@ -1,6 +1,7 @@
 """Fixtures for every test: stores that are real and private. A server that cannot be had is a failure that says why."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,15 @@ hypothesis.settings.register_profile("dibs", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("dibs")
 
 process.data_in_memory()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests at once. They mostly wait for leases to end: five a core, where there is memory for their servers."""
+    try:
+        room = process.memory_left() // process.WORKER_NEEDED
+    except OSError:
+        room = 8
+    return max(1, min(5 * (os.cpu_count() or 1), room, 40))
 
 
 def pytest_collection_finish() -> None:

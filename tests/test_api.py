@@ -52,6 +52,11 @@ def had(lock: dibs.Lock | dibs.Semaphore, **how: Any) -> dibs.Lease:
     return lease
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What dibs has logged: not a driver that still looks for the server of an earlier test."""
+    return [record.getMessage() for record in caplog.records if record.name == "dibs"]
+
+
 def eventually(condition: Callable[[], Any], what: str, limit_s: float = 10) -> None:
     end = time.monotonic() + limit_s
     while not condition():

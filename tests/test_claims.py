@@ -442,6 +442,50 @@ def test_take_wants_several_items(client: dibs.Client, items: Any) -> None:
         next(iter(client.claims("orders").stream(lambda: items)))
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"verify": [1]}, "verify is a function"),
+        ({"key": "id"}, "key is a function"),
+        ({"params": (1,)}, "params are of a query"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_anything_is_claimed(
+    client: dibs.Client, options: dict[str, Any], words: str
+) -> None:
+    """Whether one takes or streams; what is a query's alone is not passed over in silence."""
+    claims = client.claims("orders")
+    with pytest.raises(dibs.InvalidOption, match=words):
+        claims.take([], **options)
+    with pytest.raises(dibs.InvalidOption, match=words):
+        claims.stream(list, **options)
+    with pytest.raises(dibs.InvalidOption, match="limit says how many"):
+        claims.take([1, 2, 3], n=2)  # type: ignore[call-overload]
+    with pytest.raises(dibs.InvalidOption, match="keys is a list"):
+        claims.revive(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("told", [None, True, "12", 1])
+def test_verify_returns_what_is_due(client: dibs.Client, other: dibs.Client, told: Any) -> None:
+    """Forgotten, or answered for each item as a filter does, that is said in its words; and nothing stays held."""
+    with pytest.raises(dibs.InvalidOption, match="verify returns what is still due of the list"):
+        client.claims("orders").take([1, 2], verify=lambda won: told)
+    assert not other.leases("orders/")
+
+
+def test_an_error_that_cannot_be_told_is_a_failure_all_the_same(client: dibs.Client, other: dibs.Client) -> None:
+    """Whether an item has failed does not depend on the __str__ of somebody's exception."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    claims = client.claims("orders", max_tries=1)
+    with claims.take([1]) as batch:
+        next(batch).fail(Mute())
+    assert [item.error for item in claims.dead()] == ["Mute: (its text could not be had: RuntimeError)"]
+
+
 def test_ctrl_c_while_tries_are_counted_gives_back(sqlite_url: str, other: dibs.Client) -> None:
     """Ctrl-C while tries are being counted leaves nothing held, and has cost none."""
     between = Between(sqlite_url)

@@ -129,6 +129,23 @@ def test_a_connection_without_a_transaction_is_refused(scene: Scene) -> None:
     connection.close()
 
 
+@some_kinds
+def test_going_on_does_not_finish_what_a_transaction_has_refused(scene: Scene) -> None:
+    """The try counts, as of any transaction that is undone; unless it is said again how the item ends."""
+    claims = scene.holder.claims("resource", ttl=30, max_tries=1)
+    with claims.take([1, 2]) as batch:
+        for item in batch:
+            with closing(raw(scene.url)) as connection:
+                pass
+            with pytest.raises(Exception, match=r"(?i)clos|^\(0, ''\)$"):
+                item.done(connection=connection)
+            assert item.held
+            if item.value == 2:
+                item.done()
+    assert (batch.failed, batch.lost, batch.left) == ([1], [], [])
+    assert [item.key for item in claims.dead()] == ["1"]
+
+
 def test_other_stores_have_no_transactions() -> None:
     """Where leases are not in a database with transactions, it is Unsupported, and the item is held still."""
     import sqlite3

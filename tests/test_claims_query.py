@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
@@ -234,6 +234,26 @@ def test_a_stream_of_a_query(shop: Shop) -> None:
     assert asyncio.run(main()) == [[81], [80], 80]
 
 
+def test_verify_returns_rows_as_it_was_given_them(shop: Shop) -> None:
+    """Of a query of several columns: those rows, or what stands in their first column."""
+    query = shop.due.replace("id FROM", "id, kind FROM")
+    claims = shop.client().claims("event")
+    due: list[Callable[[list[Any]], list[Any]]] = [lambda won: won[1:], lambda won: [row[0] for row in won[1:]]]
+    for verify in due:
+        with claims.take(query=query, params=(97,), verify=verify) as batch:
+            assert batch.won == [(98, "kind 98"), (99, "kind 99")]
+            assert batch.stale == [(97, "kind 97")]
+
+
+def test_verify_returns_uuids(postgres_url: str) -> None:
+    """A key that a query has as a UUID is one to verify, too."""
+    one = uuid.UUID(int=1)
+    with dibs.connect(postgres_url) as client:
+        query = f"SELECT CAST('{one}' AS uuid)"
+        with client.claims("event").take(query=query, verify=lambda won: won) as batch:
+            assert batch.won == [one]
+
+
 @pytest.mark.parametrize(
     "query, words",
     [
@@ -252,6 +272,18 @@ def test_what_the_database_refuses_is_told(shop: Shop, query: str, words: str) -
     with client.claims("event").take(query=shop.due, params=(98,)) as batch:
         assert batch.won == [98, 99]
     assert not client.leases("event/")
+
+
+@pytest.mark.parametrize("value", ["CAST('infinity' AS timestamptz)", "CAST('0044-03-15 BC' AS date)"])
+def test_what_python_has_no_value_for_is_told(postgres_url: str, value: str) -> None:
+    """A time without end is common in PostgreSQL; that it cannot be had is told, and nothing is claimed."""
+    with dibs.connect(postgres_url) as client:
+        claims = client.claims("event")
+        with pytest.raises(dibs.InvalidOption, match="what Python has no value for"):
+            claims.take(query=f"SELECT 1, {value}")
+        assert not client.leases("event/")
+        with claims.take(query=f"SELECT 1, CAST({value} AS text)") as batch:
+            assert len(batch) == 1
 
 
 def test_params_that_do_not_fit_are_told(shop: Shop) -> None:

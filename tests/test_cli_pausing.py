@@ -108,6 +108,24 @@ def test_the_command_that_ends_a_pause_can_be_typed(dibs: Dibs) -> None:
     assert dibs("resume", "--", "--weird").returncode == 0
 
 
+def test_who_takes_or_claims_what_is_paused_is_told(dibs: Dibs, client: library.Client) -> None:
+    """That there is no job, or that others have the items, would be wrong: nobody has them."""
+    client.queue("mail").put(1)
+    client.pause("queue/mail", "OPS-7")
+    client.pause("orders/*", "OPS-8")
+    done = dibs("take", "mail")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"dibs: 'queue/mail' is paused by .*: OPS-7\n", done.stderr)
+    (dibs.folder / "ids").write_text("1\n2\n")
+    done = dibs("claim", "orders", "--ids", "ids", "--", "cat")
+    assert (done.returncode, done.stdout) == (75, "")
+    assert re.fullmatch(r"dibs: 'orders/\*' is paused by .*: OPS-8\n", done.stderr)
+    client.resume("queue/mail")
+    with client.queue("mail").take():
+        done = dibs("take", "mail")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
 @pytest.mark.parametrize(
     "args, code",
     [

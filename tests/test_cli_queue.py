@@ -71,6 +71,8 @@ def test_a_payload_from_standard_input(dibs: Dibs, client: library.Client) -> No
         ("put", "q", "-", "--lines", "--key", "k"),
         ("put", "", "1"),
         ("put",),
+        ("--url", "memory://", "put", "q", "1"),
+        ("--url", "memory://", "take", "q"),
         ("take", "q", "--n", "0"),
         ("take", "q", "--n", "1001"),
         ("take", "q", "--ttl", "0"),
@@ -201,7 +203,10 @@ def test_lines_that_come_slowly_do_not_wait_for_more(dibs: Dibs, client: library
 
 
 def test_a_wrong_line_is_named_and_those_before_it_were_put(dibs: Dibs, client: library.Client) -> None:
-    """So that one can mend it and go on behind the others."""
+    """So that one can mend it and go on behind the others. (NaN is JSON to Python alone.)"""
+    done = dibs("put", "nan", "--lines", input="1\n-Infinity\n", stdin=None)
+    assert (done.returncode, client.queue("nan").depth().ready) == (64, 1)
+    assert done.stderr.startswith("dibs: line 2 is no JSON: there is no -Infinity in JSON; the 1 lines before it")
     done = dibs("put", "q", "--lines", input="1\n2\n{bad\n4\n", stdin=None)
     assert done.returncode == 64
     assert done.stderr.startswith("dibs: line 3 is no JSON: ")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -191,6 +192,10 @@ def test_advance_says_what_is_wrong(caller: Caller) -> None:
     for key in ({}, {"id": None}):
         with pytest.raises(dibs.InvalidOption, match="tells no row"):
             fencing.advance(caller.given, "resource", key=key, token=7)
+    for odd in ({"key": 1}, {"key": "id"}, {"key": [("id", 1)]}, {"key": {1: 1}}, {"table": None}, {"column": None}):
+        given: dict[str, Any] = {"table": "resource", "key": {"id": 1}, **odd}
+        with pytest.raises(dibs.InvalidOption, match="not"):
+            fencing.advance(caller.given, token=7, **given)
     for table in ("", "a\0b", "x" * 100, "a..b", "resource; DROP TABLE resource"):
         with pytest.raises(Exception, match=r".") as refused:
             fencing.advance(caller.given, table, key={"id": 1}, token=7)

@@ -115,6 +115,19 @@ def over(seconds: float = SHORT_S) -> None:
 # -- every kind of connection -----------------------------------------------------------------------------------------
 
 
+@server_scenes
+def test_a_rollback_to_a_savepoint_takes_the_pin_with_it_on_postgresql(scene: Scene) -> None:
+    """There, locks that were taken after the savepoint end with it; elsewhere they stay until the transaction ends."""
+    lease, caller = scene.short(), scene.caller()
+    caller.run("UPDATE resource SET body = 'new' WHERE id = 1")
+    caller.run("SAVEPOINT here")
+    lease.guard(caller.given)
+    caller.run("ROLLBACK TO SAVEPOINT here")
+    lease.release()
+    assert scene.kept_out() == (scene.kind != "psycopg")
+    caller.rollback()
+
+
 @every_kind
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_nobody_enters_before_the_transaction_has_ended(scene: Scene, end: str) -> None:

@@ -795,7 +795,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.crew",
         "dibs.finishing",
     },
-    "dibs.aio.workers": {"dibs.errors", "dibs.crew", "dibs.aio.tasks", "dibs.worker_signals"},
+    "dibs.aio.workers": {"dibs.errors", "dibs.lock", "dibs.crew", "dibs.aio.tasks", "dibs.worker_signals"},
     "dibs.aio.claims": {"dibs.batch", "dibs.claiming", "dibs.aio.tasks", "dibs.aio.lease", "dibs.door"},
     "dibs.aio.client": {
         "dibs.names",
@@ -862,6 +862,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli",
         "dibs.cli.command",
         "dibs.cli.keeper",
+        "dibs.cli.looks",
         "dibs.cli.moments",
         "dibs.cli.run",
         "dibs.cli.signals",
@@ -879,7 +880,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
-    "dibs.cli.jobs": {"dibs.cli", "dibs.cli.lines", "dibs.cli.looks", "dibs.errors", "dibs.jobs", "dibs.queue_records"},
+    "dibs.cli.jobs": {
+        "dibs.cli",
+        "dibs.cli.lines",
+        "dibs.cli.looks",
+        "dibs.errors",
+        "dibs.jobs",
+        "dibs.pauses",
+        "dibs.queue_records",
+    },
     "dibs.cli.keeper": {"dibs.cli", "dibs.cli.guard", "dibs.cli.keeping", "dibs.cli.moments", "dibs.clock"},
     "dibs.cli.keeping": {
         "dibs.cli.command",

@@ -620,3 +620,49 @@ def test_dibs_run_once_per(tmp_path: Path, sqlite_url: str) -> None:
     assert log.read_text() == "3\n0\n0\n"
     assert run("--once-per", "5m", "--min-hold", "1m", "--", "true").returncode == 64
     assert run("--once-per", "400d", "--", "true").returncode == 64
+
+
+async def _never_run(*args: object) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '_never_run' was never awaited")
+def test_what_has_not_run_is_not_done(sqlite_url: str) -> None:
+    """A function that returns a coroutine, or a generator, has done nothing: TypeError, and it is tried again."""
+
+    async def forgotten() -> Any:
+        return _never_run()
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as tasks:
+            with pytest.raises(TypeError, match="whose body has not run"):
+                await tasks.once("report", 1, keep=60).run(forgotten)
+
+    with dibs.connect(sqlite_url) as client:
+        for keep_result in (True, False):
+            once = client.once("report", 1, keep=60, keep_result=keep_result)
+            with pytest.raises(TypeError, match="whose body has not run"):
+                once.run(lambda: _never_run(1))
+            with pytest.raises(TypeError, match="whose body has not run"):
+                once.run(lambda: (row for row in [1]))
+        asyncio.run(main())
+        assert once.done() is None
+
+
+@pytest.mark.parametrize("result, words", [({1}, "it cannot be written as JSON"), ("x" * 5000, "it is at most 4096")])
+def test_a_result_that_is_not_kept_is_called_a_result(sqlite_url: str, result: Any, words: str) -> None:
+    """Who returned it has given no info."""
+    with (
+        dibs.connect(sqlite_url) as client,
+        pytest.raises(dibs.ResultNotKept, match=f"its result cannot be kept: {words}"),
+    ):
+        client.once("report", 1, keep=60).run(lambda: result)
+
+
+def test_work_that_asks_for_itself_is_told_what_to_do(sqlite_url: str) -> None:
+    """A function that calls itself through its once would wait for its own end; a once has no reentrant=True."""
+    with dibs.connect(sqlite_url) as client:
+        once = client.once("report", 1, keep=60)
+        with pytest.raises(dibs.WouldDeadlock, match="cannot wait for itself to be done"):
+            once.run(lambda: once.run(str))
+        assert once.done() is None

@@ -22,7 +22,7 @@ from dibs.errors import StoreUnavailable
 from dibs.pauses import PAUSES_FRESH_S
 from dibs.store import Acquire, Renew, Request, Store
 from tests.between import Between, Holdup
-from tests.test_api import eventually
+from tests.test_api import eventually, logged
 from tests.test_once import Machine
 
 
@@ -230,11 +230,10 @@ def test_waiters_say_once_in_the_log_why_they_wait(
     with dibs.connect(url) as client:
         for _ in range(2):
             assert client.lock("x").acquire(timeout=1.5) is None
-        eventually(lambda: caplog.records, "nothing was logged")
-    texts = [record.getMessage() for record in caplog.records]
-    assert len(texts) == 1
-    assert texts[0].startswith("'x' is paused by ada since ")
-    assert texts[0].endswith(": OPS-7")
+        eventually(lambda: logged(caplog), "nothing was logged")
+    (text,) = logged(caplog)
+    assert text.startswith("'x' is paused by ada since ")
+    assert text.endswith(": OPS-7")
 
 
 def test_tasks_wait_in_spite_of_a_pause(url: str) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from dibs.jobs import (
     DEAD,
     DONE,
     KEEP,
+    LATER,
     READY,
     REPLACE,
     RETRY,
@@ -425,3 +427,56 @@ def test_another_database_is_refused(queue: Queue) -> None:
     """A connection of another kind of database is InvalidOption, and nothing is run there."""
     with pytest.raises(InvalidOption, match="PostgreSQL"):
         next(queue.jobs.within(queue.asked("1"), "sqlite", None, soon()))
+
+
+def _waits_for_a_lock(connection: psycopg.Connection[Any]) -> bool:
+    """Whether anybody does, seen from a connection to the same database."""
+    return bool(connection.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["waits", "claimed"])
+@pytest.mark.parametrize("on_conflict", ["raise", KEEP, REPLACE])
+def test_a_key_that_another_transaction_was_putting(
+    queue: Queue, postgres_url: str, on_conflict: str, claimed: bool
+) -> None:
+    """Several jobs are put all or none, as if that transaction had come first, and the caller's goes on."""
+    old = queue.put(NewJob('"old"', key="a", delay=60)).ids[0]
+    with psycopg.connect(postgres_url) as first, psycopg.connect(postgres_url) as second, ThreadPoolExecutor() as pool:
+        (other,) = through(
+            door_to(first),
+            queue.jobs.within(queue.asked(NewJob('"first"', key="c")), "postgresql", None, soon()),
+        ).ids
+        keys = "bc" if on_conflict == "raise" else "abc"
+        jobs = [NewJob('"new"', key=key, delay=60) for key in keys]
+        talk = queue.jobs.within(queue.asked(*jobs, on_conflict=on_conflict), "postgresql", None, soon())
+        said, door = next(talk), door_to(second)
+        waits = pool.submit(door.execute, *said)
+        eventually(lambda: _waits_for_a_lock(first), "nobody waits for the other transaction")
+        first.commit()
+        answer = waits.result(20)
+        if claimed:
+            assert [job.id for job in queue.take().jobs] == [other]
+        outcome = through(door, _resumed(talk, answer))
+        second.commit()
+    payloads = {
+        job.key: job.payload
+        for state in (READY, LATER, CLAIMED)
+        for job in queue.jobs.jobs_in(queue.name, state, 10, soon())
+    }
+    if on_conflict == "raise" or (on_conflict == REPLACE and claimed):
+        assert outcome == KeyTaken("c", other, claimed)
+        assert payloads == {"a": '"old"', "c": '"first"'}
+    else:
+        assert (outcome.ids[0], outcome.ids[2]) == (old, other)
+        kept = on_conflict == KEEP
+        assert payloads == {"a": '"old"' if kept else '"new"', "b": '"new"', "c": '"first"' if kept else '"new"'}
+
+
+def _resumed(talk: Generator[Said, Answer, Any], answer: Answer) -> Generator[Said, Answer, Any]:
+    """The rest of a talk whose first statement has been answered."""
+    try:
+        said = talk.send(answer)
+        while True:
+            said = talk.send((yield said))
+    except StopIteration as end:
+        return end.value

@@ -25,7 +25,7 @@ from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
 from dibs.testing.case import within
 from tests.between import Between, Holdup
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import eventually, in_a_fork, logged
 
 
 @pytest.fixture
@@ -775,10 +775,9 @@ def test_a_handler_that_raises_after_the_end_of_its_job(
         raise ValueError("too late")
 
     assert queue.run(work, workers=1, stop=stop) == (end == "done")
-    told = [record.getMessage() for record in caplog.records if record.name == "dibs"]
-    assert len(told) == 1
-    assert "ValueError('too late') when its job had ended already" in told[0]
-    assert "tried again" not in told[0]
+    (line,) = logged(caplog)
+    assert "ValueError('too late') when its job had ended already" in line
+    assert "tried again" not in line
 
 
 def test_a_handler_that_goes_on_without_its_job_is_told_of(
@@ -795,9 +794,8 @@ def test_a_handler_that_goes_on_without_its_job_is_told_of(
         job.check()
 
     queue.run(cancelled, workers=1, idle=0)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert f"a try has come to nothing: the claim on job {id_} of 'a'" in told[1]
+    _, line = logged(caplog)
+    assert f"a try has come to nothing: the claim on job {id_} of 'a'" in line
 
 
 def test_a_store_that_is_away_is_told_of_once(
@@ -811,14 +809,14 @@ def test_a_store_that_is_away_is_told_of_once(
         between.before = lost = Loses(Take, 5)
         assert queue.run(lambda job: None, workers=1, idle=0.1) == 1
         assert lost.left == 0
-        told = [record.getMessage() for record in caplog.records]
-        assert [("is away" in line, "is back" in line) for line in told] == [(True, False), (False, True)], told
+        lines = logged(caplog)
+        assert [("is away" in line, "is back" in line) for line in lines] == [(True, False), (False, True)], lines
         caplog.clear()
         monkeypatch.setattr(dibs.crew, "AWAY_TOLD_EVERY_S", 0.0)
         queue.put(2)
         lost.left = 6
         assert queue.run(lambda job: None, workers=1, idle=0.1) == 1
-        _, *between_them, _ = [record.getMessage() for record in caplog.records]
+        _, *between_them, _ = logged(caplog)
         assert between_them
         assert all("is still away, for 0 s now" in line for line in between_them)
 
@@ -844,7 +842,7 @@ def test_a_store_that_was_never_reached_is_given_its_patience(
 
     with pytest.raises(dibs.StoreUnavailable, match=r"127\.0\.0\.1:1"):
         run() if kind == "sync" else asyncio.run(run_async())
-    first, *others = [record.getMessage() for record in caplog.records]
+    first, *others = logged(caplog)
     assert "is away, trying again" in first
     assert others
     assert all("is still away" in line for line in others)
@@ -855,7 +853,7 @@ def test_a_wrong_password_ends_a_worker_at_once(postgres_url: str, caplog: pytes
     wrong = re.sub("://.*@", "://nobody:wrong@", postgres_url)
     with dibs.connect(wrong, patience=60) as client, pytest.raises(dibs.SetupRequired, match="password"):
         client.queue("a").run(lambda job: None)
-    assert not caplog.records
+    assert not logged(caplog)
 
 
 # -- what others put --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import dibs
-from tests.callers import KINDS
+from tests.callers import KINDS, django_connection, raw
 from tests.test_api import eventually
 from tests.test_guard import Scene, every_kind
 
@@ -49,6 +49,42 @@ def test_a_put_is_part_of_the_transaction(scene: Scene, end: str) -> None:
     batch = seen.take(10)
     assert [(job.id, job.payload) for job in batch.won] == ([(ids[0], {"n": 1}), (ids[1], 2)] if committed else [])
     batch.release()
+
+
+def in_autocommit(kind: str, url: str) -> Any:
+    """A connection of the caller's in autocommit."""
+    if kind.startswith("django"):
+        connection = django_connection(url)
+        connection.ensure_connection()
+        return connection
+    connection = raw(url)
+    if kind == "pymysql":
+        connection.autocommit(True)
+    elif kind == "psycopg":
+        connection.autocommit = True
+    else:
+        connection.isolation_level = None
+    return connection
+
+
+@pytest.mark.parametrize(
+    "kind", sorted({"psycopg", "pymysql", "sqlite3", "django-mysql", "django-postgresql"} & KINDS.keys())
+)
+def test_in_autocommit_a_job_is_put_at_once(scene: Scene, kind: str) -> None:
+    """There is no transaction to be part of, as in Django outside of atomic(): it is there, and once."""
+    queue, connection = scene.holder.queue("a"), in_autocommit(kind, scene.url)
+    one = queue.put(1, connection=connection)
+    keyed = queue.put(2, key="k", connection=connection)
+    with pytest.raises(dibs.JobExists):
+        queue.put(3, key="k", connection=connection)
+    assert queue.put(4, key="k", on_conflict="keep", connection=connection) == keyed
+    assert queue.put(5, key="k", on_conflict="replace", connection=connection) == keyed
+    many = queue.put_many(
+        [6, dibs.NewJob(7, key="k"), dibs.NewJob(8, key="l")], on_conflict="keep", connection=connection
+    )
+    connection.close()
+    assert many[1] == keyed
+    assert {job.id: job.payload for job in queue.jobs()} == {one: 1, keyed: 5, many[0]: 6, many[2]: 8}
 
 
 @every_kind

@@ -263,3 +263,80 @@ def test_a_signal_that_is_ignored_stays_so(client: dibs.Client) -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# -- handlers of all kinds --------------------------------------------------------------------------------------------
+
+
+async def never_run(*args: object) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+def of_threads(handler: Callable[[Any], Any], url: str) -> int:
+    with dibs.connect(url) as client:
+        return client.queue("a").run(handler, workers=1, idle=0.01)
+
+
+def of_tasks(handler: Callable[[Any], Any], url: str) -> int:
+    async def main() -> int:
+        async def work(job: dibs.AsyncJob) -> Any:
+            return handler(job)
+
+        async with dibs.connect_async(url) as client:
+            return await client.queue("a").run(work, workers=1, idle=0.01)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("work", [of_threads, of_tasks])
+@pytest.mark.filterwarnings("ignore:coroutine 'never_run' was never awaited")
+def test_a_handler_that_returns_what_has_not_run_has_failed(
+    work: Callable[[Callable[[Any], Any], str], int], client: dibs.Client, sqlite_url: str
+) -> None:
+    """A lambda around an async function, or a forgotten await: the job is not done, since nothing of it has begun."""
+    queue = client.queue("a")
+    for returned in (lambda job: never_run(job.payload), lambda job: (number for number in [job.id])):
+        id_ = queue.put(1, max_tries=1)
+        assert work(returned, sqlite_url) == 0
+        record = queue.job(id_)
+        assert record is not None
+        assert record.state == "dead"
+        assert record.error is not None
+        assert "whose body has not run" in record.error
+
+
+@pytest.mark.parametrize("work", [of_threads, of_tasks])
+def test_an_error_without_words_does_not_end_its_worker(
+    work: Callable[[Callable[[Any], Any], str], int], client: dibs.Client, sqlite_url: str
+) -> None:
+    """A __repr__ that raises is a failure of the job like any other; the worker goes on to the next."""
+
+    class Mute(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+        __str__ = __repr__
+
+    def handler(job: Any) -> None:
+        if job.payload == 1:
+            raise Mute
+
+    queue = client.queue("a")
+    first, second = queue.put_many([1, 2], max_tries=1)
+    assert work(handler, sqlite_url) == 1
+    assert queue.job(second) is None
+    assert [job.id for job in queue.dead()] == [first]
+    assert (queue.dead()[0].error or "").endswith("Mute: <exception str() failed>")
+
+
+def test_what_is_wrong_with_an_end_is_said_of_that_end(client: dibs.Client) -> None:
+    """A result is JSON, and never bytes; what is dead is not tried again."""
+    queue = client.queue("a", keep_results=60)
+    queue.put(1)
+    with queue.take() as batch:
+        (job,) = batch.won
+        with pytest.raises(dibs.InvalidOption, match="a result is JSON: "):
+            job.done(b"bytes")
+        with pytest.raises(dibs.InvalidOption, match="give dead or retry_in"):
+            job.fail("no", retry_in=5, dead=True)
+        assert job.held

@@ -99,7 +99,7 @@ class Ends:
 class Item(LeaseFacts, Generic[V]):
     """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
 
-    __slots__ = ("_ends", "_key", "_try", "_value")
+    __slots__ = ("_ends", "_key", "_refused", "_try", "_value")
 
     def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
         super().__init__(session, hold, name)
@@ -108,6 +108,8 @@ class Item(LeaseFacts, Generic[V]):
         self._ends = ends
         #: Where tries count: this one.
         self._try: Try | None = None
+        #: With what a transaction has refused to end it, and nobody has said again how it ends.
+        self._refused: str | None = None
 
     @property
     def key(self) -> str:
@@ -146,6 +148,9 @@ class Item(LeaseFacts, Generic[V]):
         except LeaseLost:
             if self._hold.state == LOST:
                 self._ends.lost[self.key] = self.value
+            raise
+        except BaseException as error:
+            self._refused = error_text(error)
             raise
 
     def skip(self) -> None:
@@ -286,11 +291,17 @@ class BatchFacts(Generic[V]):
             self._ends.session.lane.start()
 
     def _finish(self) -> None:
-        """Finish the item at hand, if that has not been done. If it was lost, that stands in ``lost``."""
+        """Finish the item at hand, if that has not been done. If it was lost, that stands in ``lost``.
+
+        It has failed if a transaction has refused to end it: what was to be committed with its end has been undone.
+        """
         item, self._current = self._current, None
         if item is not None:
             with suppress(LeaseLost):
-                item.done()
+                if item._refused is None:
+                    item.done()
+                else:
+                    item.fail(item._refused)
 
     def _move_on(self) -> Item[V] | None:
         """Finish the item at hand; the next one, or None at the end."""

@@ -21,7 +21,7 @@ from dibs.tries import Tries, check_max_tries, listing, reviving
 V = TypeVar("V")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Union
 
     from dibs.columns import Place
@@ -88,9 +88,7 @@ class ClaimsCore(Generic[B]):
 
     def keyed(self, items: Iterable[V], key: Callable[[V], Key] | None) -> dict[str, V]:
         """The items by their keys; of several with the same key the first."""
-        if key is not None and not callable(key):
-            raise InvalidOption(f"key is a function of an item that returns its key, not {key!r}")
-        if isinstance(items, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(items, Iterable):
+        if not _several(items):
             raise InvalidOption(f"items are several, as in take([{items!r}]), not one {type(items).__name__}")
         keyed: dict[str, V] = {}
         for item in items:
@@ -103,8 +101,18 @@ class ClaimsCore(Generic[B]):
                 check_name(f"{self.source}/{text}")
                 keyed[text] = item
                 if len(keyed) > ITEMS_MAX:
-                    raise InvalidOption(f"take takes up to {ITEMS_MAX:,} items: give it some of them, or a limit")
+                    raise InvalidOption(f"take takes up to {ITEMS_MAX:,} items: give it some of them at a time")
         return keyed
+
+    def due(self, told: Any, key: Callable[[Any], Key] | None, query: str | None) -> Collection[str]:
+        """The keys of what ``verify`` has told to be still due."""
+        if not _several(told):
+            raise InvalidOption(f"verify returns what is still due of the list that it was given, not {told!r}")
+        if query is not None:
+            from dibs.searching import key_of
+
+            key = key_of
+        return self.keyed(told, key)
 
     def taking(self, owner: object, keyed: dict[str, V], limit: int | None) -> Steps[B]:
         """Claim as many as are free, or as many of those as ``limit`` says, the first ones first."""
@@ -148,11 +156,15 @@ class ClaimsCore(Generic[B]):
         query: str | None,
         n: int,
         params: Params,
+        verify: object,
     ) -> Steps[B]:
         """Check what a caller gave; then, in steps, claim of the items, or of what the query yields."""
+        check_functions(key, verify)
         if query is None:
             if items is None:
                 raise InvalidOption("take takes items, or a query")
+            if n != N_DEFAULT or params != ():
+                raise InvalidOption("n and params are of a query; of items, limit says how many to win at most")
             most = check_limit(limit)
             return self.taking(owner, self.keyed(items, key), most)
         from dibs.searching import check_query, searching
@@ -280,12 +292,31 @@ def check_limit(limit: object) -> int | None:
     return limit
 
 
-def check_stream(fetch: object, query: object, n: object, idle: Seconds, stop: Any) -> tuple[float, Callable[[], bool]]:
+def check_functions(key: object, verify: object) -> None:
+    """Refuse what cannot be called before anything is claimed."""
+    if key is not None and not callable(key):
+        raise InvalidOption(f"key is a function of an item that returns its key, not {key!r}")
+    if verify is not None and not callable(verify):
+        raise InvalidOption(
+            f"verify is a function of what was won that returns what of it is still due, not {verify!r}"
+        )
+
+
+def _several(items: object) -> bool:
+    single = isinstance(items, (str, bytes, bytearray, memoryview, Mapping))
+    return not single and isinstance(items, Iterable)
+
+
+def check_stream(
+    fetch: object, query: object, params: object, n: object, idle: Seconds, stop: Any
+) -> tuple[float, Callable[[], bool]]:
     """How long a stream pauses that found nothing, and whether it is time to stop; raises InvalidOption."""
     if query is not None and fetch is not None:
         raise InvalidOption("a stream is of what fetch returns, or of what a query yields, not of both")
     if query is None and not callable(fetch):
         raise InvalidOption(f"fetch is a function that returns what may be due now, not {fetch!r}")
+    if query is None and params != ():
+        raise InvalidOption("params are of a query; fetch gets none")
     if check_limit(n) is None:
         raise InvalidOption("n says how many items a stream may hold at a time: a whole number from 1")
     idle_s = check_seconds("idle", idle, least=IDLE_MIN_S)

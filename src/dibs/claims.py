@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.batch import BatchFacts, Item
-from dibs.claiming import N_DEFAULT, check_stream
+from dibs.claiming import N_DEFAULT, check_functions, check_stream
 from dibs.owners import this_thread
 from dibs.steps import run
 
@@ -111,11 +111,10 @@ class Claims:
         Unsupported where leases are not kept in such a database.
         """
         core = self._core
-        batch: Batch[Any] = run(core.take(this_thread(), items, key, limit, query, n, params))
+        batch: Batch[Any] = run(core.take(this_thread(), items, key, limit, query, n, params, verify))
         if verify is not None and len(batch):
             try:
-                due = verify(batch.won)
-                batch._keep_due(core.keyed(due, key))
+                batch._keep_due(core.due(verify(batch.won), key, query))
             except BaseException:
                 run(batch._ending())
                 raise
@@ -163,9 +162,12 @@ class Claims:
         ``contextlib.closing`` makes that certain. key, verify, query and params are those of ``take``, which raises
         what this does.
         """
-        idle_s, stopped = check_stream(fetch, query, n, idle, stop)
+        idle_s, stopped = check_stream(fetch, query, params, n, idle, stop)
+        check_functions(key, verify)
         if query is not None:
-            self._core.take(None, None, key, None, query, n, params).close()  # checked now; taken when it is asked for
+            self._core.take(
+                None, None, key, None, query, n, params, verify
+            ).close()  # checked now; taken when it is asked for
             return self._stream(lambda: self.take(query=query, n=n, params=params, verify=verify), idle_s, stopped)
         assert fetch is not None
         return self._stream(lambda: self.take(fetch(), key=key, verify=verify, limit=n), idle_s, stopped)

@@ -246,15 +246,15 @@ class Crew:
     def raised(self, job: JobFacts, error: BaseException) -> None:
         """A handler has raised: its job has failed, unless it has finished that itself before, or lost it."""
         if job._is_lost():
-            self._too_late(str(error) if isinstance(error, LeaseLost) else f"{job._why()} (it raised {error!r})")
+            self._too_late(str(error) if isinstance(error, LeaseLost) else f"{job._why()} (it raised {_shown(error)})")
             return
         if not job.held:
-            log.warning("a handler raised %r when its job had ended already: %s", error, job._why())
+            log.warning("a handler raised %s when its job had ended already: %s", _shown(error), job._why())
             ask = job._hold.ends.get(job.id)
             if ask is not None:
                 ask.listen(self._told, [ask])
             return
-        self._failed(job, error_text(error), repr(error))
+        self._failed(job, error_text(error), _shown(error))
 
     def _failed(self, job: JobFacts, text: str, shown: str) -> None:
         with self.mutex:
@@ -335,3 +335,13 @@ class Crew:
     def abandon(self, jobs: list[JobFacts]) -> None:
         """Give back what is running still: nobody waits for it any more, and whoever works it has lost it."""
         self._send_back(jobs, lost=True)
+
+
+def _shown(error: BaseException) -> str:
+    """An error in a line of the log. A __repr__ of the caller's own that fails must not end the worker."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - it is anybody's
+        import traceback
+
+        return "".join(traceback.format_exception_only(error)).strip()

@@ -9,6 +9,8 @@ needs no column.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dibs import guarding
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL, SQLITE, VALUE, Said, door_to
@@ -16,8 +18,6 @@ from dibs.errors import InvalidOption, LeaseLost
 from dibs.stores.identifiers import quoted, quoted_part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dibs.door import Answer
     from dibs.guarding import Talk
 
@@ -50,9 +50,11 @@ async def advance_async(
     await guarding.converse_async(_advance(door.dialect, table, key, token, column), door)
 
 
-def _advance(dialect: str, table: str, key: Mapping[str, object], token: int, column: str) -> Talk[None]:
+def _advance(dialect: str, table: str, key: Any, token: int, column: str) -> Talk[None]:
     if type(token) is not int or not 0 < token <= TOKEN_MAX:
         raise InvalidOption(f"token is lease.fencing_token, an int from 1 to 2**63 - 1, not {token!r}")
+    if not isinstance(key, Mapping):
+        raise InvalidOption(f"key is a dict of the columns that tell the row, and their values, not {key!r}")
     if not key or any(value is None for value in key.values()):
         raise InvalidOption(f"key={dict(key)!r} tells no row: give its key columns, none of them None")
     where = _quoted(dialect, table)

@@ -346,7 +346,8 @@ class Lease(LeaseFacts):
 
         When it returns, the lease is in force, and nobody else gets the name before that transaction has ended: what
         it writes is committed by the holder, or not at all. The lease is renewed by it, and goes on being renewed.
-        Releasing it before the commit keeps others out until the transaction has ended all the same.
+        Releasing it before the commit keeps others out until the transaction has ended all the same. (On PostgreSQL a
+        rollback to a savepoint ends what was pinned after it: pin before.)
 
         connection: of psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector or sqlite3, a Connection or Session of
         SQLAlchemy, or a connection of Django, to the database in which the leases are kept. Nothing is committed,

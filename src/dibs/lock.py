@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
-from dibs._typing import TYPE_CHECKING, TypeVar
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
@@ -232,3 +233,16 @@ def check_decorated(function: object, *, awaited: bool) -> None:
         raise TypeError(f"{function!r} is async: use a client of dibs.connect_async()")
     if body != "async" and awaited:
         raise TypeError(f"{function!r} is not async: use a client of dibs.connect()")
+
+
+def ran(result: Any) -> Any:
+    """What a function has returned; TypeError when that is the body of another, which nobody would run any more.
+
+    A lambda around an async function, or a forgotten ``await``, is not seen by ``body_of``.
+    """
+    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        raise TypeError(
+            f"the function returned {result!r}, whose body has not run, so nothing was done: await it, or iterate over "
+            "it, inside the function (an async function is for a client of dibs.connect_async())"
+        )
+    return result

@@ -98,24 +98,24 @@ def check_timeout(value: Any) -> float | None:
     return check_seconds("timeout", value)
 
 
-def check_info(info: object) -> str | None:
-    """Return info as JSON text, or raise InvalidOption: a JSON object of at most 4 KiB."""
+def check_info(info: object, what: str = "info") -> str | None:
+    """Return info as JSON text, or raise InvalidOption, in which it is called ``what``: an object of at most 4 KiB."""
     if info is None:
         return None
     if not isinstance(info, dict):
-        raise InvalidOption(f"info is a dict that JSON can express, not {type(info).__name__}")
+        raise InvalidOption(f"{what} is a dict that JSON can express, not {type(info).__name__}")
     import json
 
     try:
         text = json.dumps(info, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOption(f"info cannot be written as JSON: {error}") from None
+        raise InvalidOption(f"{what} cannot be written as JSON: {error}") from None
     # (Two backslashes are one that was in the text, and what comes after them stands for itself.)
     if "\\u0000" in text and "\\u0000" in text.replace("\\\\", ""):
-        raise InvalidOption("info may not contain NUL characters: not every store can keep them")
+        raise InvalidOption(f"{what} may not contain NUL characters: not every store can keep them")
     if size > INFO_BYTES_MAX:
-        raise InvalidOption(f"info is at most {INFO_BYTES_MAX} bytes of JSON; this is {size}")
+        raise InvalidOption(f"{what} is at most {INFO_BYTES_MAX} bytes of JSON; this is {size}")
     return text
 
 

@@ -51,7 +51,7 @@ class PutOptions(NamedTuple):
 def packed(payload: Any) -> str | bytes:
     """A payload as it is kept: bytes as they are, everything else as JSON text."""
     is_bytes = isinstance(payload, (bytes, bytearray, memoryview))
-    kept: str | bytes = bytes(payload) if is_bytes else as_json("a payload", payload)
+    kept: str | bytes = bytes(payload) if is_bytes else as_json("a payload is JSON or bytes", payload)
     size = len(kept)  # of text as well: it is ASCII
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidOption(
@@ -61,12 +61,12 @@ def packed(payload: Any) -> str | bytes:
     return kept
 
 
-def as_json(what: str, value: Any) -> str:
-    """JSON text, in ASCII; InvalidOption for what is none."""
+def as_json(rule: str, value: Any) -> str:
+    """JSON text, in ASCII; InvalidOption, which begins with the rule, for what is none."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOption(f"{what} is JSON or bytes: {error}") from None
+        raise InvalidOption(f"{rule}: {error}") from None
 
 
 def unpacked(payload: str | bytes) -> Any:
@@ -182,7 +182,7 @@ def result_text(result: Any) -> str | None:
     """A result as it is kept; raises InvalidOption for what is no JSON."""
     if result is None:
         return None
-    text = as_json("a result", result)
+    text = as_json("a result is JSON", result)
     if len(text) > RESULT_BYTES_MAX:
         raise InvalidOption(f"a result has at most {RESULT_BYTES_MAX:,} bytes")
     return text

@@ -23,7 +23,7 @@ from dibs._typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
 from dibs.hold import RELEASED
 from dibs.lease import Lease, LeaseFacts
-from dibs.lock import LockCore, check_decorated, wait_limit
+from dibs.lock import LockCore, check_decorated, ran, wait_limit
 from dibs.names import check_info, check_name, check_seconds
 from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
@@ -116,6 +116,15 @@ class OnceRunFacts(Generic[L]):
         return f"<{type(self).__name__} {self._core.name!r}: {state}>"
 
 
+class _RunLock(LockCore[L]):
+    """The lock under which a run goes on."""
+
+    __slots__ = ()
+
+    def instead(self, kind: str) -> str:
+        return "work that is done once cannot wait for itself to be done: leave its block before, or pass a timeout"
+
+
 class OnceCore(Generic[L, R]):
     """What a once does, in steps for either face."""
 
@@ -134,7 +143,7 @@ class OnceCore(Generic[L, R]):
         self.name = name if key is None else f"{name}/{check_key(key)}"
         self._desk = desk
         self.terms, self.keep_s, self.keep_result, self._fields = options
-        self._lock: LockCore[L] = LockCore(desk, self.name, self.terms, make_lease)
+        self._lock = _RunLock(desk, self.name, self.terms, make_lease)
         self._make_run = make_run
         self.blocks: Blocks[R] = Blocks(self.name)
 
@@ -203,7 +212,7 @@ class OnceCore(Generic[L, R]):
         problem = None
         if self.keep_result and begun._result is not None:
             try:
-                text = check_info({**self._fields, MARK: {**mark, "result": begun._result}})
+                text = check_info({**self._fields, MARK: {**mark, "result": begun._result}}, "it")
                 begun._result = _kept_result(text)
                 return text, None
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run has succeeded
@@ -354,7 +363,7 @@ class Once:
         check_decorated(function, awaited=False)
         with self as begun:
             if begun:
-                begun.result = function(*args, **kwargs)
+                begun.result = ran(function(*args, **kwargs))
         return begun.result
 
     def done(self) -> OnceRecord | None:

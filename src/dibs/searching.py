@@ -91,3 +91,8 @@ def _key(row: tuple[Any, ...]) -> Key:
     if type(key).__name__ == "UUID":
         return str(key)
     return check_key(key)
+
+
+def key_of(value: Any) -> Key:
+    """The key of an item, or of what ``verify`` tells for it: the row, or its first column alone."""
+    return _key(value if isinstance(value, tuple) else (value,))

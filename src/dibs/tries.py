@@ -15,6 +15,7 @@ store keeps anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from dibs.steps import acting, settling
 from dibs.store import Acquire, Granted, Release, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from dibs.batch import Item
@@ -217,13 +218,21 @@ def error_text(error: object) -> str | None:
     if error is None:
         return None
     if isinstance(error, BaseException):
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {_told(error)}"
     elif isinstance(error, str):
         text = error
     else:
         raise InvalidOption(f"error is an exception, a str or None, not {type(error).__name__}")
     # Not every store can keep a NUL, and none a lone surrogate.
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
+
+
+def _told(error: BaseException) -> str:
+    """What it says of itself; that an item has failed must not depend on whether it can."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001 - its __str__ is anybody's
+        return f"(its text could not be had: {type(another).__name__})"
 
 
 def tally_prefix(desk: Desk, source: str) -> str:
@@ -252,7 +261,7 @@ def listing(desk: Desk, source: str) -> Steps[list[DeadItem]]:
 def reviving(desk: Desk, source: str, keys: Iterable[Key] | None) -> Steps[int]:
     """Let the dead among these items be tried again, from the first try on; how many there were."""
     _supported(desk)
-    if isinstance(keys, str):
+    if isinstance(keys, str) or not (keys is None or isinstance(keys, Iterable)):
         raise InvalidOption(f"keys is a list of them, not {keys!r}; without any, all that are dead are revived")
     asked = None if keys is None else {check_key(key) for key in keys}
     dead = [item.key for item in (yield from listing(desk, source)) if asked is None or item.key in asked]

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
-from dibs.lock import check_decorated
+from dibs.lock import check_decorated, ran
 from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.worker_signals import Signals
@@ -32,7 +32,7 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
     def work() -> None:
         while (job := to_work.get()) is not None:
             try:
-                result = handler(job)
+                result = ran(handler(job))
             except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with
                 crew.raised(job, error)
             except BaseException as error:  # noqa: BLE001 - SystemExit and the like: this worker is to end

@@ -45,6 +45,7 @@ POLL_S = 0.01
 DISK = Path("/tmp")
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 6 << 30  # Four test processes with six servers each need less than half of it.
+WORKER_NEEDED = 800 << 20  # One such, and what its tests start.
 
 # How long the guard lets a server end by itself, and how often it looks whether its owner lives. The pipe tells it at
 # once, except where a forked child of a killed owner still holds the owner's end.
@@ -132,11 +133,11 @@ def data_in_memory() -> None:
     """
     with contextlib.suppress(OSError):
         space = os.statvfs(MEMORY)
-        if os.access(MEMORY, os.W_OK) and min(space.f_bavail * space.f_frsize, _memory_left()) >= MEMORY_NEEDED:
+        if os.access(MEMORY, os.W_OK) and min(space.f_bavail * space.f_frsize, memory_left()) >= MEMORY_NEEDED:
             ServerProcess.data_root = MEMORY
 
 
-def _memory_left() -> int:
+def memory_left() -> int:
     """Bytes that programs may still take."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))

@@ -8,7 +8,7 @@ from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.aio.lease import converse
 from dibs.aio.tasks import Begun, end, owner, take
 from dibs.batch import BatchFacts, Item
-from dibs.claiming import N_DEFAULT, check_stream
+from dibs.claiming import N_DEFAULT, check_functions, check_stream
 from dibs.door import door_to
 
 V = TypeVar("V")
@@ -125,10 +125,10 @@ class AsyncClaims:
         verify may be an async function.
         """
         core = self._core
-        batch: AsyncBatch[Any] = await take(core.take(owner(), items, key, limit, query, n, params))
+        batch: AsyncBatch[Any] = await take(core.take(owner(), items, key, limit, query, n, params, verify))
         if verify is not None and len(batch):
             try:
-                batch._keep_due(core.keyed(await _result(verify(batch.won)), key))
+                batch._keep_due(core.due(await _result(verify(batch.won)), key, query))
             except BaseException:
                 await take(batch._ending())
                 raise
@@ -173,9 +173,12 @@ class AsyncClaims:
         See ``dibs.claims.Claims.stream``. fetch and verify may be async functions. Left in the middle, it gives back
         what is left when it is closed: ``async with contextlib.aclosing(claims.stream(…)) as items:``.
         """
-        idle_s, stopped = check_stream(fetch, query, n, idle, stop)
+        idle_s, stopped = check_stream(fetch, query, params, n, idle, stop)
+        check_functions(key, verify)
         if query is not None:
-            self._core.take(None, None, key, None, query, n, params).close()  # checked now; taken when it is asked for
+            self._core.take(
+                None, None, key, None, query, n, params, verify
+            ).close()  # checked now; taken when it is asked for
             return self._stream(lambda: self.take(query=query, n=n, params=params, verify=verify), idle_s, stopped)
 
         async def taken() -> AsyncBatch[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import wraps
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -95,9 +94,11 @@ class AsyncLockable(Generic[L]):
         """The innermost block of a task, or that of these holds, is over: whether by its loss; None without any."""
         for block in self._blocks[::-1]:  # of a copy, as other loops' threads add theirs meanwhile
             if block.task is me if holds is None else block.holds == holds:
-                with suppress(ValueError):  # another thread has just done so, of a coroutine that is garbage
+                try:
                     self._blocks.remove(block)
-                    return block.end(exc_type)
+                except ValueError:  # another thread has just done so, of a coroutine that is garbage
+                    continue
+                return block.end(exc_type)
         return None
 
     def __call__(self, function: F) -> F:

@@ -7,7 +7,7 @@ from dibs.aio.block import Block
 from dibs.aio.lease import AsyncLease
 from dibs.aio.tasks import end, owner, take
 from dibs.errors import LeaseLost
-from dibs.lock import check_decorated
+from dibs.lock import check_decorated, ran
 from dibs.once import OnceRunFacts
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class AsyncOnce:
         check_decorated(function, awaited=True)
         async with self as begun:
             if begun:
-                begun.result = await function(*args, **kwargs)
+                begun.result = ran(await function(*args, **kwargs))
         return begun.result
 
     async def done(self) -> OnceRecord | None:

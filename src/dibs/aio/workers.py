@@ -15,6 +15,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.tasks import call_in, owner, take
 from dibs.crew import Crew
 from dibs.errors import InvalidOption
+from dibs.lock import ran
 from dibs.worker_signals import Signals
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
 
     async def work(job: AsyncJob) -> None:
         try:
-            result = await handler(job)
+            result = ran(await handler(job))
         except asyncio.CancelledError as error:
             # By us, or by who ends the event loop; or the handler awaited something else that was cancelled.
             if crew.stopping or not job.held or _is_being_cancelled():

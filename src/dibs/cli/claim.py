@@ -14,6 +14,7 @@ from dibs._typing import TYPE_CHECKING
 from dibs.cli import BUSY, LOST, SIGNALLED, UNWRITABLE, USAGE, CommandError, connect, duration, say, whole, write_line
 from dibs.cli.command import find
 from dibs.cli.keeper import Keeper
+from dibs.cli.looks import pause_of
 from dibs.cli.moments import LOOKS_PER_TTL
 from dibs.cli.run import add_grace
 from dibs.cli.signals import ENDING, PASSED_ON, Interrupted, Signals
@@ -102,7 +103,8 @@ def claim(args: argparse.Namespace) -> int:
                 if not batch.busy:
                     say(f"{args.columns} has no row for any of the {len(batch.stale)} ids")
                     return _code(0, told)
-                raise CommandError(BUSY, f"others have all {len(batch.busy)} of them")
+                paused = pause_of(client, (f"{claims.source}/{each}" for each in batch.busy))
+                raise CommandError(BUSY, paused or f"others have all {len(batch.busy)} of them")
             ended = _run(keeper, signals, claims, batch)
         told = _tell_of(args, batch, ended)
         if ended.stopped or batch.lost:

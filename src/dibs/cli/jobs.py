@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, NOT_HELD, USAGE, CommandError, connect, duration, say, whole
-from dibs.cli.lines import lines_of, put_lines
-from dibs.cli.looks import json_option, print_json, print_json_line
+from dibs.cli.lines import json_value, lines_of, put_lines
+from dibs.cli.looks import json_option, pause_of, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
+from dibs.pauses import QUEUE
 from dibs.queue_records import shown_payload
 
 if TYPE_CHECKING:
     import argparse
 
+    from dibs.client import Client
     from dibs.queue import Job, Queue
 
 
@@ -65,7 +66,8 @@ examples:
 def _take_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Take jobs from QUEUE, print each as a line of JSON, and leave them to you for --ttl. Nobody renews that: end each job
-with `dibs done QUEUE ID --token N` before, or others get it. Exits 1 when there is no job.
+with `dibs done QUEUE ID --token N` before, or others get it. Exits 1 when there is no job; when the queue is paused,
+that is told on stderr.
 
 To run a command for each job, with renewal, `dibs work` is less work."""
     parser.epilog = """\
@@ -136,7 +138,7 @@ def put(args: argparse.Namespace) -> int:
         "max_tries": args.max_tries,
     }
     with connect(args) as client:
-        queue = client.queue(args.queue)
+        queue = _queue_of_many(client, args.queue)
         if args.lines:
             if args.key is not None or args.payload not in (None, "-"):
                 raise CommandError(USAGE, "--lines reads the payloads from standard input; each has no key of its own")
@@ -149,6 +151,13 @@ def put(args: argparse.Namespace) -> int:
     else:
         print(job)
     return 0
+
+
+def _queue_of_many(client: Client, name: str, **options: Any) -> Queue:
+    """A queue that other processes see as well; InvalidOption for one that ends with this command."""
+    if client._desk.address.shown.startswith("memory:"):
+        raise InvalidOption("memory:// is seen by one process only: a job in it would be gone when this command ends")
+    return client.queue(name, **options)
 
 
 def _put_one(queue: Queue, args: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -189,13 +198,17 @@ def _print_count(args: argparse.Namespace, count: int) -> None:
 def take(args: argparse.Namespace) -> int:
     """``dibs take``."""
     with connect(args) as client:
-        queue = client.queue(args.queue, ttl=args.ttl, renew=False, group_limit=args.group_limit)
+        queue = _queue_of_many(client, args.queue, ttl=args.ttl, renew=False, group_limit=args.group_limit)
         client._desk.session().on_paused = say
         with queue.take(args.n, timeout=args.timeout) as batch:
             expires_at = None if batch.deadline is None else batch.deadline.isoformat()
             for job in batch.won:
                 print_json_line({**_job_json(job), "expires_at": expires_at})
             batch.leave()  # not before they were printed: what nobody has seen is given back
+        if not len(batch) and not args.timeout:  # (Whoever waits is told by the session.)
+            paused = pause_of(client, [QUEUE + args.queue])
+            if paused is not None:
+                say(paused)
     return 0 if len(batch) else NOT_HELD
 
 
@@ -247,7 +260,7 @@ def done(args: argparse.Namespace) -> int:
 def json_of(what: str, text: str, hint: str = "") -> Any:
     """The value; raises CommandError for what is no JSON."""
     try:
-        return json.loads(text)
+        return json_value(text)
     except (ValueError, RecursionError) as error:
         raise CommandError(USAGE, f"{what} is no JSON: {error}; a text stands in quotes{hint}") from None
 

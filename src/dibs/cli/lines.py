@@ -26,6 +26,15 @@ BAR_EVERY_S = 0.2
 BAR_COLUMNS = 30
 
 
+def json_value(text: str | bytes) -> Any:
+    """The value; ValueError or RecursionError for what is no JSON. (To Python, NaN and Infinity are.)"""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"there is no {word} in JSON")
+
+
 def lines_of(fd: int) -> Iterator[list[bytes]]:
     """The lines of a file, as many at a time as are there to be read: what comes slowly does not wait for more."""
     rest = b""
@@ -72,7 +81,7 @@ def _payloads(lines: list[bytes], seen: int, as_bytes: bool) -> tuple[list[Any],
             if len(line) > PAYLOAD_BYTES_MAX:
                 raise ValueError(f"longer than {PAYLOAD_BYTES_MAX:,} bytes")
             if line.strip():
-                payloads.append(line if as_bytes else json.loads(line))
+                payloads.append(line if as_bytes else json_value(line))
         except (ValueError, RecursionError) as error:
             what = "cannot be put" if as_bytes or len(line) > PAYLOAD_BYTES_MAX else "is no JSON"
             return payloads, CommandError(

@@ -90,6 +90,12 @@ def pauses_of(client: Client) -> list[Pause]:
     return client.pauses() if client._desk.address.capabilities.pause else []
 
 
+def pause_of(client: Client, names: Iterable[str]) -> str | None:
+    """What to tell whoever was refused one of these names by an operator, and not because others have it."""
+    pauses = pauses_of(client)
+    return next((str(pause) for name in names for pause in pauses if pause.covers(name)), None)
+
+
 def print_pauses(pauses: Sequence[Pause]) -> None:
     """Beneath a table, if there are any."""
     if pauses:

@@ -8,9 +8,9 @@ from dibs.errors import InvalidOption
 TABLE_BYTES_MAX = 52
 
 
-def quoted_table(name: str, what: str = "table") -> str:
+def quoted_table(name: object, what: str = "table") -> str:
     """The identifier in double quotes, or InvalidOption."""
-    if not name or not name.isprintable() or len(name.encode("utf-8", "surrogatepass")) > TABLE_BYTES_MAX + 10:
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name.encode()) > TABLE_BYTES_MAX + 10:
         raise InvalidOption(f"{what}={name!r} is not a {what} name of at most {TABLE_BYTES_MAX} printable bytes")
     return '"' + name.replace('"', '""') + '"'
 
@@ -21,6 +21,8 @@ def quoted_part(name: str, what: str, mark: str = '"') -> str:
     return checked if mark == '"' else mark + name.replace(mark, mark * 2) + mark
 
 
-def quoted(table: str, mark: str = '"') -> str:
+def quoted(table: object, mark: str = '"') -> str:
     """A table, perhaps with its schema before a dot, as it stands in SQL; InvalidOption for what is none."""
+    if not isinstance(table, str):
+        raise InvalidOption(f"table is the name of a table, perhaps with its schema before a dot, not {table!r}")
     return ".".join(quoted_part(part, "table", mark) for part in table.split("."))

@@ -115,19 +115,23 @@ def putting(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, 
 
 
 def putting_within(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, Any, PutDone | KeyTaken]:
-    """The same for a transaction that is the caller's, and of which nothing else may be undone."""
+    """The same for a transaction that is the caller's, and of which nothing else may be undone.
+
+    Where there is none, on a connection in autocommit, there are no savepoints either: so one is asked for only where
+    something may have to be undone, and it is not released.
+    """
+    several = len(put.jobs) > 1 and any(job.key is not None for job in put.jobs)
     for _ in range(TRIES_MAX):
         outcome = known(put, seen)
         if outcome is not None:
             return outcome
-        yield f"SAVEPOINT {_SAVEPOINT}"
+        if several:
+            yield f"SAVEPOINT {_SAVEPOINT}"
         try:
-            done = yield from putting(put, seen, text)
+            return (yield from putting(put, seen, text))
         except StoreBusy:
-            yield f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}"
-        else:
-            yield f"RELEASE SAVEPOINT {_SAVEPOINT}"
-            return done
+            if several:
+                yield f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}"
         # What is in the way may be this transaction's own, or be there since it began: others may not see it, or it
         # may not. A locking read sees both.
         keys = [_binary(job.key) for job in put.jobs if job.key is not None]

@@ -246,15 +246,17 @@ class PostgresJobs:
         return PutDone(tuple(ids))
 
     def _put_keyed_within(self, put: Put) -> Generator[Said, Answer, PutDone | KeyTaken]:
-        one = "_ONE" if len(put.jobs) == 1 else ""
         given = wire.put_keyed(put)
         yield from check_nulls(given)
-        statement = said(self._flights.sql[f"PUT_{put.on_conflict}{one}"], given)
+        statement = said(self._flights.sql[f"PUT_{put.on_conflict}_WITHIN"], given)
+        unput = said(self._flights.sql["UNPUT"], (wire.put_id(put).encode(),))
         while True:
             answer = yield statement
             outcome = _of_keyed(put, answer.rows)
             if outcome is not None:
                 return outcome
+            # Another transaction has put a job with one of the keys in the meantime: again, now that it can be seen.
+            yield unput
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ PUT_KNOWN = "SELECT array_agg(j.id ORDER BY j.put_place) FROM {job} AS j WHERE j
 PUT_LOCK = "SELECT j.id FROM {job} AS j WHERE j.queue = $1::text AND j.key = ANY ($2::text[]) ORDER BY j.id FOR UPDATE"
 # One put, some of whose jobs have keys. What has them is locked if it may be replaced, so that it does not change
 # between the look and the write; a key that appears in between is a unique violation, and the whole is tried again.
+# Within the caller's transaction, which such an error would end, the job with that key is left out, and then nothing is
+# replaced; what was put is taken back (UNPUT), and the whole is tried again.
 PUT_KEYED = f"""\
 WITH known AS MATERIALIZED (
     SELECT j.put_place, j.id FROM {{job}} AS j WHERE j.put_id = $1::text
@@ -124,12 +126,6 @@ WITH known AS MATERIALIZED (
     WHERE s.found IS NOT NULL AND {{refused}} AND NOT EXISTS (SELECT FROM known) ORDER BY s.i LIMIT 1
 ), verdict AS MATERIALIZED (
     SELECT NOT EXISTS (SELECT FROM known) AND NOT EXISTS (SELECT FROM refused) AS go
-), replaced AS (
-    UPDATE {{job}} AS j
-    SET payload = a.payload, payload_bytes = a.payload_bytes, priority = coalesce(a.priority, 0), due_at = {_DUE},
-        group_name = a.group_name, max_tries = coalesce(a.max_tries, 0), tries = 0, crashes = 0, claim_id = NULL,
-        error = NULL, put_id = $1::text, put_place = a.i
-    FROM seen AS a WHERE {{replaces}} AND (SELECT go FROM verdict) AND j.id = a.found
 ), put AS (
     INSERT INTO {{job}} (queue, key, priority, due_at, payload, payload_bytes, group_name, max_tries, created_at,
         put_id, put_place)
@@ -138,12 +134,21 @@ WITH known AS MATERIALIZED (
     FROM seen AS a WHERE a.found IS NULL AND (SELECT go FROM verdict) ORDER BY a.i
     {{or_else}}
     RETURNING put_place, id
+), replaced AS (
+    UPDATE {{job}} AS j
+    SET payload = a.payload, payload_bytes = a.payload_bytes, priority = coalesce(a.priority, 0), due_at = {_DUE},
+        group_name = a.group_name, max_tries = coalesce(a.max_tries, 0), tries = 0, crashes = 0, claim_id = NULL,
+        error = NULL, put_id = $1::text, put_place = a.i
+    FROM seen AS a WHERE {{replaces}} AND (SELECT go FROM verdict) AND j.id = a.found {{and_only_if}}
 )
 SELECT 'refused' AS kind, r.i, r.found, r.key, r.claimed FROM refused AS r
 UNION ALL SELECT 'found', s.i, s.found, NULL, NULL FROM seen AS s WHERE s.found IS NOT NULL
 UNION ALL SELECT 'put', p.put_place, p.id, NULL, NULL FROM put AS p
 UNION ALL SELECT 'known', k.put_place, k.id, NULL, NULL FROM known AS k
 """
+OR_LEAVE_OUT = "ON CONFLICT DO NOTHING"
+ONLY_IF_COMPLETE = "AND (SELECT count(*) FROM put) = (SELECT count(*) FROM seen AS s WHERE s.found IS NULL)"
+UNPUT = "DELETE FROM {job} AS j WHERE j.put_id = $1::text"
 
 # -- take -------------------------------------------------------------------------------------------------------------
 
@@ -362,4 +367,4 @@ SELECT 'dead', clock_timestamp(), g.error, {columns("g")} FROM gone AS g
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 HINT = f"WITH {_RELAXED}\nSELECT pg_notify($1::text, a.name) FROM unnest($2::text[]) AS a (name), relaxed"
-VERBS = "PUT PUT_KNOWN PUT_LOCK TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()
+VERBS = "PUT PUT_KNOWN PUT_LOCK UNPUT TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()

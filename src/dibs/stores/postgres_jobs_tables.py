@@ -44,10 +44,10 @@ class JobTables:
         }
         self.sql["DEAD"] = self.sql["KEEP"]
         for mode, parts in _KEYED.items():
-            self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="").encode()
+            self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="", and_only_if="").encode()
             # For who cannot try again after an error.
-            self.sql[f"PUT_{mode}_ONE"] = self._filled(
-                sql.PUT_KEYED, **parts, or_else="ON CONFLICT DO NOTHING"
+            self.sql[f"PUT_{mode}_WITHIN"] = self._filled(
+                sql.PUT_KEYED, **parts, or_else=sql.OR_LEAVE_OUT, and_only_if=sql.ONLY_IF_COMPLETE
             ).encode()
 
     def _filled(self, text: str, **parts: str) -> str:

@@ -206,7 +206,12 @@ class Connection:
         self._check(results[-1])
         rows = Transformer()
         rows.set_pgresult(results[-2])
-        return rows.load_rows(0, results[-2].ntuples, tuple)
+        try:
+            return rows.load_rows(0, results[-2].ntuples, tuple)
+        except (psycopg.Error, ValueError) as error:  # infinity, or a year before 1 or after 9999
+            raise InvalidOption(
+                f"the query yields what Python has no value for: {error}; CAST it to text, or leave it out"
+            ) from error
 
     def _simple(self, sql: bytes, deadline: Deadline) -> None:
         """Several statements in one message; errors end them all."""

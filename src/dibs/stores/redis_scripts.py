@@ -26,22 +26,30 @@ PARTS = {
     "acquire": ("grants",),
     "acquire_permits": ("grants", "pools"),
     "transfer": ("grants", "pools"),
-    "release": ("pools",),
     "renew": ("pools",),
     "break": ("pools",),
     "show": ("pools",),
     "purge": ("pools",),
     "jobs": ("jobs_rows", "jobs_writes", "jobs_put", "jobs_take", "jobs_finish", "jobs_mend"),
 }
+# What stands there as a function, ``of_permits``: a run that meets none need not make what is done with them, which was
+# a sixth of what the release of a lock cost the server (3 of 17 us).
+OF_PERMITS = {"release": ("pools", "release_permits")}
+
+
+def _text(*parts: str) -> str:
+    folder = files("dibs.stores") / "redis_lua"
+    return "\n".join([(folder / f"{part}.lua").read_text("utf-8") for part in parts])
 
 
 class Script:
     """A Lua script by its name, and the digest under which the server remembers it."""
 
     def __init__(self, name: str) -> None:
-        folder = files("dibs.stores") / "redis_lua"
-        parts = (*PARTS.get(name, ()), name)
-        self.body = "\n".join([(folder / f"{part}.lua").read_text("utf-8") for part in parts])
+        body = _text(*PARTS.get(name, ()), name)
+        if name in OF_PERMITS:
+            body = f"local function of_permits(...)\n{_text(*OF_PERMITS[name])}\nend\n{body}"
+        self.body = body
         self.digest = sha1(self.body.encode(), usedforsecurity=False).hexdigest()
 
     def calling(self, keys: Sequence[str], arguments: Sequence[str], slot: int) -> Call:
