@@ -15,7 +15,7 @@ from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
-from dibs.names import check_seconds
+from dibs.names import check_flag, check_seconds
 from dibs.new_jobs import error_text, result_text, unpacked
 from dibs.renewing import renew, renewed
 
@@ -266,7 +266,7 @@ class JobFacts:
 
     def _failed(self, error: BaseException | str | None, retry_in: Seconds | None, dead: bool) -> Steps[None]:
         text = error_text(error)
-        if dead:
+        if check_flag("dead", dead):
             return self._ending(DEAD, text)
         return self._ending(RETRY, text, self._retry_s(retry_in))
 
