@@ -845,11 +845,13 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.cli": {
         "dibs._version",
         "dibs.cli.ctrl_c",
+        "dibs.cli.overview",
         "dibs.cli.streams",
         "dibs.connecting",
         "dibs.errors",
         "dibs.names",
     },
+    "dibs.cli.overview": set(),
     "dibs.cli.streams": set(),
     "dibs.cli.ctrl_c": set(),
     "dibs.cli.bench": {
