@@ -203,7 +203,8 @@ def test_top_looks_once(dibs: Dibs, client: library.Client) -> None:
         for args in ((), ("--once",)):
             done = dibs("top", *args)
             assert (done.returncode, done.stderr) == (0, "")
-            pause, head, *rows = done.stdout.splitlines()
+            pause, between, head, *rows = done.stdout.splitlines()
+            assert between == ""
             assert pause.startswith("'z' is paused by ")
             assert head.split() == ["NAME", "SLOT", "HOLDER", "FOR", "LEFT", "WAITING", "GRANTS/S", "INFO"]
             assert [row.split()[0] for row in rows] == ["a", "b", "c/1"]

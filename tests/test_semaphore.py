@@ -997,3 +997,22 @@ def test_the_limits_are_told_in_plain_words(url: str, client: dibs.Client) -> No
         client.semaphore("words", 3).acquire()
     assert re.search(r"'words' is a semaphore of 2 permits .* of 3 permits: .*resize=True", str(caught.value))
     assert not [hold for hold in client._desk.session().renewer.tracked() if hold.state == HELD]
+
+
+def test_locked_is_of_the_object_where_there_are_permits() -> None:
+    """Of a lock, ``locked()`` tells what the client holds; of semaphores and sides, what was acquired through them."""
+    with dibs.connect("memory://") as client:
+        with client.lock("a"):
+            assert client.lock("a").locked()
+        assert not client.lock("a").locked()
+        semaphore = client.semaphore("b", 1)
+        with semaphore:
+            assert semaphore.locked()
+            assert not client.semaphore("b", 1).locked()
+        assert not semaphore.locked()
+        rwlock = client.rwlock("c")
+        with rwlock.write():
+            assert rwlock.write().locked()
+            assert not rwlock.read().locked()
+            assert not client.rwlock("c").write().locked()
+        assert "this object" in (dibs.Semaphore.locked.__doc__ or "")

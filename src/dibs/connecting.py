@@ -156,6 +156,11 @@ def undemanding(where: object, namespace: str | None) -> tuple[Client, str]:
 def locate(where: object = None, options: dict[str, str] | None = None) -> tuple[StoreAddress, dict[str, Any]]:
     """The store's address, and the client's own options found in the URL."""
     more = dict(options or {})
+    for key, value in more.items():
+        if not isinstance(value, str):  # (Which is not shown: it may be a password.)
+            raise InvalidOption(
+                f"options are text, as in a URL's query ({{'schema': 'ops'}}): {key!r} is {type(value).__name__}"
+            )
     if where is None:
         where = os.environ.get("DIBS_URL") or None
     if where is None:

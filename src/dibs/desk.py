@@ -14,7 +14,7 @@ from functools import cache
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.names import check_info, check_name, check_namespace, check_seconds, lasting, people_call
+from dibs.names import check_flag, check_info, check_name, check_namespace, check_seconds, lasting, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.steps import acting
@@ -100,9 +100,7 @@ class Desk:
             "request_timeout", request_timeout, least=0.05, most=REQUEST_TIMEOUT_MAX_S
         )
         self.patience_s = check_seconds("patience", patience, most=3600.0)
-        if not isinstance(lock_order_warnings, bool):
-            raise InvalidOption(f"lock_order_warnings is True or False, not {lock_order_warnings!r}")
-        self.lock_order_warnings = lock_order_warnings
+        self.lock_order_warnings = check_flag("lock_order_warnings", lock_order_warnings)
         self.key_prefix = f"{self.namespace}:"
         self._terms: dict[tuple[object, ...], Terms] = {}
         #: Those of a lock of which nothing but the name is given.
@@ -172,10 +170,10 @@ class Desk:
             and not min_hold
         ):
             return self._plain
-        # Types belong to it, since True == 1 == 1.0 and only one of them is a number of seconds.
-        given = (ttl, renew, timeout, reentrant, min_hold, max_hold, on_busy)
-        given += (type(ttl), type(timeout), type(min_hold), type(max_hold))  # type: ignore[assignment]
-        plain = on_lost is None and info is None
+        # Types belong to it, since True == 1 == 1.0 and only one of them is a flag, or no number of seconds.
+        given = (ttl, renew, timeout, reentrant, min_hold, max_hold, on_busy,
+                 type(ttl), type(timeout), type(min_hold), type(max_hold))  # fmt: skip
+        plain = on_lost is None and info is None and type(renew) is type(reentrant) is bool
         if plain:
             try:
                 known = self._terms.get(given)
@@ -267,6 +265,7 @@ class Desk:
         key = self.key_prefix + check_name(name)
         if isinstance(fencing_token, bool) or not isinstance(fencing_token, int):
             raise InvalidOption(f"fencing_token is the int shown by holder() or `dibs show`, not {fencing_token!r}")
+        check_flag("now", now)
         if not 0 < fencing_token < 2**63:
             return False  # no lease has such a token, and not every store can be asked for one
         return (yield from self._acting(lambda store, deadline: store.break_lease(key, fencing_token, now, deadline)))

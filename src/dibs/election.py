@@ -11,7 +11,7 @@ from dibs.errors import LeaseLost
 from dibs.lease import Lease
 from dibs.lock import check_decorated
 from dibs.lockable import Lockable
-from dibs.names import check_timeout
+from dibs.names import check_flag, check_timeout
 from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.succession import OFFER_S
@@ -134,6 +134,7 @@ class Election:
 
         Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
         """
+        check_flag("forever", forever)
         check_decorated(on_elected, awaited=False)
         if on_lost is not None:
             check_decorated(on_lost, awaited=False)

@@ -93,7 +93,7 @@ class Gripped(ABC, Generic[L]):
 
     @abstractmethod
     def locked(self) -> bool:
-        """Whether this client holds it, as far as this process knows. ``client.holder(name)`` asks the store."""
+        """As ``Lockable.locked``: of the whole client for locks, of this object for what has permits."""
 
     # What is the same:
 

@@ -17,7 +17,6 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 
 from __future__ import annotations
 
-from _thread import get_ident
 from errno import EMFILE, ENFILE
 
 from dibs._typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
-from dibs.threads import SERVING, begin, is_known
+from dibs.threads import BUSY, begin, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +87,7 @@ class Lane:
         pauses: Pauses | None = None,
     ) -> None:
         self._clock = clock
+        self._thread = clock.thread
         self._mutex = mutex
         self._open_store = open_store
         self._request_timeout_s = request_timeout_s
@@ -138,8 +138,13 @@ class Lane:
         if self._server is not None:  # it will see the ask; see ``start``
             return
         me = object()  # of this very call: another thread may drive the same ask
+        thread = self._thread()
+        busy = thread in BUSY
+        if busy and ask is not None:  # with the call of another lane, perhaps, which this one's would have to wait for
+            self.start()
+            return
         try:
-            SERVING[me] = get_ident()
+            BUSY[thread] = me
             with self._mutex:
                 if self._server is not None:
                     return
@@ -155,7 +160,8 @@ class Lane:
             self.start()
             raise
         finally:
-            SERVING.pop(me, None)
+            if not busy:
+                BUSY.pop(thread, None)
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""

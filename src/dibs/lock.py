@@ -11,7 +11,7 @@ from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
-from dibs.names import body_of, check_name, check_seconds, lasting, people_call
+from dibs.names import body_of, check_flag, check_name, check_seconds, lasting, people_call
 from dibs.store import Held
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class LockCore(Gripped[L]):
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         terms = self.terms
-        limit_s = terms.timeout if timeout == -1 and blocking else wait_limit(terms, blocking, timeout)
+        limit_s = terms.timeout if timeout == -1 and blocking is True else wait_limit(terms, blocking, timeout)
         return self._again(owner, limit_s) if terms.reentrant else self.obtain(owner, limit_s, gripped=True)
 
     def _again(self, owner: object, limit_s: float | None) -> Steps[L | None]:
@@ -204,6 +204,8 @@ def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | No
 
 def wait_limit(terms: Terms, blocking: bool, timeout: Seconds | None) -> float | None:
     """How long to wait, from the arguments of ``threading.Lock.acquire``; -1 means what the lock was built with."""
+    if blocking not in (True, False):  # or 1 and 0, which are as good for the locks of threading
+        check_flag("blocking", blocking)
     if not blocking:
         if timeout != -1 and timeout is not None:
             raise ValueError("can't specify a timeout for a non-blocking call")

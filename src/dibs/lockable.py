@@ -49,7 +49,12 @@ class Lockable(Generic[T]):
         return run(self._core.release(this_thread()))
 
     def locked(self) -> bool:
-        """Whether this client holds it now, as far as this process knows."""
+        """Whether it is held, as far as this process knows; ``client.holder(name)`` asks the store.
+
+        A lock: whether this client holds it, through whichever object; a multilock: all of its names. A side of a
+        read/write lock: whether it is held through this object. A semaphore: whether what is held through this object
+        leaves too few permits for another acquire through it.
+        """
         return self._core.locked()
 
     def __enter__(self) -> T:

@@ -1,4 +1,4 @@
-"""What a caller may pass: names, namespaces, seconds, info and functions are checked here, before any I/O.
+"""What a caller may pass: names, namespaces, seconds, flags, info and functions are checked here, before any I/O.
 
 Behind this door nobody checks again. It knows nothing of stores except the limits they all share.
 """
@@ -89,6 +89,13 @@ def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WA
     if value > most:
         raise InvalidOption(f"{what} is at most {most:,.10g} s, not {value:,.10g}")
     return float(value)
+
+
+def check_flag(what: str, value: object) -> bool:
+    """Return what is True or False, or raise InvalidOption naming the parameter: "no" would be as good as True."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{what} is True or False, not {value!r}")
+    return value
 
 
 def check_timeout(value: Any) -> float | None:

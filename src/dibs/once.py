@@ -24,7 +24,7 @@ from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreU
 from dibs.hold import RELEASED
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore, check_decorated, ran, wait_limit
-from dibs.names import check_info, check_name, check_seconds
+from dibs.names import check_flag, check_info, check_name, check_seconds
 from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
 from dibs.owners import this_thread
@@ -297,7 +297,7 @@ def once_options(
         if MARK in fields:
             raise InvalidOption(f"info may not contain {MARK!r}: there stands whether the work is done")
         check_info({**fields, MARK: {"keep": keep_s}})
-    return OnceOptions(terms, keep_s, bool(keep_result), fields)
+    return OnceOptions(terms, keep_s, check_flag("keep_result", keep_result), fields)
 
 
 # -- the face for threads ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dibs.hold import LOST
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore
 from dibs.lockable import Lockable
+from dibs.names import check_flag
 from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.store import PERMITS_MAX
@@ -50,7 +51,8 @@ class SemaphoreCore(LockCore[L]):
         check_pools(desk.address, "semaphores")
         check_permits("limit", limit, PERMITS_MAX - 1)
         check_permits("weight", weight, limit)
-        super().__init__(desk, name, terms._replace(permits=limit, take=weight, resize=bool(resize)), make_lease)
+        check_flag("resize", resize)
+        super().__init__(desk, name, terms._replace(permits=limit, take=weight, resize=resize), make_lease)
 
     def release_some(self, owner: object, count: int) -> Steps[bool]:
         """Give back ``count`` of what was acquired through this object, this owner's first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption
-from dibs.names import check_info, check_on_lost, check_seconds, check_timeout
+from dibs.names import check_flag, check_info, check_on_lost, check_seconds, check_timeout
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def make_terms(
     trust_s = local_deadline(0.0, ttl_s, limits.margin_s)
     return Terms(
         ttl_s,
-        bool(renew),
+        check_flag("renew", renew),
         check_timeout(timeout),
-        bool(reentrant),
+        check_flag("reentrant", reentrant),
         min_s,
         max_s,
         on_lost,

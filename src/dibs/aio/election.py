@@ -11,7 +11,7 @@ from dibs.aio.tasks import Begun, owner, take
 from dibs.campaign import Over, TermFacts
 from dibs.errors import LeaseLost
 from dibs.lock import check_decorated
-from dibs.names import check_timeout
+from dibs.names import check_flag, check_timeout
 from dibs.succession import OFFER_S
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class AsyncElection:
 
         Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
         """
+        check_flag("forever", forever)
         check_decorated(on_elected, awaited=True)
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost takes a function, not {on_lost!r}")

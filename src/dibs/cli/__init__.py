@@ -82,33 +82,6 @@ COMMANDS = {
     "bench": ("dibs.cli.bench", "measure how fast locks are here"),
 }
 
-EPILOG = """\
-examples:
-  dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
-  dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
-  dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
-  dibs put mail '{"to": "ann"}'             put a job into a queue
-  dibs work mail -- ./send-mail             on any machine: run a command for each job, its payload on standard input
-  dibs queues                               how many wait, are worked, and are dead
-  dibs advise mail                          how many workers the queue needs, and why
-  dibs ls                                   who holds what
-  dibs show nightly                         who holds "nightly", since when, for how long still
-  dibs top                                  the same, live
-  dibs pause 'deploy/*' --note 'OPS-7'      no new grants for an hour; holders finish, waiters are told
-  dibs doctor                               can the store be reached, and what does it promise
-  export DIBS_URL=postgresql://app@db/prod  use PostgreSQL, for more than one machine (a password goes into
-                                            ~/.pgpass or $PGPASSWORD, not into a URL that `ps` shows)
-
-T is a duration: 30 or 1.5 are seconds; 500ms, 10m, 2h and 30d are what they look like.
-
-exit codes:
-  0 done, 64 wrong usage, 69 store unreachable, 74 answer not written, 75 held by another, 76 lease lost, 78 not set up
-  or misconfigured; `dibs run`, `elect` and `claim` otherwise exit as their command does: with its own code, or 128+n
-  when signal n ended it
-
-`dibs COMMAND --help` tells more about each.
-"""
-
 
 class CommandError(Exception):
     """The command ends here, with this exit code and this line on stderr."""
@@ -223,6 +196,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace | None:
 
         near = did_you_mean(argv[0], COMMANDS)
         raise CommandError(USAGE, f"there is no command {argv[0]!r}{near}. dibs has {', '.join(COMMANDS)}")
+    from dibs.cli.overview import EPILOG
+
     parser = Parser(
         prog="dibs",
         description="Who gets to do this? Locks and leases, kept in a database you already have.",

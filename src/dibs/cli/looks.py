@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from dibs._typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from dibs.desk import LeaseRecord
     from dibs.pausing import Pause
 
+# So many characters are shown of what somebody gave as info, however narrow the terminal is.
+INFO_MIN = 12
 # These columns stand to the right.
 RIGHT = {
     "SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S",
@@ -34,9 +37,31 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     from tabulate import tabulate
 
     aligned = ["right" if header in RIGHT else "left" for header in headers]
-    cells = [[plain(str(cell)) for cell in row] for row in rows]
-    # A name is a name, also when it looks like a number. Headers that tabulate knows as such get two columns more.
-    return tabulate([headers, *cells], tablefmt="plain", disable_numparse=True, colalign=aligned)
+    cells = [list(headers), *([plain(str(cell)) for cell in row] for row in rows)]
+
+    def shown() -> str:
+        # A name is a name, also when it looks like a number. Headers that tabulate knows as such get two columns more.
+        return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=aligned)
+
+    text = shown()
+    width = terminal_width()
+    if width is None or headers[-1] != "INFO":
+        return text
+    room = max(width - text.partition("\n")[0].index("INFO"), INFO_MIN)
+    for row in cells:
+        if len(row[-1]) > room:
+            row[-1] = f"{row[-1][: room - 1]}…"
+    return shown()
+
+
+def terminal_width() -> int | None:
+    """How many columns there are to be read in; None where stdout is no terminal, and a program may want it all."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns) or None
+    except (OSError, ValueError):
+        return None
 
 
 def lease_row(record: LeaseRecord) -> tuple[object, ...]:

@@ -161,9 +161,10 @@ class Looks:
         )
 
     def text(self) -> str:
-        """The table, and the pauses above it."""
+        """The table, and the pauses above it, with a line between."""
         lines = [plain(str(pause)) for pause in self._pauses]
         if self._leases:
+            lines += [""] if lines else []
             lines.append(table(HEADERS, map(self._row, self._leases)))
         elif not lines:
             lines.append("No leases.")
