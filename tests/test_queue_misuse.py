@@ -330,13 +330,15 @@ def test_an_error_without_words_does_not_end_its_worker(
 
 
 def test_what_is_wrong_with_an_end_is_said_of_that_end(client: dibs.Client) -> None:
-    """A result is JSON, and never bytes; what is dead is not tried again."""
+    """A result is JSON, and never bytes. A time must be one, also where it does not matter: what is dead is not due."""
     queue = client.queue("a", keep_results=60)
     queue.put(1)
     with queue.take() as batch:
         (job,) = batch.won
         with pytest.raises(dibs.InvalidOption, match="a result is JSON: "):
             job.done(b"bytes")
-        with pytest.raises(dibs.InvalidOption, match="give dead or retry_in"):
-            job.fail("no", retry_in=5, dead=True)
+        with pytest.raises(dibs.InvalidOption, match="retry_in"):
+            job.fail("no", retry_in=-5, dead=True)
         assert job.held
+        job.fail("no", retry_in=5, dead=True)
+    assert [dead.error for dead in queue.dead()] == ["no"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -58,6 +59,7 @@ def freeze(worker: subprocess.Popen[str], database: Path) -> None:
     product = sqlite3.connect(database, timeout=30, isolation_level=None)
     product.execute("BEGIN IMMEDIATE")  # from here on nobody else writes
     worker.send_signal(signal.SIGSTOP)
+    os.waitpid(worker.pid, os.WUNTRACED)  # until it has stopped: it may be running on another core
     product.execute("ROLLBACK")
     product.close()
 

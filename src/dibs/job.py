@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import LeaseLost, StoreUnavailable, WouldDeadlock, once_more
 from dibs.hold import HELD, LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
@@ -270,11 +270,8 @@ class JobFacts:
 
     def _failed(self, error: BaseException | str | None, retry_in: Seconds | None, dead: bool) -> Steps[None]:
         text = error_text(error)
-        if check_flag("dead", dead):
-            if retry_in is not None:
-                raise InvalidOption("a job that is dead is not tried again: give dead or retry_in")
-            return self._ending(DEAD, text)
-        return self._ending(RETRY, text, self._retry_s(retry_in))
+        delay_s = self._retry_s(retry_in)
+        return self._ending(DEAD, text) if check_flag("dead", dead) else self._ending(RETRY, text, delay_s)
 
     def _retry_s(self, retry_in: Seconds | None) -> float:
         return self._claim.backoff_s(self.tries) if retry_in is None else check_seconds("retry_in", retry_in)

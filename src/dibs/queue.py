@@ -73,7 +73,7 @@ class Job(JobFacts):
 
         error: kept with the job, of an exception with its traceback (4,096 characters). retry_in: seconds until it is
         due again; by default a second, doubled with each try up to an hour, give or take a quarter. dead: do not try
-        again. May be called twice. Raises LeaseLost and StoreUnavailable as ``done``.
+        again, whatever retry_in says. May be called twice. Raises LeaseLost and StoreUnavailable as ``done``.
         """
         run(self._failed(error, retry_in, dead))
 
