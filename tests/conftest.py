@@ -30,12 +30,12 @@ process.data_in_memory()
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Tests at once. They mostly wait for leases to end: five a core, where there is memory for their servers."""
+    """Tests at once. They mostly wait for leases to end: four a core, where there is memory for their servers."""
     try:
         room = process.memory_left() // process.WORKER_NEEDED
     except OSError:
         room = 8
-    return max(1, min(5 * (os.cpu_count() or 1), room, 40))
+    return max(1, min(4 * (os.cpu_count() or 1), room, 40))
 
 
 def pytest_collection_finish() -> None:
