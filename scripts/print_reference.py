@@ -394,8 +394,7 @@ INSIDE = {
     "dibs.session": {
         "REQUEST_TIMEOUT_S": "one call to the store takes at most this long (option `request_timeout`)",
         "PATIENCE_S": "a store that was reached before is tried again for this long (option `patience`)",
-        "MUTEX_S": "a thread that finds the mutex taken for this long, and may be interrupted, has it",
-        "MUTEX_LOOK_S": "it looks again after this",
+        "MUTEX_S": "a thread that closes a generator and waits this long for the mutex has it: garbage is collected",
     },
     "dibs.trust": {
         "DRIFT": "by which part clocks may run faster or slower than each other",

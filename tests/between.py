@@ -13,7 +13,6 @@ from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.store import Store, StoreAddress, Watch
-from dibs.threads import BUSY
 
 
 class Between:
@@ -30,18 +29,6 @@ class Between:
         self.after: Callable[[Sequence[Any]], object] = lambda requests: None
         #: Makes the source of hints; None for the store's own.
         self.watch: Callable[[], Watch | None] | None = None
-        #: What is called has interrupted the thread that serves, as a signal handler has. If not, it stands for others.
-        self.interrupts = False
-
-    def meanwhile(self, act: Callable[[Sequence[Any]], object], requests: Sequence[Any]) -> None:
-        """Call what is to be called now, as if it were another thread that serves no lane."""
-        thread = threading.get_ident()
-        busy = None if self.interrupts else BUSY.pop(thread, None)
-        try:
-            act(requests)
-        finally:
-            if busy is not None:
-                BUSY[thread] = busy
 
     def open(self) -> Store:
         return _Between(self, self.address.open())
@@ -68,9 +55,9 @@ class _Acts:
 
     def act(self, requests: Sequence[Any], deadline: Deadline) -> list[Any]:
         self._owner.calls.append(list(requests))
-        self._owner.meanwhile(self._owner.before, requests)
+        self._owner.before(requests)
         outcomes: list[Any] = self._real.act(requests, deadline)
-        self._owner.meanwhile(self._owner.after, requests)
+        self._owner.after(requests)
         return outcomes
 
     def __getattr__(self, name: str) -> Any:

@@ -782,7 +782,6 @@ def test_the_work_of_another_client_is_not_waited_for_either(between: Between) -
         busy: list[bool] = []
         client.ping()
         session = client._desk.session()
-        between.interrupts = True
         between.before = lambda _: busy.append(session.is_busy_here())
         with other.lock("x"):
             pass
@@ -797,10 +796,10 @@ def test_a_forked_child_takes_none_of_its_threads_for_those_of_dibs(between: Bet
 import os, sys, dibs
 from dibs import threads
 with dibs.connect(sys.argv[1]) as client, client.lock("x", ttl=20):
-    assert threads.BUSY
+    assert threads._OWN
     child = os.fork()
     if not child:
-        os._exit(len(threads.BUSY))
+        os._exit(len(threads._OWN) + len(threads.SERVING))
     assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, between.address.shown], check=True, timeout=60)

@@ -427,21 +427,17 @@ class Client:
         return run(self._desk.capabilities())
 
     def close(self) -> None:
-        """Give back what is held, refuse who waits, close the connections. May be called twice.
-
-        Called in a signal handler or a ``__del__`` that has come in the midst of dibs's own work in this thread, it is
-        done in another one, and not waited for.
-        """
-        if self._desk.is_busy_here():
-            unattended(lambda: run(self._desk.closing()))
-        else:
-            run(self._desk.closing())
+        """Give back what is held, refuse who waits, close the connections. May be called twice."""
+        run(self._desk.closing())
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        self.close()
+        if exc_type is GeneratorExit and self._desk.is_busy_here():
+            unattended(self.close)
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<dibs.Client {self._desk.address.shown}>"

@@ -59,9 +59,6 @@ class Mutex(Protocol):
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
-    def locked(self) -> bool:
-        """Whether any thread has it."""
-        ...
 
 
 class Clock(Protocol):
@@ -83,10 +80,6 @@ class Clock(Protocol):
     def mutex(self) -> Mutex: ...
     def gate(self) -> Gate: ...
     def bell(self) -> Bell: ...
-    def thread(self) -> int:
-        """The number of this thread; another may have it when this one has ended."""
-        ...
-
     def spawn(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` in a thread that does not keep the process alive."""
         ...
@@ -225,7 +218,6 @@ class RealClock:
     mutex = staticmethod(_thread.allocate_lock)
     gate = staticmethod(RealGate)
     bell = staticmethod(RealBell)
-    thread = staticmethod(_thread.get_ident)
 
     @staticmethod
     def spawn(name: str, run: Callable[[], None]) -> None:

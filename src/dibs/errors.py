@@ -57,8 +57,7 @@ class WouldDeadlock(DibsError, RuntimeError):
     """The caller would wait for itself without limit, alone or in a ring of callers who wait for each other.
 
     ``cycle`` tells of a ring, a line for each: who it is, what it holds under which token, and what it waits for. It is
-    empty for a caller who asked for what it holds itself, and for one who was called in the midst of dibs's own work in
-    its thread, by a signal handler or the garbage collector, and would wait for that.
+    empty for a caller who asked for what it holds itself.
     """
 
     def __init__(self, message: str, *, cycle: tuple[str, ...] = ()) -> None:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from dibs.errors import LeaseLost, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import LeaseLost, once_more
 from dibs.hold import HELD, LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
 from dibs.names import check_flag, check_seconds
 from dibs.new_jobs import error_text, result_text, unpacked
 from dibs.renewing import renew, renewed
-from dibs.threads import IN_THE_MIDST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -247,9 +246,6 @@ class JobFacts:
 
     def _ending(self, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> Steps[None]:
         """Finish it, unless it is finished, and wait for the answer; LeaseLost when it was not held any more."""
-        session = self._session
-        if session.mutex.locked() and session.hands_over(self._ending(end, note, delay_s, keep_s)):
-            raise _unknown_yet()
         first = self._claim.send([self], end, note, delay_s, keep_s) if self.held else None
         if self._is_lost() or not self._claim.here():
             raise LeaseLost(self._why())
@@ -259,7 +255,7 @@ class JobFacts:
         # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
         ask = first or self._hold.ends.get(self.id)
         if ask is not None:
-            yield from confirmed(session, ask)
+            yield from confirmed(self._session, ask)
             if self._is_lost():
                 self._claim.load.count(late=first is not None)
                 raise LeaseLost(self._why())
@@ -310,17 +306,11 @@ def backoff_s(session: Session, tries: int) -> float:
     return pause * (1 + BACKOFF_JITTER * (session.clock.jitter() - 0.5))
 
 
-def _unknown_yet() -> StoreUnavailable:
-    return StoreUnavailable(f"it is sent, but what the store says to it cannot be waited for: {IN_THE_MIDST}")
-
-
 def confirmed(session: Session, ask: Any) -> Steps[None]:
     """Wait for the store's answer to an end that was queued."""
     try:
         # No time-out here: the lane answers every ask by the end of its patience.
         yield session, ask, None
-    except WouldDeadlock:
-        raise _unknown_yet() from None
     except BaseException:  # what was queued is sent, whoever was interrupted
         session.lane.start()
         raise

@@ -17,6 +17,7 @@ is idempotent. Failures are repeated by the lane's thread alone, so that no call
 
 from __future__ import annotations
 
+from _thread import get_ident
 from errno import EMFILE, ENFILE
 
 from dibs._typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
-from dibs.threads import BUSY, begin, is_known
+from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +88,6 @@ class Lane:
         pauses: Pauses | None = None,
     ) -> None:
         self._clock = clock
-        self._thread = clock.thread
         self._mutex = mutex
         self._open_store = open_store
         self._request_timeout_s = request_timeout_s
@@ -138,13 +138,8 @@ class Lane:
         if self._server is not None:  # it will see the ask; see ``start``
             return
         me = object()  # of this very call: another thread may drive the same ask
-        thread = self._thread()
-        busy = thread in BUSY
-        if busy and ask is not None:  # with the call of another lane, perhaps, which this one's would have to wait for
-            self.start()
-            return
         try:
-            BUSY[thread] = me
+            SERVING[me] = get_ident()
             with self._mutex:
                 if self._server is not None:
                     return
@@ -160,8 +155,7 @@ class Lane:
             self.start()
             raise
         finally:
-            if not busy:
-                BUSY.pop(thread, None)
+            SERVING.pop(me, None)
 
     def start(self) -> None:
         """Let the lane's thread serve what is queued, if nobody serves it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
@@ -177,8 +177,6 @@ class LeaseFacts:
         session = self._session
         if session.pid != os.getpid():
             return False
-        if session.mutex.locked() and session.hands_over(self._releasing(keep, info)):
-            return False
         try:
             hold = self._hold
             ask = session.keeper.release(hold, keep, info)
@@ -192,8 +190,6 @@ class LeaseFacts:
                 return False
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
-        except WouldDeadlock:  # it is sent when what was interrupted goes on
-            return False
         except BaseException:  # what was queued is sent, whoever was interrupted
             session.lane.start()
             raise
@@ -282,8 +278,6 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
     if not leases:
         return not given
     session = leases[0]._session
-    if session.mutex.locked() and session.hands_over(releasing_all(leases)):
-        return False
     try:
         for lease, ask in zip(leases, session.keeper.release_all([lease._hold for lease in leases]), strict=True):
             if ask is not None:
@@ -293,8 +287,6 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
         for _, ask in asks:
             if not ask.settled:
                 yield session, ask, None
-    except WouldDeadlock:  # as in ``_releasing``
-        return False
     except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody
         for lease in leases:
             lease._end()
@@ -333,8 +325,8 @@ class Lease(LeaseFacts):
         """Give it back. May be called twice.
 
         Returns False when the store did not confirm: the lease is over for this process all the same, and ends in the
-        store by its ttl. False, too, when it was exported, and then nothing is done; and in a signal handler that has
-        interrupted dibs in this thread: it is given back when that goes on. Raises LeaseLost when it had been lost.
+        store by its ttl. False, too, when it was exported, and then nothing is done: it is its adopter's. Raises
+        LeaseLost when it had been lost.
         """
         return run(self._releasing())
 

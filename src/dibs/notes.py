@@ -126,7 +126,7 @@ class Notes:
             if self._closing or ask.settled or ask.dropped:
                 return
             if self._bell is None:
-                self._bell = begin(self._clock, "dibs-notes", self._run, waits=True)
+                self._bell = begin(self._clock, "dibs-notes", self._run)
             else:
                 self._bell.ring()
             self._waiters[ask] = _Waiter(ask, until)

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealClock
-from dibs.errors import StoreUnavailable, WouldDeadlock
+from dibs.errors import StoreUnavailable
 from dibs.hold import Hold
 from dibs.holdings import Holdings
 from dibs.keeper import Keeper
@@ -26,7 +26,7 @@ from dibs.lane import FOREVER, Lane
 from dibs.rings import Rings
 from dibs.steps import run
 from dibs.store import Acquire, Transfer
-from dibs.threads import BUSY, IN_THE_MIDST, is_nested, unattended
+from dibs.threads import is_own, unattended
 from dibs.waiting import Waiting
 from dibs.wishes import AcquireAsk, TakeOver
 
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Nobody has the mutex for that long; whoever finds it taken for longer, looking so often, has it.
+# Nobody has the mutex for that long; whoever waits for it longer has it.
 MUTEX_S = 0.25
-MUTEX_LOOK_S = 0.001
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
 
@@ -192,26 +191,14 @@ class Session:
     def is_busy_here(self) -> bool:
         """Whether this thread may be in the midst of the session's own work, so that it must not wait for it.
 
-        It asks who may have been called by a signal handler or the garbage collector, which come anywhere.
+        It asks who was closed with GeneratorExit: perhaps by the garbage collector, which comes anywhere.
         """
-        if self.clock.thread() in BUSY:
+        if is_own():
             return True
-        until = self.clock.now() + MUTEX_S
-        while self.mutex.locked():
-            if self.clock.now() >= until:
-                return True
-            self.clock.sleep(MUTEX_LOOK_S)
-        return False
-
-    def hands_over(self, steps: Steps[object]) -> bool:
-        """Take the steps in another thread, unattended, if this one has the mutex that they take; False if not.
-
-        Asked by who finds it taken, mostly by another thread for a moment: so it first looks at what has called it.
-        """
-        if is_nested() and self.is_busy_here():
-            unattended(lambda: run(steps))
-            return True
-        return False
+        free = self.mutex.acquire(True, MUTEX_S)
+        if free:
+            self.mutex.release()
+        return not free
 
     def end(self, steps: Steps[object], error: type[BaseException] | None) -> None:
         """Take the steps in this thread that end a block which was left by an error of this type, if by any.
@@ -226,11 +213,7 @@ class Session:
     # -- waiting for an ask ---------------------------------------------------------------------------------------
 
     def wait(self, ask: Ask, timeout: float | None) -> bool:
-        """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out.
-
-        WouldDeadlock where others wait for this very thread: in a signal handler, say, that has come while it serves a
-        lane. That goes on only when the handler has returned, and then what was asked for is sent.
-        """
+        """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out."""
         until = FOREVER if timeout is None else self.clock.now() + timeout
         if ask.in_lane:
             if ask.trouble is None:
@@ -239,8 +222,6 @@ class Session:
                 self.lane.start()
         if ask.settled:
             return True
-        if self.clock.thread() in BUSY:
-            raise WouldDeadlock(IN_THE_MIDST)
         return ask.wait(self.clock, None if timeout is None else until - self.clock.now())
 
     def ask(self, request: Request) -> Ask:

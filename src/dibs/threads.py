@@ -8,8 +8,7 @@ that would be rung in vain.
 from __future__ import annotations
 
 import os
-import sys
-from _thread import start_new_thread
+from _thread import get_ident, start_new_thread
 from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Protocol
@@ -18,20 +17,16 @@ from dibs.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from types import FrameType
 
     from dibs.clock import Bell, Clock
 
 
-def begin(clock: Clock, name: str, run: Callable[[Bell], None], *, waits: bool = False) -> Bell:
-    """Begin a thread; the bell that it sleeps on, which ``run`` is given. StoreUnavailable when there can be none.
-
-    waits: it waits for the lane itself, which nothing keeps waiting for it.
-    """
+def begin(clock: Clock, name: str, run: Callable[[Bell], None]) -> Bell:
+    """Begin a thread; the bell that it sleeps on, which ``run`` is given. StoreUnavailable when there can be none."""
     try:
         bell = clock.bell()
         try:
-            clock.spawn(name, lambda: run(bell) if waits else _own(clock.thread(), run, bell))
+            clock.spawn(name, lambda: _own(run, bell))
         except RuntimeError:  # it was not begun. (After a Ctrl-C it may have been: the bell is its own to close then.)
             bell.close()
             raise
@@ -40,37 +35,28 @@ def begin(clock: Clock, name: str, run: Callable[[Bell], None], *, waits: bool =
     return bell
 
 
-# Said to who would wait for this very thread.
-IN_THE_MIDST = (
-    "a signal handler, a __del__ or a callback has interrupted this thread in the midst of dibs's own work, and would "
-    "wait for it here: set a flag there, and do this where the program looks at it"
-)
-#: The threads that others wait for: those that were begun here, while they live, and callers that serve a lane, of
-#: whichever client. By their numbers, each with what has put it there.
-BUSY: dict[int, object] = {}
+#: The threads that were begun here and have not ended.
+_OWN: set[int] = set()
+#: Those of callers that serve a lane, of whichever client, by an object of each such call.
+SERVING: dict[object, int] = {}
 # A forked child has one thread, and may give the numbers of the others to its own.
-os.register_at_fork(after_in_child=BUSY.clear)
+os.register_at_fork(after_in_child=_OWN.clear)
+os.register_at_fork(after_in_child=SERVING.clear)
 
 
-def _own(me: int, run: Callable[[Bell], None], bell: Bell) -> None:
-    BUSY[me] = bell
+def _own(run: Callable[[Bell], None], bell: Bell) -> None:
+    me = get_ident()
+    _OWN.add(me)
     try:
         run(bell)
     finally:
-        BUSY.pop(me, None)
+        _OWN.discard(me)
 
 
-def is_nested() -> bool:
-    """Whether code of dibs's is among what has called the code that calls dibs now, as a signal handler's may be."""
-    frame: FrameType | None = sys._getframe(1)
-    inside = True
-    while frame is not None:
-        ours = frame.f_globals.get("__name__", "").startswith("dibs.")
-        if ours and not inside:
-            return True
-        inside = inside and ours
-        frame = frame.f_back
-    return False
+def is_own() -> bool:
+    """Whether this thread is one of those that dibs keeps for itself, or in the midst of work like theirs."""
+    me = get_ident()
+    return me in _OWN or me in list(SERVING.values())
 
 
 def unattended(act: Callable[[], object]) -> None:

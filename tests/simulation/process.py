@@ -129,9 +129,6 @@ class SimClock:
             self._world.start(self._process, name, run)
             self._world.seam()
 
-    def thread(self) -> int:
-        return id(self._world.current)
-
     def open_fd(self) -> tuple[int, FakeFile]:
         """A file descriptor that a bell can wait for."""
         self._fds += 1
@@ -158,10 +155,6 @@ class Mutex:
 
     def release(self) -> None:
         self.__exit__()
-
-    def locked(self) -> bool:
-        # Asked by who may have been called in the midst of a thread that has it, which happens in no world.
-        return self._owner is not None and self._owner is self._world.current
 
     def __enter__(self) -> None:
         world = self._world
