@@ -134,6 +134,74 @@ def test_a_job_that_is_not_ones_own_any_more_is_refused(scene: Scene) -> None:
     assert scene.body() == "old"
 
 
+# Of the stores that lock rows: one of each.
+rows_locked = pytest.mark.parametrize("kind", ["psycopg", "pymysql"])
+
+
+@rows_locked
+@pytest.mark.parametrize("conflict", ["raise", "keep", "replace"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_who_puts_what_an_open_transaction_has_put_delays_nobody_else(scene: Scene, conflict: str, end: str) -> None:
+    """It is known after the end of that transaction, and until then the client goes on with everything else."""
+    queue, other = scene.holder.queue("a"), scene.client()
+    caller = scene.caller()
+    first = queue.put(1, key="k", connection=caller.given)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(other.queue("a").put, 2, key="k", on_conflict=conflict)
+        for _ in range(20):
+            with other.lock("x"):
+                pass
+            other.queue("b").put(3, key="k", on_conflict="keep")
+        assert not second.done()
+        getattr(caller, end)()
+        if end == "commit" and conflict == "raise":
+            with pytest.raises(dibs.JobExists):
+                second.result()
+        else:
+            assert (second.result() == first) is (end == "commit")
+    payload = 1 if end == "commit" and conflict != "replace" else 2
+    assert [job.payload for job in queue.jobs()] == [payload]
+
+
+@rows_locked
+@pytest.mark.parametrize("act", ["cancel", "requeue"])
+def test_an_operator_whom_an_open_transaction_keeps_waiting_delays_nobody_else(scene: Scene, act: str) -> None:
+    """The same for who cancels a job that is being done there, or revives one whose key is being put there."""
+    queue, other = scene.holder.queue("a", ttl=30, max_tries=1), scene.client()
+    id_ = queue.put(1, key="k")
+    caller = scene.caller()
+    with queue.take() as batch:
+        for job in batch:
+            if act == "cancel":
+                job.done(connection=caller.given)
+            else:
+                job.fail("once is enough")
+    if act == "requeue":
+        queue.put(2, key="k", connection=caller.given)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(getattr(other.queue("a"), act), id_)
+        for _ in range(20):
+            with other.lock("x"):
+                pass
+        assert not waits.done()
+        caller.rollback()
+        assert waits.result() == ([id_] if act == "cancel" else 1)
+
+
+@rows_locked
+def test_what_a_transaction_keeps_waiting_for_too_long_says_so(scene: Scene) -> None:
+    queue = scene.holder.queue("a", ttl=30)
+    caller = scene.caller()
+    queue.put(1, key="k", connection=caller.given)
+    with pytest.raises(dibs.StoreUnavailable, match="a transaction that is still open has put or changed a job with"):
+        scene.other.queue("a").put(2, key="k")
+    caller.rollback()
+    id_ = scene.other.queue("a").put(2, key="k")
+    queue.take().won[0].done(connection=caller.given)
+    with pytest.raises(dibs.StoreUnavailable, match="a transaction that is still open has locked one of these jobs"):
+        scene.other.queue("a").cancel(id_)
+
+
 def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
     """In tasks both are awaited, with a connection of an asynchronous driver."""
 

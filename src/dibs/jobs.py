@@ -64,6 +64,10 @@ STATES = (READY, LATER, CLAIMED, DONE, DEAD, CANCELLED)
 # The error of a job that is found without tries left, since its last claim expired.
 NO_TRIES_LEFT = "on its last try its claim ran out: its worker ended without a word, or took longer than max_hold"
 
+# Why what is asked for must wait.
+KEY_LOCKED = "a transaction that is still open has put or changed a job with the same key"
+JOB_LOCKED = "a transaction that is still open has locked one of these jobs"
+
 #: What a put does about a live job with the same key.
 RAISE, KEEP, REPLACE = "raise", "keep", "replace"
 ON_CONFLICT = (RAISE, KEEP, REPLACE)
@@ -251,7 +255,8 @@ class Jobs(Protocol):
         """Carry out every request, each by itself: first each Finish, then each Extend, each Put, and each Take.
 
         Those of one kind are carried out in the order given. Sends hints (``HINT_EVERY_S``) once what was put is there
-        for others to see. Raises as ``Store.act``.
+        for others to see. Raises as ``Store.act``. The outcome of a Put is RowBusy, soon, when a transaction that is
+        open has put or changed a job with one of its keys.
         """
         ...
 
@@ -276,13 +281,16 @@ class Jobs(Protocol):
     def find(self, name: str, job: int, deadline: Deadline) -> StoredJob | None: ...
 
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
-        """End live jobs, whoever works them; keep them for ``keep`` seconds. Which of them were live."""
+        """End live jobs, whoever works them; keep them for ``keep`` seconds. Which of them were live.
+
+        RowBusy, soon, when a transaction that is open has locked one of them.
+        """
         ...
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:
         """Make dead jobs (None: all of the queue) ready, with all their tries before them; how many.
 
-        One whose key a live job has meanwhile stays dead.
+        One whose key a live job has meanwhile stays dead. RowBusy as above.
         """
         ...
 

@@ -411,7 +411,10 @@ class Lane:
         store = self._store or self._opened()
         kind = batch[0].kind
         if kind == ALONE:
-            outcomes = [batch[0].request(store, deadline)]
+            try:
+                outcomes = [batch[0].request(store, deadline)]
+            except RowBusy as error:
+                outcomes = [error]
         else:
             act: Any = store.act if kind == LEASES else store.jobs.act  # type: ignore[attr-defined]
             if paused:

@@ -301,7 +301,10 @@ class StoreBusy(Exception):
 
 
 class RowBusy(StoreBusy):
-    """As the outcome of one request: it alone was not tried, as a transaction has locked its row in a user's table."""
+    """Of one request, as its outcome: it alone was not carried out, as a transaction has locked a row that it needs.
+
+    That is one of somebody else's, who may keep it open for long: the request is made again, and nobody else waits.
+    """
 
 
 class Watch(Protocol):

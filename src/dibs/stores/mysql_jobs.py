@@ -17,6 +17,7 @@ from dibs.jobs import (
     CANCELLED,
     DEAD,
     DONE,
+    KEY_LOCKED,
     Depth,
     Extend,
     Extended,
@@ -27,6 +28,7 @@ from dibs.jobs import (
     StoredJob,
     Take,
 )
+from dibs.store import RowBusy
 from dibs.stores import mysql_jobs_ends as ends
 from dibs.stores import mysql_jobs_put as puts
 from dibs.stores import mysql_jobs_sql as sql
@@ -67,7 +69,7 @@ class MySQLJobs:
 
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
         self._connection.wrote = False
-        outcomes: dict[int, JobOutcome] = {}
+        outcomes: dict[int, Any] = {}
         placed = list(enumerate(requests))
         finishes = [(place, request) for place, request in placed if isinstance(request, Finish)]
         if finishes:
@@ -119,7 +121,7 @@ class MySQLJobs:
         found = {int(job or 0) for _, _, job in rows}
         return Extended(until, tuple(job for job in extend.ids if job not in found))
 
-    def _put(self, several: list[Put], deadline: Deadline) -> list[PutDone | KeyTaken]:
+    def _put(self, several: list[Put], deadline: Deadline) -> Sequence[PutDone | KeyTaken | RowBusy]:
         if self._connection.counts_by_one and all(job.key is None for put in several for job in put.jobs):
             told = self._put_at_once(several, deadline)
             if told is not None:
@@ -145,14 +147,22 @@ class MySQLJobs:
             first += len(put.jobs)
         return told
 
-    def _put_one(self, put: Put, deadline: Deadline) -> PutDone | KeyTaken:
+    def _put_one(self, put: Put, deadline: Deadline) -> PutDone | KeyTaken | RowBusy:
         def work(execute: Callable[[str], Answer]) -> PutDone | KeyTaken:
             # Begun again, it looks again.
             seen = puts.look(put, self._text, lambda statement: execute(statement).rows)
             told: PutDone | KeyTaken | None = puts.known(put, seen)
-            return told or ends.run(puts.putting(put, seen, self._text), execute)
+            if told is not None:
+                return told
+            for statement in puts.locking(put, seen, self._text):
+                ends.at_once(statement, KEY_LOCKED, execute)
+            done: PutDone = ends.run(puts.putting(put, seen, self._text), execute)
+            return done
 
-        return self._transaction(work, deadline)
+        try:
+            return self._transaction(work, deadline)
+        except RowBusy as error:
+            return error
 
     def _take(self, take: Take, deadline: Deadline) -> Taken | Held:
         if take.group_limit:

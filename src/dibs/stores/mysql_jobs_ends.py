@@ -8,7 +8,8 @@ Each of the statements names the token again, so that nothing happens on a conne
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
-from dibs.jobs import BACK, CANCELLED, DEAD, DONE, NO_TRIES_LEFT, RETRY, Finished
+from dibs.jobs import BACK, CANCELLED, DEAD, DONE, JOB_LOCKED, KEY_LOCKED, NO_TRIES_LEFT, RETRY, Finished
+from dibs.store import RowBusy, StoreBusy
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_values import hexed, literal, us
 
@@ -127,6 +128,14 @@ def run(statements: Generator[str, Any, Any], execute: Execute) -> Any:
         return stop.value
 
 
+def at_once(statement: str, why: str, execute: Execute) -> Answer:
+    """Lock rows on dibs's own connection without waiting for them; RowBusy, saying ``why``, when others have them."""
+    try:
+        return execute(statement)
+    except StoreBusy as error:
+        raise RowBusy(why) from error
+
+
 def end_all(finishes: Sequence[Finish], text: Callable[[str], str], execute: Execute) -> list[Finished]:
     """Inside a transaction: end claims in any way, each request by itself."""
     if len(finishes) > 1:  # all rows in one order, whichever request they are of
@@ -147,7 +156,8 @@ def bury(ids: Sequence[int], text: Callable[[str], str], execute: Execute) -> No
 
 def cancel(name: str, ids: Sequence[int], keep: float, text: Callable[[str], str], execute: Execute) -> list[int]:
     """Inside a transaction: end live jobs, whoever works them; which they were."""
-    rows = execute(text(sql.LOCK) % by_ids(ids, text, f"j.queue = x'{hexed(name)}'").joined()).rows
+    statement = text(sql.LOCK_AT_ONCE) % by_ids(ids, text, f"j.queue = x'{hexed(name)}'").joined()
+    rows = at_once(statement, JOB_LOCKED, execute).rows
     locked = [int(job or 0) for job, *_ in rows]
     if locked:
         those = by_ids(locked, text).joined()
@@ -181,7 +191,8 @@ def revive(ids: Sequence[int], name: str, text: Callable[[str], str], execute: E
     keys = {f"x'{key.hex()}'" for _, key in dead if key is not None}
     taken: set[bytes | None] = set()
     if keys:
-        taken = {key for key, *_ in execute(text(sql.WITH_KEYS) % (hexed(name), ",".join(sorted(keys)))).rows}
+        statement = text(sql.LOCK_KEYS) % (hexed(name), ",".join(sorted(keys)))
+        taken = {key for key, *_ in at_once(statement, KEY_LOCKED, execute).rows}
     chosen = []
     for job, key in dead:
         if key is None or key not in taken:

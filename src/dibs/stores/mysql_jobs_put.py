@@ -71,12 +71,20 @@ def parts(rows: Sequence[str], glue: str = ",", rows_max: int = ROWS_MAX) -> Ite
 def look(put: Put, text: Callable[[str], str], read: Callable[[str], Sequence[tuple[Any, ...]]]) -> Seen:
     """What there is before this put."""
     done = {int(place): int(job) for place, job in read(text(sql.PUT_PLACES) % (hexed(put.put_id), hexed(put.name)))}
-    keys = [_binary(job.key) for job in put.jobs if job.key is not None]
     live: dict[str, tuple[int, bool]] = {}
-    for first in range(0, len(keys), ROWS_MAX):
-        some = ",".join(keys[first : first + ROWS_MAX])
+    for some in _lists([job.key for job in put.jobs if job.key is not None]):
         live |= _live(read(text(sql.WITH_KEYS) % (hexed(put.name), some)))
     return Seen(done, live)
+
+
+def locking(put: Put, seen: Seen, text: Callable[[str], str]) -> Iterator[str]:
+    """The statements that lock, without waiting, the live jobs with the keys that this put will write.
+
+    What a transaction has put and not yet committed is not seen, but is locked.
+    """
+    keys = [job.key for job in put.jobs if job.key is not None]
+    for some in _lists([key for key in keys if put.on_conflict == REPLACE or key not in seen.live]):
+        yield text(sql.LOCK_KEYS) % (hexed(put.name), some)
 
 
 def known(put: Put, seen: Seen) -> PutDone | KeyTaken | None:
@@ -138,6 +146,12 @@ def putting_within(put: Put, seen: Seen, text: Callable[[str], str]) -> Generato
         answer = yield f"{text(sql.WITH_KEYS) % (hexed(put.name), ','.join(keys))} LOCK IN SHARE MODE"
         seen = Seen({}, _live(answer.rows))
     raise StoreUnavailable("jobs with the same keys are put and ended all the time: put them again later")
+
+
+def _lists(keys: Sequence[str]) -> Iterator[str]:
+    """Keys, as many as one statement may name."""
+    for first in range(0, len(keys), ROWS_MAX):
+        yield ",".join(map(_binary, keys[first : first + ROWS_MAX]))
 
 
 def _replacing(job: NewJob, place: int, live: int) -> str:

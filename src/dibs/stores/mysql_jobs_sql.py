@@ -108,6 +108,7 @@ WITH_KEYS = (
     f"SELECT j.job_key, j.id, {IN_FORCE} FROM {{job}} AS j FORCE INDEX (job_key)"
     " WHERE j.queue = x'%s' AND j.job_key IN (%s)"
 )
+LOCK_KEYS = WITH_KEYS + " FOR UPDATE NOWAIT"
 # What replaces jobs, a row each, and all of it. One statement for each row took 10,000 of them too long.
 REPLACING = (
     "SELECT x'%s' AS job_key, %d AS id, %s AS payload, %s AS payload_bytes, %d AS priority_rank, %s AS due_at,"
@@ -209,6 +210,7 @@ BY_PLACES = (
 # With one of these, and a condition.
 _WHERE = " FROM %s WHERE %s"
 LOCK = f"SELECT j.id, j.tries, j.max_tries{_WHERE} {locking('j')}"
+LOCK_AT_ONCE = f"{LOCK} NOWAIT"
 PLACES = f"SELECT j.priority_rank, j.due_at, j.id{_WHERE}"
 REMOVE = f"DELETE j{_WHERE}"
 # With an index, and a condition that gives a list of its keys: an UPDATE of one table does as it is told.

@@ -13,7 +13,7 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
-from dibs.store import StoreBusy
+from dibs.store import RowBusy, StoreBusy
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
 from dibs.stores.tables import TablesMissing, set_up, with_tables
@@ -45,7 +45,7 @@ CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
 # A row that somebody else made, perhaps at the same moment; and somebody else's locks.
 _SAME_KEY = frozenset((1062,))
-_TRY_AGAIN = frozenset((1205, 1213))
+_TRY_AGAIN = frozenset((1205, 1213, 3572))
 _THERE_ALREADY = frozenset((1060, 1359))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
@@ -204,6 +204,8 @@ class Connection:
         for _ in range(TRIES_MAX):
             try:
                 return attempt()
+            except RowBusy:  # by somebody who may keep it for long: nobody waits here for that
+                raise
             except StoreBusy as error:
                 busy = error
                 if deadline.remaining() <= LOCK_WAIT_S:

@@ -12,6 +12,8 @@ from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.jobs import (
     BACK,
     HINT_EVERY_S,
+    JOB_LOCKED,
+    KEY_LOCKED,
     REPLACE,
     RETRY,
     STATES,
@@ -25,7 +27,7 @@ from dibs.jobs import (
     PutDone,
     Take,
 )
-from dibs.store import StoreBusy
+from dibs.store import RowBusy, StoreBusy
 from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT, JobFlights
 from dibs.stores.postgres_jobs_places import QUEUES_MAX
@@ -82,7 +84,8 @@ class PostgresJobs:
                     outcomes[i] = self._takes.take(request, deadline)
         except BaseException:
             self._takes.forget()
-            self._told = {r: o for r, o in zip(requests, outcomes, strict=True) if o is not None}
+            pairs = zip(requests, outcomes, strict=True)
+            self._told = {r: o for r, o in pairs if o is not None and not isinstance(o, RowBusy)}
             raise
         return outcomes
 
@@ -100,7 +103,10 @@ class PostgresJobs:
         for run in runs:
             put = run[0][1]
             if _keyed(put):
-                outcomes[run[0][0]] = self._put_keyed(put, deadline)
+                try:
+                    outcomes[run[0][0]] = self._put_keyed(put, deadline)
+                except RowBusy as error:
+                    outcomes[run[0][0]] = error
             elif len(run) == 1 and _bytes_of(put) > PART_BYTES_MAX:
                 outcomes[run[0][0]] = self._put_in_parts(put, deadline)
             else:
@@ -146,7 +152,7 @@ class PostgresJobs:
         if put.on_conflict == REPLACE:
             keys = [job.key for job in put.jobs if job.key is not None]
             statements.insert(0, ("PUT_LOCK", (put.name.encode(), texts(keys))))
-        result = self._flights.run(statements, deadline)[-1]
+        result = self._flights.run_unless_locked(statements, KEY_LOCKED, deadline)[-1]
         get = result.get_value
         rows = [
             (text(get(r, 0)) or "", integer(get(r, 1)), integer(get(r, 2)), text(get(r, 3)), get(r, 4) == b"\x01")
@@ -285,11 +291,13 @@ class PostgresJobs:
         return next(iter(wire.stored_jobs(result)), None)
 
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
-        (result,) = self._flights.run([("CANCEL", (name.encode(), wire.ids(ids), b"%r" % keep))], deadline)
+        statement: Statement = ("CANCEL", (name.encode(), wire.ids(ids), b"%r" % keep))
+        (result,) = self._flights.run_unless_locked([statement], JOB_LOCKED, deadline)
         return elements(result.get_value(0, 0))
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:
-        (result,) = self._flights.run([("REVIVE", (name.encode(), wire.ids(ids)))], deadline)
+        statement: Statement = ("REVIVE", (name.encode(), wire.ids(ids)))
+        (result,) = self._flights.run_unless_locked([statement], KEY_LOCKED, deadline)
         revived = integer(result.get_value(0, 0))
         self._hint([name] if revived else [], deadline)
         return revived

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dibs._typing import TYPE_CHECKING, TypeVar
+from dibs.store import RowBusy
 from dibs.stores.tables import with_tables
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ class JobFlights:
         """Execute statements in one round trip; make the tables when it turns out that there are none."""
         flight = [(self.sql[verb], given) for verb, given in statements]
         return self._with_tables(partial(self._connection.execute_all, flight, deadline), deadline)
+
+    def run_unless_locked(self, statements: Sequence[Statement], why: str, deadline: Deadline) -> list[PGresult]:
+        """The same; RowBusy, saying ``why``, when others have locked for longer than a moment what is to be changed.
+
+        (A libpq before 14, which sends each statement in a transaction of its own, waits for as long as it may.)
+        """
+        try:
+            return self.run([("HURRY", ()), *statements], deadline)[1:]
+        except RowBusy as error:
+            raise RowBusy(why) from error
 
     def _with_tables(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
         self._connection.open(deadline)

@@ -79,6 +79,10 @@ FREE = "(j.claim_id IS NULL OR j.expires_at <= statement_timestamp())"
 _EXHAUSTED = "j.max_tries > 0 AND j.tries >= j.max_tries"
 _DUE = "coalesce(to_timestamp(a.at), statement_timestamp() + coalesce(a.delay, 0) * interval '1 second')"
 
+# For this transaction: how long to wait for what somebody else has locked. Puts and ends are over sooner, but for those
+# in transactions of the users'.
+HURRY = "SELECT set_config('lock_timeout', '10ms', true)"
+
 # -- put --------------------------------------------------------------------------------------------------------------
 
 # Of many puts, whose jobs have no keys: an array of the puts, and one of the jobs, which say to which put each belongs.
@@ -367,4 +371,4 @@ SELECT 'dead', clock_timestamp(), g.error, {columns("g")} FROM gone AS g
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 HINT = f"WITH {_RELAXED}\nSELECT pg_notify($1::text, a.name) FROM unnest($2::text[]) AS a (name), relaxed"
-VERBS = "PUT PUT_KNOWN PUT_LOCK UNPUT TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()
+VERBS = "HURRY PUT PUT_KNOWN PUT_LOCK UNPUT TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()

@@ -22,7 +22,7 @@ from psycopg.sql import Literal
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
-from dibs.store import StoreBusy
+from dibs.store import RowBusy, StoreBusy
 from dibs.stores.postgres_login import connect
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
@@ -278,8 +278,10 @@ class Connection:
             raise TablesMissing(text)
         if code == "23502" and result.error_field(pq.DiagnosticField.COLUMN_NAME) == b"fencing_token":
             raise TablesMissing(f"this login sees no floor that the tokens of new names would begin above ({text})")
-        # Deadlock, serialization, lock not available; a row with that key was made meanwhile, and is seen next time.
-        if code in ("40P01", "40001", "55P03", "23505"):
+        if code == "55P03":
+            raise RowBusy(text)
+        # Deadlock, serialization; a row with that key was made meanwhile, and is seen next time.
+        if code in ("40P01", "40001", "23505"):
             raise StoreBusy(text)
         if code == "25006":
             self.close()  # behind one name there may be another server now, and a setting counts for new connections
