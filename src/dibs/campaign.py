@@ -81,6 +81,7 @@ class TermFacts(LeaseFacts):
 
     def _resigning(self, to: Any, timeout: Seconds) -> Steps[bool]:
         if to is None:
+            check_seconds("timeout", timeout)
             return (yield from self._releasing())
         return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
 
@@ -224,6 +225,7 @@ class ElectionCore(LockCore[L]):
     def resign(self, owner: object, to: Any, timeout: Seconds) -> Steps[bool]:
         """Give up what this owner leads through this object, for the candidate with this value if there is one."""
         if to is None:
+            check_seconds("timeout", timeout)
             return (yield from self.release(owner))
         offer = check_offer(self._desk.session(), to, timeout)
         grip = self._find(owner)

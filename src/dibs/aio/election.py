@@ -35,7 +35,8 @@ class AsyncTerm(TermFacts, AsyncLease):
         Without ``to`` it is the same as ``release()``; with it, nothing happens before it is awaited. See
         ``dibs.Term.resign``.
         """
-        return self.release() if to is None else take(self._resigning(to, timeout))
+        steps = self._resigning(to, timeout)
+        return Begun(steps) if to is None else take(steps)
 
     async def __aenter__(self) -> AsyncTerm:
         self.check()  # a block that is entered after the end would hold nothing
@@ -148,9 +149,8 @@ class AsyncElection:
         and the term ends by its ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost
         when the term had been lost.
         """
-        if to is None:
-            return Begun(self._core.release(owner()))
-        return take(self._core.resign(owner(), to, timeout))
+        steps = self._core.resign(owner(), to, timeout)
+        return Begun(steps) if to is None else take(steps)
 
     async def leader(self) -> Leader | None:
         """Who leads now, or None."""

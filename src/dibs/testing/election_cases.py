@@ -132,6 +132,10 @@ async def campaigning_ends_as_asked(face: Face) -> None:
     equal((caught.error.name, caught.error.holder), ("busy", term.holder), "what the error knows")
     with raises(WouldDeadlock):
         await face.do(election.campaign)
+    for leader in (term, election):
+        with raises(InvalidOption):
+            await face.do(leader.resign, timeout=-1)
+    equal(term.held, True, "whether it leads after what was no way to resign")
     equal(await face.do(election.resign), True, "resign through the election")
     with raises(NotHeld):
         await face.do(election.resign)
