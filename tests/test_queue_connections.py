@@ -189,6 +189,32 @@ def test_an_operator_whom_an_open_transaction_keeps_waiting_delays_nobody_else(s
 
 
 @rows_locked
+@pytest.mark.parametrize("outcome", ["done", "failed", "skipped"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_who_ends_elsewhere_what_a_transaction_ends_delays_nobody_else(scene: Scene, outcome: str, end: str) -> None:
+    """Which of the two ends counts is known after the end of that transaction."""
+    queue, other = scene.holder.queue("a", ttl=30), scene.client()
+    id_ = queue.put(1)
+    caller = scene.caller()
+    job = queue.take().won[0]
+    job.done(connection=caller.given)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(other.queue("a").finish, id_, job.fencing_token, outcome=outcome)
+        for _ in range(20):
+            with other.lock("x"):
+                pass
+            other.queue("b").put(3)
+        assert not second.done()
+        getattr(caller, end)()
+        if end == "commit":
+            with pytest.raises(dibs.LeaseLost):
+                second.result()
+        else:
+            second.result()
+    assert counts(queue)[2] == 0
+
+
+@rows_locked
 def test_what_a_transaction_keeps_waiting_for_too_long_says_so(scene: Scene) -> None:
     queue = scene.holder.queue("a", ttl=30)
     caller = scene.caller()
@@ -197,9 +223,16 @@ def test_what_a_transaction_keeps_waiting_for_too_long_says_so(scene: Scene) -> 
         scene.other.queue("a").put(2, key="k")
     caller.rollback()
     id_ = scene.other.queue("a").put(2, key="k")
-    queue.take().won[0].done(connection=caller.given)
-    with pytest.raises(dibs.StoreUnavailable, match="a transaction that is still open has locked one of these jobs"):
-        scene.other.queue("a").cancel(id_)
+    job = queue.take().won[0]
+    job.done(connection=caller.given)
+    for act in (
+        lambda: scene.other.queue("a").cancel(id_),
+        lambda: scene.other.queue("a").finish(id_, job.fencing_token),
+    ):
+        with pytest.raises(
+            dibs.StoreUnavailable, match="a transaction that is still open has locked one of these jobs"
+        ):
+            act()
 
 
 def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:

@@ -47,7 +47,7 @@ def finishing(
     if end == RETRY and retry_in is None:
         known = yield from core.job(job)
         delay_s = backoff_s(session, 1 if known is None else max(1, known.tries))
-    request = Finish(core._key, (job,), token, end, note if failed or keep_s else None, delay_s, keep_s)
+    request = Finish(core._key, (job,), token, end, note if failed or keep_s else None, delay_s, keep_s, elsewhere=True)
     ask = JobAsk(request, session.clock.now() + session.patience_s)
     session.send(ask)
     yield from confirmed(session, ask)

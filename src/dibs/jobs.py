@@ -136,6 +136,9 @@ class Finish(NamedTuple):
     DONE: ``note`` is the result (JSON text); it is kept with the job for ``keep`` seconds, if that is not 0. RETRY:
     the jobs are due again after ``delay`` seconds, with ``note`` as their last error; those that have no tries left are
     dead. DEAD: whatever tries are left. BACK: they are as they were before the claim, and the try is not counted.
+
+    ``elsewhere``: whoever asks is not who took them, and so may meet a transaction in which that one ends them: RowBusy
+    is the outcome then, soon.
     """
 
     name: str
@@ -145,6 +148,7 @@ class Finish(NamedTuple):
     note: str | None = None
     delay: float = 0.0
     keep: float = 0.0
+    elsewhere: bool = False
 
 
 JobRequest = Put | Take | Extend | Finish
@@ -256,7 +260,7 @@ class Jobs(Protocol):
 
         Those of one kind are carried out in the order given. Sends hints (``HINT_EVERY_S``) once what was put is there
         for others to see. Raises as ``Store.act``. The outcome of a Put is RowBusy, soon, when a transaction that is
-        open has put or changed a job with one of its keys.
+        open has put or changed a job with one of its keys (for a Finish see there).
         """
         ...
 

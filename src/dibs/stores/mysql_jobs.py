@@ -87,14 +87,21 @@ class MySQLJobs:
                 outcomes[place] = self._take(request, deadline)
         return [outcomes[place] for place in range(len(requests))]
 
-    def _finish(self, finishes: list[Finish], deadline: Deadline) -> list[Finished]:
-        if all(map(ends.is_plain, finishes)):
+    def _finish(self, finishes: list[Finish], deadline: Deadline) -> Sequence[Finished | RowBusy]:
+        elsewhere = any(finish.elsewhere for finish in finishes)
+        if elsewhere and len(finishes) > 1:
+            return [self._finish([finish], deadline)[0] for finish in finishes]
+        end_all = ends.end_unless_locked if elsewhere else ends.end_all
+        if all(map(ends.is_plain, finishes)) and not elsewhere:
             try:
                 self._transaction(partial(ends.remove, finishes, self._text), deadline)
                 return [Finished()] * len(finishes)
             except ends.NotAll:
                 pass
-        done = self._transaction(partial(ends.end_all, finishes, self._text), deadline)
+        try:
+            done = self._transaction(partial(end_all, finishes, self._text), deadline)
+        except RowBusy as error:
+            return [error]
         for finish in finishes:
             if finish.end == BACK:
                 self._takes.look_back(finish.name)

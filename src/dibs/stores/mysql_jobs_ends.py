@@ -143,6 +143,12 @@ def end_all(finishes: Sequence[Finish], text: Callable[[str], str], execute: Exe
     return [run(ending(finish, by_ids(finish.ids, text), text), execute) for finish in finishes]
 
 
+def end_unless_locked(finishes: Sequence[Finish], text: Callable[[str], str], execute: Execute) -> list[Finished]:
+    """The same; RowBusy when others have locked one of these jobs."""
+    at_once(text(sql.LOCK_AT_ONCE) % in_force(finishes, text).joined(), JOB_LOCKED, execute)
+    return end_all(finishes, text, execute)
+
+
 def bury(ids: Sequence[int], text: Callable[[str], str], execute: Execute) -> None:
     """Inside a transaction: those of these jobs that are ready and have no tries left are dead."""
     spent = by_ids(ids, text, f"j.max_tries > 0 AND j.tries >= j.max_tries AND {sql.NOT_CLAIMED}")

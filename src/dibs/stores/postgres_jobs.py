@@ -174,9 +174,16 @@ class PostgresJobs:
     def _finish(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         jobs = [job for _, request in rows for job in request.ids]
         # Of several ends of one job the first counts.
-        batches = [rows] if len(set(jobs)) == len(jobs) else [[row] for row in rows]
-        for batch in batches:
-            for group, found, result in self._of_claims(batch, deadline):
+        apart = len(set(jobs)) < len(jobs) or any(request.elsewhere for _, request in rows)
+        for batch in [[row] for row in rows] if apart else [rows]:
+            try:
+                claims = self._of_claims(batch, deadline)
+            except RowBusy as error:
+                if not batch[0][1].elsewhere:
+                    raise
+                outcomes[batch[0][0]] = error
+                continue
+            for group, found, result in claims:
                 if group[0][1].end == BACK:
                     self._takes.given_back(group[0][1].name, result)
                 for i, request in group:
@@ -194,7 +201,11 @@ class PostgresJobs:
                 flight.append((wire.verb_of(request), wire.finish(request, jobs)))
             else:
                 flight.append(("EXTEND", wire.extend(request, jobs)))
-        results = self._flights.run(flight, deadline)
+        first = rows[0][1]
+        if type(first) is Finish and first.elsewhere:  # it is alone
+            results = self._flights.run_unless_locked(flight, JOB_LOCKED, deadline)
+        else:
+            results = self._flights.run(flight, deadline)
         return [
             (group, set(elements(result.get_value(0, 0))), result)
             for group, result in zip(groups.values(), results, strict=True)

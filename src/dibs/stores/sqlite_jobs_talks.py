@@ -100,7 +100,7 @@ def _due(new: NewJob, at: Moment) -> float:
 
 
 def finish(sql: dict[str, str], request: Finish, at: Moment) -> Generator[Said, Answer, Finished]:
-    name, ids, fencing_token, end, note, delay, keep = request
+    name, ids, fencing_token, end, note, delay, keep, _ = request
     mine = (in_json(ids), name, fencing_token, at.boot, at.now)
     ended: list[tuple[Any, ...]] = []
     if end == BACK:
