@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-_JUMPS = frozenset(dis.opmap[name] for name in ("JUMP_BACKWARD", "JUMP_ABSOLUTE") if name in dis.opmap)
+# A jump back is interrupted within the ``try`` that it comes from, so before it; by Python 3.12 where it goes to.
+_JUMPS = frozenset(
+    dis.opmap[name]
+    for name in ("JUMP_BACKWARD", "JUMP_ABSOLUTE")
+    if name in dis.opmap and sys.version_info[:2] != (3, 12)
+)
 
 
 class CtrlC:
@@ -27,6 +32,8 @@ class CtrlC:
 
     def during(self, act: Callable[[], object]) -> None:
         before = sys.gettrace()
+        # Python 3.12 counts opcodes for those only who trace after somebody has asked for it, in whichever frame.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         try:
             act()
@@ -49,7 +56,6 @@ class CtrlC:
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti
             codes = frame.f_code.co_code
-            # A jump back is interrupted where it goes to, but still within the ``try`` that it comes from: before it.
             if codes[frame.f_lasti] not in _JUMPS and (before is None or codes[before] not in _INTERRUPTIBLE - _JUMPS):
                 return self._trace
             self._left -= 1
