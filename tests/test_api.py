@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import copy
 import functools
 import gc
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -226,6 +228,71 @@ def test_it_moves_over_from_threading(client: dibs.Client) -> None:
         condition.notify()
     thread.join(10)
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_condition_waits_without_a_reentrant_lock(count: int, client: dibs.Client) -> None:
+    """As with an RLock: however often it was acquired, others may have it during the wait, and afterwards it is back."""
+    lock = client.lock("condition", reentrant=True)
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def produce() -> None:
+        with condition:
+            seen.append(1)
+            condition.notify()
+
+    with contextlib.ExitStack() as blocks:
+        for _ in range(count):
+            blocks.enter_context(condition)
+        thread = threading.Thread(target=produce)
+        thread.start()
+        assert condition.wait_for(lambda: seen, 10)
+        thread.join(10)
+        assert lock.acquire(timeout=0)
+        lock.release()
+        assert lock.locked()
+    assert not lock.locked()
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        condition.notify()
+
+
+def test_a_condition_goes_on_with_its_lock(client: dibs.Client) -> None:
+    """Condition does not look at what an acquire returns, so the time-out of a lock is not for the end of its wait."""
+    lock = client.lock("condition", timeout=0)
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+    waiting = client._desk.session().waiting
+    over = threading.Event()
+
+    def hold() -> None:
+        assert lock.acquire(timeout=None)
+        condition.notify()
+        while not waiting._first and not over.wait(0.01):
+            pass  # until the other one waits for it, or believes to have it
+        lock.release()
+
+    thread = threading.Thread(target=hold)
+    with condition:
+        thread.start()
+        assert condition.wait(10)
+        over.set()
+        assert condition._is_owned()  # type: ignore[attr-defined]
+        assert lock.release()
+        thread.join(10)
+
+
+def test_locks_are_kept_for_as_long_as_somebody_has_them(client: dibs.Client, sqlite_url: str) -> None:
+    """The usual way to have a lock for each thing: a dictionary that does not keep what nobody uses."""
+    awaited = dibs.connect_async(sqlite_url)
+    for made in (client, awaited):
+        kept: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        locks = made.lock("x"), made.semaphore("x", 2), made.multilock(["x", "y"]), made.rwlock("x")
+        for lock in locks:
+            assert kept.setdefault(type(lock).__name__, lock) is lock
+        assert len(kept) == len(locks)
+        del lock, locks
+        gc.collect()
+        assert not kept
 
 
 def test_only_functions_are_decorated(client: dibs.Client) -> None:

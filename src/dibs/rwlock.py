@@ -130,7 +130,7 @@ class RWLock:
     ``with rwlock.write() as lease:`` as with a lock; a block that was downgraded ends as a reader's.
     """
 
-    __slots__ = ("_core", "_read", "_write")
+    __slots__ = ("__weakref__", "_core", "_read", "_write")
 
     def __init__(self, core: RWCore[Lease]) -> None:
         self._core = core

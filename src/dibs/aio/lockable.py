@@ -27,7 +27,7 @@ L = TypeVar("L", bound=Releasable)
 class AsyncLockable(Generic[L]):
     """What all locks for tasks have in common: the verbs of ``asyncio.Lock``, ``async with``, and decorating."""
 
-    __slots__ = ("_blocks", "_core")
+    __slots__ = ("__weakref__", "_blocks", "_core")
 
     def __init__(self, core: Gripped[L]) -> None:
         self._core = core
