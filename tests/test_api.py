@@ -232,7 +232,7 @@ def test_it_moves_over_from_threading(client: dibs.Client) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_condition_waits_without_a_reentrant_lock(count: int, client: dibs.Client) -> None:
-    """As with an RLock: however often it was acquired, others may have it during the wait, and afterwards it is back."""
+    """As with an RLock: however often it was acquired, others may have it during the wait; then it is back."""
     lock = client.lock("condition", reentrant=True)
     condition = threading.Condition(lock)  # type: ignore[arg-type]
     seen: list[int] = []

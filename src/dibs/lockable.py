@@ -76,7 +76,7 @@ class Lockable(Generic[T]):
                 if exc_type is None:
                     raise
 
-    # What threading.Condition asks of an RLock, to wait without it. Had it none of these, it would take a reentrant lock
+    # What threading.Condition asks of an RLock, to wait without it. Without, it would take a reentrant lock
     # for one that is not held, and go on without a lock whose time-out is over when it wants it back.
 
     def _is_owned(self) -> bool:

@@ -24,7 +24,7 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
     whichever, gives the name up for the next to try. A block whose lease is lost is cancelled and ends with LeaseLost.
     """
 
-    __slots__ = ("_block",)
+    __slots__ = ("_block", "_entered")
 
     async def __aenter__(self) -> AsyncOnceRun:
         self._enter()
@@ -32,9 +32,9 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
 
     def _enter(self) -> None:
         self._block: Block | None = None
+        self._entered = me = owner()
         if self._lease is not None:
             self._lease.check()
-            me = owner()
             assert me is not None
             self._block = Block(self._lease, me)
 
@@ -42,7 +42,8 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
         block = self._block
         by_loss = block is not None and block.end(exc_type)
         try:
-            await end(self._core._desk.session(), self._core.end(self, exc_type is not None), exc_type)
+            steps = self._core.end(self, exc_type is not None)
+            await end(self._core._desk.session(), steps, exc_type, self._entered)
         except LeaseLost:
             if exc_type is None or by_loss:
                 raise
