@@ -778,6 +778,22 @@ def test_a_copy_holds_nothing(client: dibs.Client) -> None:
     assert lease.release() is True
 
 
+def test_a_copy_of_several_leases_holds_nothing(client: dibs.Client) -> None:
+    """The same is true of what a multilock gives."""
+    lease = client.multilock(["one", "two"]).acquire()
+    assert lease is not None
+    for duplicate in (copy.copy(lease), copy.deepcopy(lease), pickle.loads(pickle.dumps(lease))):
+        assert not duplicate.held
+        assert duplicate.names == lease.names
+        assert duplicate.fencing_tokens == lease.fencing_tokens
+        assert not any(each.held for each in duplicate.leases.values())
+        assert duplicate.lost.is_set()
+        with pytest.raises(dibs.LeaseLost, match="one, two"):
+            duplicate.release()
+    assert lease.held
+    assert lease.release() is True
+
+
 def test_a_dropped_lease_warns_and_ends_by_its_ttl(sqlite_url: str, other: dibs.Client) -> None:
     """A lease dropped without release() is a ResourceWarning, is not renewed any more, and its ttl frees the name."""
     with dibs.connect(sqlite_url, ttl=3) as client:

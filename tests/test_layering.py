@@ -615,6 +615,7 @@ ALLOWED: dict[str, set[str]] = {
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
     "dibs.lockable": {"dibs.errors", "dibs.owners", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
     "dibs.multilock": {
+        "dibs.copies",
         "dibs.errors",
         "dibs.names",
         "dibs.steps",
