@@ -794,6 +794,33 @@ def test_a_copy_of_several_leases_holds_nothing(client: dibs.Client) -> None:
     assert lease.release() is True
 
 
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+def test_a_lock_forgets_what_ran_out_in_threads_and_tasks_that_are_gone(
+    kind: str, client: dibs.Client, sqlite_url: str
+) -> None:
+    """Who lets leases end by themselves, each in a thread or task of its own, has no list of them that only grows."""
+    terms: dict[str, Any] = {"ttl": 0.05, "renew": False, "timeout": 10}
+
+    def made(by: Any) -> Any:
+        return by.lock("ended", **terms) if kind == "lock" else by.semaphore("ended", 1, **terms)
+
+    lock = made(client)
+    for _ in range(10):
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        thread.join(10)
+    assert len(lock._core._grips) < 4
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as awaited:
+            lock = made(awaited)
+            for _ in range(10):
+                await asyncio.create_task(lock.acquire())
+            assert len(lock._core._grips) < 4
+
+    asyncio.run(main())
+
+
 def test_a_dropped_lease_warns_and_ends_by_its_ttl(sqlite_url: str, other: dibs.Client) -> None:
     """A lease dropped without release() is a ResourceWarning, is not renewed any more, and its ttl frees the name."""
     with dibs.connect(sqlite_url, ttl=3) as client:

@@ -610,7 +610,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.lost": {"dibs.hold", "dibs.names"},
     "dibs.copies": {"dibs.errors"},
     "dibs.lease": {*CONTRACT, *DATA, "dibs.copies", "dibs.door", "dibs.guarding", "dibs.lost", "dibs.renewing"},
-    "dibs.grips": {"dibs.errors"},
+    "dibs.grips": {"dibs.errors", "dibs.owners"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
     "dibs.lockable": {"dibs.errors", "dibs.owners", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},

@@ -39,11 +39,11 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
             self._block = Block(self._lease, me)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        block = self._block
+        block: Block | None = getattr(self, "_block", None)
         by_loss = block is not None and block.end(exc_type)
         try:
             steps = self._core.end(self, exc_type is not None)
-            await end(self._core._desk.session(), steps, exc_type, self._entered)
+            await end(self._core._desk.session(), steps, exc_type, getattr(self, "_entered", None))
         except LeaseLost:
             if exc_type is None or by_loss:
                 raise
