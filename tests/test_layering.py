@@ -627,7 +627,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.semaphore": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable"},
     "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.renewing", "dibs.semaphore"},
-    "dibs.once_blocks": {"dibs.errors"},
+    "dibs.once_blocks": {"dibs.errors", "dibs.owners"},
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_blocks", "dibs.once_keys"},
     "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},

@@ -828,6 +828,36 @@ def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Be
         gc.enable()
 
 
+def test_work_of_a_task_that_is_collected_is_not_done(between: Between) -> None:
+    """Another task is in a block of the same once when it is collected: what that one leaves is its own run."""
+    client = between.async_client(ttl=60)
+    once = client.once("left", keep=60, timeout=0, on_busy="skip")
+
+    async def worker(inside: asyncio.Event) -> None:
+        async with once as run:
+            assert run
+            inside.set()
+            await for_ever()
+
+    async def main() -> None:
+        session = client._desk.session()
+        async with once as run:
+            assert not run
+            eventually(lambda: gc.collect() >= 0 and not session.renewer.tracked(), "it is renewed for ever")
+        assert await once.done() is None
+        async with once as run:
+            assert run
+        assert await once.done()
+        await client.close()
+
+    gc.disable()  # so that it is not collected before
+    try:
+        leave_a_task(worker)
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
 def test_the_work_of_another_client_is_not_waited_for_either(between: Between) -> None:
     """Two clients of one process may share more than each of them knows: a file, a server's connection."""
     with between.client() as client, between.client() as other:

@@ -92,7 +92,10 @@ class AsyncOnce:
         return begun
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        await self._core.blocks.leave(owner()).__aexit__(exc_type, *exc)
+        me = owner()
+        if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
+            me = self._core.blocks.of_the_gone() or me
+        await self._core.blocks.leave(me).__aexit__(exc_type, *exc)
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncOnce {self.name!r}>"
