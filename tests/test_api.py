@@ -317,6 +317,53 @@ def test_only_functions_are_decorated(client: dibs.Client) -> None:
     assert lock(mock.MagicMock(return_value=7))() == 7
 
 
+async def _never_run(*args: object) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '_never_run' was never awaited")
+def test_a_body_that_would_run_outside_its_lock_is_told_when_it_shows(client: dibs.Client) -> None:
+    """A function may return what nobody sees before it is called: a coroutine, or a context manager of a generator."""
+    lock = client.lock("decorated")
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    async def awaited() -> AsyncIterator[None]:
+        yield
+
+    for wrong in (lambda: _never_run(1), block, awaited):
+        with pytest.raises(TypeError, match="when nothing is held any more"):
+            lock(wrong)()
+        assert not lock.locked()
+
+
+def test_a_function_that_is_marked_as_async_is(client: dibs.Client, sqlite_url: str) -> None:
+    """A wrapper that returns a coroutine says so with inspect.markcoroutinefunction, or before 3.12 as asyncio does."""
+
+    def marked(held: Callable[[], bool]) -> Any:
+        return later(held)
+
+    async def later(held: Callable[[], bool]) -> bool:
+        return held()
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(marked)
+    else:
+        marked._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as awaited:
+            lock = awaited.lock("decorated")
+            assert await lock(marked)(lock.locked)
+
+    with pytest.raises(TypeError, match="is async"):
+        client.lock("decorated")(marked)
+    asyncio.run(main())
+
+
 def test_an_object_that_is_called_and_awaited_is_decorated(sqlite_url: str) -> None:
     """With tasks an object whose ``__call__`` is an async function is as good as an async function."""
 

@@ -8,7 +8,7 @@ from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lease import Lease
-from dibs.lock import check_decorated
+from dibs.lock import check_decorated, ran_inside
 from dibs.owners import this_thread
 from dibs.steps import run
 
@@ -110,7 +110,7 @@ class Lockable(Generic[T]):
                 raise core.timed_out()
             core.enter(lease)
             try:
-                result = function(*args, **kwargs)
+                result = ran_inside(function(*args, **kwargs))
             except BaseException:
                 self.__exit__(BaseException)
                 raise
