@@ -614,11 +614,12 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.lost": {"dibs.hold", "dibs.names"},
     "dibs.copies": {"dibs.errors"},
     "dibs.lease": {*CONTRACT, *DATA, "dibs.copies", "dibs.door", "dibs.guarding", "dibs.lost", "dibs.renewing"},
-    "dibs.grips": {"dibs.errors"},
+    "dibs.grips": {"dibs.errors", "dibs.owners"},
     "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
     "dibs.lockable": {"dibs.errors", "dibs.owners", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
     "dibs.multilock": {
+        "dibs.copies",
         "dibs.errors",
         "dibs.names",
         "dibs.steps",
@@ -630,7 +631,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.semaphore": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable"},
     "dibs.rwlock": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.lockable", "dibs.renewing", "dibs.semaphore"},
-    "dibs.once_blocks": {"dibs.errors"},
+    "dibs.once_blocks": {"dibs.errors", "dibs.owners"},
     "dibs.once_keys": {"dibs.errors"},
     "dibs.once": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock", "dibs.once_blocks", "dibs.once_keys"},
     "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},

@@ -750,6 +750,58 @@ def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: s
     asyncio.run(client.close())
 
 
+@pytest.mark.parametrize("what", ["a lease", "several", "a run", "items", "items, verified", "jobs", "a client"])
+def test_the_blocks_around_one_of_a_task_that_is_collected_end(between: Between, what: str) -> None:
+    """Whatever it is in, it is not awaited any more: other tasks run meanwhile, and a block around it is to end."""
+    client = between.async_client(ttl=60)
+    around = client.lock("around")
+
+    async def inner() -> Any:
+        if what == "a lease":
+            return await client.lock("left").acquire()
+        if what == "several":
+            return await client.multilock(["left", "right"]).acquire()
+        if what == "a run":
+            return await client.once("left", keep=60).begin()
+        if what == "jobs":
+            await client.queue("left").put(1)
+            return await client.queue("left").take()
+        other = between.async_client(ttl=60)
+        await other.ping()
+        return other
+
+    async def worker(inside: asyncio.Event) -> None:
+        async def verify(items: list[int]) -> list[int]:
+            inside.set()
+            await for_ever()
+            return items
+
+        async with around:
+            if what.startswith("items"):
+                block: Any = await client.claims("left").take([1], verify=verify if "verified" in what else None)
+            else:
+                block = await inner()
+            async with block:
+                inside.set()
+                await for_ever()
+
+    async def main() -> None:
+        def is_over() -> bool:
+            gc.collect()  # again, if the lane's thread has not yet let go of its last call
+            return not session.renewer.tracked()
+
+        session = client._desk.session()
+        eventually(is_over, "it is renewed for ever")
+        while await client.leases() or (await client.queue("left").depth()).claimed:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        await client.close()
+
+    leave_a_task(worker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Between) -> None:
     """Both are in blocks of one semaphore: the permit of the one that is garbage comes back, and no other."""
     client = between.async_client(ttl=60)
@@ -766,6 +818,36 @@ def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Be
             assert len(session.renewer.tracked()) == 2
             eventually(lambda: gc.collect() >= 0 and len(session.renewer.tracked()) == 1, "it is renewed for ever")
             assert lease.held
+        await client.close()
+
+    gc.disable()  # so that it is not collected before
+    try:
+        leave_a_task(worker)
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+def test_work_of_a_task_that_is_collected_is_not_done(between: Between) -> None:
+    """Another task is in a block of the same once when it is collected: what that one leaves is its own run."""
+    client = between.async_client(ttl=60)
+    once = client.once("left", keep=60, timeout=0, on_busy="skip")
+
+    async def worker(inside: asyncio.Event) -> None:
+        async with once as run:
+            assert run
+            inside.set()
+            await for_ever()
+
+    async def main() -> None:
+        session = client._desk.session()
+        async with once as run:
+            assert not run
+            eventually(lambda: gc.collect() >= 0 and not session.renewer.tracked(), "it is renewed for ever")
+        assert await once.done() is None
+        async with once as run:
+            assert run
+        assert await once.done()
         await client.close()
 
     gc.disable()  # so that it is not collected before
