@@ -273,6 +273,16 @@ def test_top_leaves_the_terminal_as_it_was(dibs: Dibs, client: library.Client, k
             shell.close()
 
 
+def test_a_terminal_that_knows_no_sequences_gets_one_table(dibs: Dibs, client: library.Client) -> None:
+    """With TERM=dumb, as in an editor's shell, top prints what it would print into a file."""
+    shell = Screen(dibs, "TERM=dumb $DIBS top; echo over")
+    try:
+        until(lambda: shell.sees("over"))
+        assert shell.all() == "No leases.\r\nover\r\n"
+    finally:
+        shell.close()
+
+
 def test_top_is_ended_by_a_signal(dibs: Dibs, client: library.Client) -> None:
     """TERM leaves the terminal as it was, too."""
     shell = Screen(dibs, "$DIBS top & sleep 3; kill $!; wait $!; echo code $?; echo over")
