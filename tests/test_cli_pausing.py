@@ -260,6 +260,7 @@ def test_top_leaves_the_terminal_as_it_was(dibs: Dibs, client: library.Client, k
         try:
             until(lambda: shell.sees("some/name"))
             assert "\x1b[?1049h" in shell.all()
+            assert "1 held, 0 waiting, 0.0 grants/s, 0 paused" in shell.all()  # however long the address is
             until(lambda: shell.all().count("some/name") >= 3)
             lease.release()
             until(lambda: shell.sees("No leases."))

@@ -84,7 +84,7 @@ def top(args: argparse.Namespace) -> int:
 def _watch(looks: Looks, screen: Screen, interval_s: float) -> None:
     trouble = ""
     while True:
-        screen.show(f"dibs top  {looks.shown}  {looks.summary()}", trouble or looks.text())
+        screen.show(f"dibs top  {looks.summary()}  {looks.shown}", trouble or looks.text())
         if screen.pressed(interval_s) == b"q":
             return
         try:
