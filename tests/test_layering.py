@@ -904,7 +904,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.stderr",
         "dibs.clock",
     },
-    "dibs.cli.lines": {"dibs.cli", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
+    "dibs.cli.lines": {"dibs.cli", "dibs.cli.streams", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.cli.streams", "dibs.names"},
     "dibs.cli.operators": {
