@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import gc
 import inspect
 import itertools
@@ -15,6 +16,8 @@ import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
 
 numbers = itertools.count()
+# What only threads of dibs's own do under a mutex, where no signal comes.
+OWN_THREADS = {"_run", "_stand_in", "_beat", "_look"}
 
 
 class Signal:
@@ -479,6 +484,48 @@ def test_ctrl_c_between_two_steps_leaves_none_to_the_garbage_collector() -> None
             taken = steps()
             ctrl_c.during(partial(run, taken))
             assert inspect.getgeneratorstate(taken) in (inspect.GEN_CREATED, inspect.GEN_CLOSED), ctrl_c.arrived
+
+
+def _jumps_out(code: CodeType) -> Iterator[int | None]:
+    """The lines of the jumps back in ``with`` blocks of a function that a signal leaves without their ``__exit__``."""
+    steps = list(dis.get_instructions(code))
+    handled = getattr(dis.Bytecode(code), "exception_entries", ())  # before Python 3.11, blocks are kept on a stack
+
+    def handler(offset: int) -> int | None:
+        return next((entry.target for entry in handled if entry.start <= offset < entry.end), None)
+
+    def exits(target: int | None) -> bool:
+        """Whether what is done about an exception there is to leave such a block, sooner or later."""
+        for step in steps:
+            if target is not None and step.offset >= target:
+                if step.opname in ("WITH_EXCEPT_START", "CHECK_EXC_MATCH"):
+                    return step.opname == "WITH_EXCEPT_START"
+                if step.opname == "RERAISE":
+                    return exits(handler(step.offset))
+        return False
+
+    for step in steps:
+        if step.opname == "JUMP_BACKWARD" and handler(step.offset) is None and exits(handler(step.argval)):
+            yield next((line for first, end, line in code.co_lines() if line and first >= step.argval), None)
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _functions(constant)
+
+
+def test_no_signal_leaves_a_mutex_behind() -> None:
+    """Blocks under a mutex are compiled so that wherever a Ctrl-C comes, they are left as blocks are (gh-130279)."""
+    found = {
+        f"{path.name}:{line} {code.co_name}"
+        for path in Path(dibs.__file__).parent.glob("*.py")
+        for code in _functions(compile(path.read_text(), path.name, "exec"))
+        if not {"mutex", "_mutex"}.isdisjoint(code.co_names) and code.co_name not in OWN_THREADS
+        for line in _jumps_out(code)
+    }
+    assert not found
 
 
 def _close_during(ctrl_c: CtrlC) -> None:
