@@ -925,6 +925,47 @@ def test_a_row_that_stays_locked_is_no_holder(mysql: MariaDBServer, mysql_url: s
             assert lease.fencing_token == 2
 
 
+def test_a_lease_pinned_in_a_transaction_delays_the_names_of_nobody_else(mysql: MariaDBServer, mysql_url: str) -> None:
+    """Who takes over what was pinned once deletes that pin, and waits for no other."""
+    with (
+        dibs.connect(mysql_url) as client,
+        dibs.connect(mysql_url, request_timeout=1.5, patience=1.5) as taker,
+        closing(mysql.connect(database_of(mysql_url))) as caller,
+    ):
+        leases = []
+        for name in ("a", "b", "c"):
+            lease = client.lock(name, ttl=1, renew=False).acquire()
+            assert lease is not None
+            leases.append(lease)
+            caller.begin()
+            lease.guard(caller)
+            caller.rollback()
+        with client.lock("bb") as held:
+            caller.begin()
+            held.guard(caller)
+            for lease in leases:
+                with taker.lock(lease.name):
+                    pass
+            caller.rollback()
+
+
+def test_a_purge_leaves_alone_what_a_transaction_has_changed(mysql: MariaDBServer, mysql_url: str) -> None:
+    """Nobody waits for that transaction; the next purge finds what it leaves."""
+    with (
+        dibs.connect(mysql_url, request_timeout=1.5, patience=1.5) as client,
+        closing(mysql.connect(database_of(mysql_url))) as caller,
+    ):
+        for lock in (client.lock("x"), client.semaphore("s", 2)):
+            with lock:
+                pass
+        caller.begin()
+        for item in client.claims("a", ttl=30, max_tries=3).take([1]):
+            item.done(caller)
+        assert client.purge(0) >= 2
+        caller.commit()
+        assert client.purge(0) >= 1
+
+
 def test_a_statement_that_comes_too_late_grants_nothing(mysql: MariaDBServer, url: str) -> None:
     """An acquire held up until its caller has given up is over when it is done: nobody holds the name."""
     store, other = locate(url)[0].open(), locate(url)[0].open()

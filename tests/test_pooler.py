@@ -107,3 +107,37 @@ def test_transactions_of_asyncpg(pooled_url: str) -> None:
             await asyncio.gather(*(work(client, number) for number in range(6)))
 
     asyncio.run(main())
+
+
+def test_what_waits_for_a_locked_table_is_given_up_by_the_server(pooled_url: str, postgres_url: str) -> None:
+    """Nothing is granted afterwards to who does not wait any more, and no connections of the server pile up."""
+    with dibs.connect(pooled_url, request_timeout=0.5, patience=0.5) as client, psycopg.connect(postgres_url) as other:
+        client.setup()
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        for act in (lambda: client.lock("a").acquire(timeout=0), client.setup):
+            other.execute("LOCK TABLE dibs_lease IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(dibs.StoreUnavailable):
+                act()
+            eventually(lambda: other.execute(waiting).fetchone() == (0,), "the server still waits")
+            other.rollback()
+        with client.lock("a", timeout=0):
+            pass
+
+
+def test_transactions_are_isolated_as_dibs_needs_it(pooled_url: str, postgres_url: str) -> None:
+    """Whatever they are by default in that database."""
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        name = postgres_url.rpartition("/")[2]
+        other.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    with dibs.connect(pooled_url) as client:
+        with client.semaphore("s", 2), client.rwlock("rw").write():
+            queue = client.queue("a", ttl=30, group_limit=1)
+            queue.put_many([b"x" * 2**20] * 17)
+            queue.put(1, group="g", key="k")
+        with queue.take(18) as batch:
+            for job in batch:
+                job.done()
+        assert len(batch.won) == 18

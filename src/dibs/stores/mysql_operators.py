@@ -7,11 +7,14 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING
 from dibs.store import StoredGrant, StoredLease
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_values import hexed, us
+from dibs.stores.mysql_values import hexed, keys, us
 from dibs.stores.tables import TablesMissing, without_history
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dibs.clock import Deadline
+    from dibs.stores.mysql_drivers import Answer
     from dibs.stores.mysql_link import Connection
     from dibs.stores.mysql_pins import Pins
     from dibs.stores.mysql_pools import Pools
@@ -68,7 +71,8 @@ class Operators:
         self._connection.write(self._sql["PURGE_FLOOR"], (us(older_than),), deadline)
         purged = 0
         for _ in range(PURGE_STEPS_MAX):
-            some = self._connection.write(self._sql["PURGE_SOME"], (us(older_than),), deadline)
+            some = self._connection.transaction(partial(self._purge_some, older_than), deadline)
+            self._connection.wrote = self._connection.wrote or some > 0
             purged += some
             if some < sql.PURGE_ROWS:
                 break
@@ -78,6 +82,12 @@ class Operators:
             if not self._connection.transaction(self._pins.drop_rest, deadline):
                 break
         return purged
+
+    def _purge_some(self, older_than: float, execute: Callable[[str], Answer]) -> int:
+        rows = execute(self._sql["PURGE_SOME"] % us(older_than)).rows
+        if rows:
+            execute(self._sql["PURGE_THESE"] % keys(rows))
+        return len(rows)
 
     def _purge_pools(self, older_than: float, deadline: Deadline) -> int:
         purged, after = 0, ""

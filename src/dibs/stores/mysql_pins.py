@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_values import hexed
+from dibs.stores.mysql_values import hexed, keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ class Pins:
             text(sql.UNLOCKED_OF),
             text(sql.UNLOCKED_REST),
         )
-        self._unguard = text(sql.UNGUARD)
+        self._unguard = text(sql.UNGUARD, "name", "slot")
 
     def make(self, request: Renew, execute: Execute) -> str:
         """Make the row of a lease that is to be pinned; the statement that pins it."""
@@ -55,5 +55,5 @@ class Pins:
 
     def _drop(self, rows: Sequence[tuple[Any, ...]], execute: Execute) -> set[str]:
         if rows:
-            execute(self._unguard % ",".join(f"(x'{name.hex()}',{int(slot)})" for name, slot in rows))
+            execute(self._unguard % keys(rows))
         return {name.decode() for name, _ in rows}

@@ -37,6 +37,7 @@ _ASKED: dict[str, tuple[str, ...]] = {
     "END": (),
     "PURGE_FLOOR": (),
     "PURGE_SOME": (),
+    "PURGE_THESE": ("name", "slot"),
     "PURGE_LINE": (),
 }
 

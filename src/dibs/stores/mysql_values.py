@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from dibs._typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dibs.store import Release
     from dibs.stores.rounds import Row
@@ -45,6 +45,11 @@ def optional(value: int | str | None) -> str:
 def document(rows: Iterable[str]) -> str:
     """The rows that ``asked()`` makes a table of."""
     return f"[{','.join(rows)}]"
+
+
+def keys(rows: Iterable[Sequence[Any]]) -> str:
+    """A document of names and slots, as the server told them."""
+    return document(f'["{name.hex()}",{int(slot)}]' for name, slot in rows)
 
 
 def by_name(names: list[str], values: list[str]) -> str:

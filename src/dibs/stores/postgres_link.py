@@ -61,6 +61,11 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
+# The same for one transaction, where the connection is not ours: else a statement that waits for somebody's lock would
+# do so when its caller and its connection are gone, and then grant what nobody has.
+_LIMITS = b"""\
+SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
+"""
 # Classes of errors that are not about what a statement says or would write; a trigger raises any of the others.
 _NOT_REFUSED = frozenset(("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX"))
 # So that those who make tables at the same moment do it one after the other.
@@ -131,7 +136,8 @@ class Connection:
         """Make what these statements make."""
         self.open(deadline)
         # In one transaction behind one lock: CREATE … IF NOT EXISTS alone is not safe against itself.
-        self._simple(f"BEGIN; {_SETUP_LOCK};\n{schema}COMMIT".encode(), deadline)
+        limit = f"SET LOCAL statement_timeout = {milliseconds(deadline).decode()}; " if self.pooled else ""
+        self._simple(f"BEGIN; {limit}{_SETUP_LOCK};\n{schema}COMMIT".encode(), deadline)
 
     # -- one flight -----------------------------------------------------------------------------------------------
 
@@ -140,10 +146,18 @@ class Connection:
 
     def execute_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip and one transaction (libpq before 14: one after the other)."""
-        pg = self._pg
-        assert pg is not None
         if len(statements) > 1 and not PIPELINES:
             return [self.execute(sql, parameters, deadline) for sql, parameters in statements]
+        if not (self.pooled and PIPELINES):
+            return self._flight(statements, deadline)
+        begun = statements[0][0].startswith(b"BEGIN")  # how a transaction is isolated must be said first
+        limits = (_LIMITS, (milliseconds(deadline),))
+        results = self._flight([*statements[:begun], limits, *statements[begun:]], deadline)
+        return results[:begun] + results[begun + 1 :]
+
+    def _flight(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        pg = self._pg
+        assert pg is not None
         try:
             before = len(self._prepared)
             names = [b"" if self.pooled else self._prepare(pg, sql, deadline) for sql, _ in statements]
