@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _JUMPS = frozenset(dis.opmap[name] for name in ("JUMP_BACKWARD", "JUMP_ABSOLUTE") if name in dis.opmap)
+# A jump back is interrupted within the ``try`` that it comes from, so before it. By Python 3.12 it is where it goes to,
+# but in the ``try`` of what stands before that, which nobody who traces can do.
+_INTERRUPTED_BEFORE = frozenset() if sys.version_info[:2] == (3, 12) else _JUMPS
+_INTERRUPTED_AFTER = _INTERRUPTIBLE - _JUMPS
 
 
 class CtrlC:
@@ -27,6 +31,8 @@ class CtrlC:
 
     def during(self, act: Callable[[], object]) -> None:
         before = sys.gettrace()
+        # Python 3.12 counts opcodes for those only who trace after somebody has asked for it, in whichever frame.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         try:
             act()
@@ -49,8 +55,8 @@ class CtrlC:
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti
             codes = frame.f_code.co_code
-            # A jump back is interrupted where it goes to, but still within the ``try`` that it comes from: before it.
-            if codes[frame.f_lasti] not in _JUMPS and (before is None or codes[before] not in _INTERRUPTIBLE - _JUMPS):
+            after = before is not None and codes[before] in _INTERRUPTED_AFTER
+            if not after and codes[frame.f_lasti] not in _INTERRUPTED_BEFORE:
                 return self._trace
             self._left -= 1
             if not self._left:

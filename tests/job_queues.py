@@ -6,6 +6,7 @@ from typing import Any
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.door import Door, Said, door_to
 from dibs.jobs import DONE, Finish, NewJob, Put, PutDone, Take, Taken
+from dibs.store import RowBusy
 
 NAME = "default:letters"
 
@@ -35,8 +36,11 @@ class JobQueue:
         return outcomes
 
     def one(self, request: Any) -> Any:
-        """The outcome of one request."""
-        return self.act(request)[0]
+        """The outcome of one request; RowBusy, a StoreBusy, is raised."""
+        outcome = self.act(request)[0]
+        if isinstance(outcome, RowBusy):
+            raise outcome
+        return outcome
 
     def asked(self, *payloads: str | NewJob, put_id: str | None = None, on_conflict: str = "raise") -> Put:
         """A request to put these."""

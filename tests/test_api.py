@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import copy
 import functools
 import gc
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -228,6 +230,71 @@ def test_it_moves_over_from_threading(client: dibs.Client) -> None:
     assert seen == [1, 2]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_condition_waits_without_a_reentrant_lock(count: int, client: dibs.Client) -> None:
+    """As with an RLock: however often it was acquired, others may have it during the wait; then it is back."""
+    lock = client.lock("condition", reentrant=True)
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def produce() -> None:
+        with condition:
+            seen.append(1)
+            condition.notify()
+
+    with contextlib.ExitStack() as blocks:
+        for _ in range(count):
+            blocks.enter_context(condition)
+        thread = threading.Thread(target=produce)
+        thread.start()
+        assert condition.wait_for(lambda: seen, 10)
+        thread.join(10)
+        assert lock.acquire(timeout=0)
+        lock.release()
+        assert lock.locked()
+    assert not lock.locked()
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        condition.notify()
+
+
+def test_a_condition_goes_on_with_its_lock(client: dibs.Client) -> None:
+    """Condition does not look at what an acquire returns, so the time-out of a lock is not for the end of its wait."""
+    lock = client.lock("condition", timeout=0)
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+    waiting = client._desk.session().waiting
+    over = threading.Event()
+
+    def hold() -> None:
+        assert lock.acquire(timeout=None)
+        condition.notify()
+        while not waiting._first and not over.wait(0.01):
+            pass  # until the other one waits for it, or believes to have it
+        lock.release()
+
+    thread = threading.Thread(target=hold)
+    with condition:
+        thread.start()
+        assert condition.wait(10)
+        over.set()
+        assert condition._is_owned()  # type: ignore[attr-defined]
+        assert lock.release()
+        thread.join(10)
+
+
+def test_locks_are_kept_for_as_long_as_somebody_has_them(client: dibs.Client, sqlite_url: str) -> None:
+    """The usual way to have a lock for each thing: a dictionary that does not keep what nobody uses."""
+    awaited = dibs.connect_async(sqlite_url)
+    for made in (client, awaited):
+        kept: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        locks = made.lock("x"), made.semaphore("x", 2), made.multilock(["x", "y"]), made.rwlock("x")
+        for lock in locks:
+            assert kept.setdefault(type(lock).__name__, lock) is lock
+        assert len(kept) == len(locks)
+        del lock, locks
+        gc.collect()
+        assert not kept
+
+
 def test_only_functions_are_decorated(client: dibs.Client) -> None:
     """A lock refuses to decorate what would run outside it: generators, coroutines, things that cannot be called."""
     lock = client.lock("decorated")
@@ -248,6 +315,53 @@ def test_only_functions_are_decorated(client: dibs.Client) -> None:
         with pytest.raises(TypeError):
             lock(wrong)  # type: ignore[type-var]
     assert lock(mock.MagicMock(return_value=7))() == 7
+
+
+async def _never_run(*args: object) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '_never_run' was never awaited")
+def test_a_body_that_would_run_outside_its_lock_is_told_when_it_shows(client: dibs.Client) -> None:
+    """A function may return what nobody sees before it is called: a coroutine, or a context manager of a generator."""
+    lock = client.lock("decorated")
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    async def awaited() -> AsyncIterator[None]:
+        yield
+
+    for wrong in (lambda: _never_run(1), block, awaited):
+        with pytest.raises(TypeError, match="when nothing is held any more"):
+            lock(wrong)()
+        assert not lock.locked()
+
+
+def test_a_function_that_is_marked_as_async_is(client: dibs.Client, sqlite_url: str) -> None:
+    """A wrapper that returns a coroutine says so with inspect.markcoroutinefunction, or before 3.12 as asyncio does."""
+
+    def marked(held: Callable[[], bool]) -> Any:
+        return later(held)
+
+    async def later(held: Callable[[], bool]) -> bool:
+        return held()
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(marked)
+    else:
+        marked._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as awaited:
+            lock = awaited.lock("decorated")
+            assert await lock(marked)(lock.locked)
+
+    with pytest.raises(TypeError, match="is async"):
+        client.lock("decorated")(marked)
+    asyncio.run(main())
 
 
 def test_an_object_that_is_called_and_awaited_is_decorated(sqlite_url: str) -> None:
@@ -709,6 +823,49 @@ def test_a_copy_holds_nothing(client: dibs.Client) -> None:
     gc.collect()
     assert lease.held
     assert lease.release() is True
+
+
+def test_a_copy_of_several_leases_holds_nothing(client: dibs.Client) -> None:
+    """The same is true of what a multilock gives."""
+    lease = client.multilock(["one", "two"]).acquire()
+    assert lease is not None
+    for duplicate in (copy.copy(lease), copy.deepcopy(lease), pickle.loads(pickle.dumps(lease))):
+        assert not duplicate.held
+        assert duplicate.names == lease.names
+        assert duplicate.fencing_tokens == lease.fencing_tokens
+        assert not any(each.held for each in duplicate.leases.values())
+        assert duplicate.lost.is_set()
+        with pytest.raises(dibs.LeaseLost, match="one, two"):
+            duplicate.release()
+    assert lease.held
+    assert lease.release() is True
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+def test_a_lock_forgets_what_ran_out_in_threads_and_tasks_that_are_gone(
+    kind: str, client: dibs.Client, sqlite_url: str
+) -> None:
+    """Who lets leases end by themselves, each in a thread or task of its own, has no list of them that only grows."""
+    terms: dict[str, Any] = {"ttl": 0.05, "renew": False, "timeout": 10}
+
+    def made(by: Any) -> Any:
+        return by.lock("ended", **terms) if kind == "lock" else by.semaphore("ended", 1, **terms)
+
+    lock = made(client)
+    for _ in range(10):
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        thread.join(10)
+    assert len(lock._core._grips) < 4
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as awaited:
+            lock = made(awaited)
+            for _ in range(10):
+                await asyncio.create_task(lock.acquire())
+            assert len(lock._core._grips) < 4
+
+    asyncio.run(main())
 
 
 def test_a_dropped_lease_warns_and_ends_by_its_ttl(sqlite_url: str, other: dibs.Client) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,6 +21,7 @@ from dibs.cli import COMMANDS, _parse
 from dibs.cli.looks import table
 from dibs.cli.operators import _break_command
 from tests.command_line import DIBS, Dibs
+from tests.servers.postgres import PostgresServer
 
 # -- help --------------------------------------------------------------------------------------------------------------
 
@@ -332,6 +334,39 @@ def test_doctor_of_a_store_that_is_not_set_up(dibs: Dibs) -> None:
     answer = json.loads(dibs("--url", "sqlite:////proc/dibs/locks.db", "doctor", "--json").stdout)
     assert answer["ok"] is False
     assert answer["capabilities"] is None
+
+
+def test_doctor_of_a_login_without_rights(dibs: Dibs, postgres: PostgresServer, postgres_url: str) -> None:
+    """No tables and no right to make them, or tables that it may only read: exit 78, and what `dibs run` would say."""
+    database = urlsplit(postgres_url).path[1:]
+    role = f"app_{database}"
+    postgres.create_user(role)
+    postgres.psql("REVOKE CREATE ON SCHEMA public FROM PUBLIC", database=database)
+    url = postgres.url(database, user=role)
+
+    def doctor() -> tuple[int, list[str]]:
+        done = dibs("--url", url, "doctor")
+        return done.returncode, [line for line in done.stdout.splitlines() if "set up: " in line]
+
+    for grant in (None, "SELECT", "SELECT, INSERT, UPDATE, DELETE"):
+        if grant is not None:
+            assert dibs("--url", postgres_url, "setup").returncode == 0
+            postgres.psql(f'GRANT {grant} ON ALL TABLES IN SCHEMA public TO "{role}"', database=database)
+        code, (line,) = doctor()
+        if grant is None or grant == "SELECT":
+            assert (code, line[:4]) == (78, "FAIL")
+            assert line.partition(": ")[2] in dibs("--url", url, "run", "x", "--nowait", "--", "true").stderr
+        else:
+            assert (code, line[:4]) == (0, "ok  ")
+    assert dibs("--url", postgres_url, "ls").stdout == "No leases.\n"
+
+
+def test_doctor_needs_no_lock_to_be_free(dibs: Dibs, client: library.Client) -> None:
+    """Another doctor at work, or a pause of everything, is no finding."""
+    with client.lock("dibs-doctor"):
+        assert dibs("doctor").returncode == 0
+    client.pause("*", ttl=60)
+    assert dibs("doctor").returncode == 0
 
 
 @pytest.mark.parametrize("command", ["run x --nowait -- true", "ls", "show x", "setup", "doctor", "doctor --json"])

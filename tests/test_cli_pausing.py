@@ -260,6 +260,7 @@ def test_top_leaves_the_terminal_as_it_was(dibs: Dibs, client: library.Client, k
         try:
             until(lambda: shell.sees("some/name"))
             assert "\x1b[?1049h" in shell.all()
+            assert "1 held, 0 waiting, 0.0 grants/s, 0 paused" in shell.all()  # however long the address is
             until(lambda: shell.all().count("some/name") >= 3)
             lease.release()
             until(lambda: shell.sees("No leases."))
@@ -271,6 +272,16 @@ def test_top_leaves_the_terminal_as_it_was(dibs: Dibs, client: library.Client, k
             assert (dibs.folder / "before").read_text() == (dibs.folder / "after").read_text()
         finally:
             shell.close()
+
+
+def test_a_terminal_that_knows_no_sequences_gets_one_table(dibs: Dibs, client: library.Client) -> None:
+    """With TERM=dumb, as in an editor's shell, top prints what it would print into a file."""
+    shell = Screen(dibs, "TERM=dumb $DIBS top; echo over")
+    try:
+        until(lambda: shell.sees("over"))
+        assert shell.all() == "No leases.\r\nover\r\n"
+    finally:
+        shell.close()
 
 
 def test_top_is_ended_by_a_signal(dibs: Dibs, client: library.Client) -> None:

@@ -520,7 +520,7 @@ class Terminal:
         # The leader of a session without a terminal that opens one gets it as its own.
         self.process = subprocess.Popen(
             ["sh", "-c", 'exec bash --norc --noprofile -c "$1" < "$0" > "$0" 2>&1', name, script],
-            env={**dibs.env, "DIBS": " ".join(DIBS), "TERM": "dumb"},
+            env={**dibs.env, "DIBS": " ".join(DIBS), "TERM": "xterm"},
             cwd=dibs.folder,
             start_new_session=True,
         )

@@ -1,5 +1,6 @@
 """``dibs work`` and ``dibs claim``: a command for each job, or for what was won, with real kills, pauses and losses."""
 
+import errno
 import json
 import os
 import select
@@ -122,6 +123,23 @@ def test_a_command_that_is_not_there(dibs: Dibs, queue: library.Queue) -> None:
     assert dibs("work", "q", "--", str(dibs.folder)).returncode == 126
     assert dibs("claim", "s", "--ids", "-", "--", "no-such-command").returncode == 127
     assert queue.jobs("ready")[0].tries == 0
+
+
+@pytest.mark.parametrize(
+    "script, code", [("echo no line with an interpreter\n", 126), ("#!/no/such/interpreter\n", 127)]
+)
+def test_a_command_that_the_system_refuses(dibs: Dibs, queue: library.Queue, script: str, code: int) -> None:
+    """It ends the worker with that code, as `--help` says, and costs no job a try: none is dead for that."""
+    queue.put_many([1, 2, 3], max_tries=1)
+    command = dibs.folder / "command"
+    command.write_text(script)
+    command.chmod(0o755)
+    done = dibs("work", "q", "--workers", "2", "--idle", "0.3", "--", str(command))
+    assert done.returncode == code
+    assert set(done.stderr.splitlines()) == {
+        f"dibs: cannot run {str(command)!r}: {os.strerror(errno.ENOEXEC if code == 126 else errno.ENOENT)}"
+    }
+    assert [job.tries for job in queue.jobs("ready")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("words", [(), ("--workers", "0"), ("--workers", "101"), ("--idle", "-1"), ("--ttl", "0")])

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,11 +23,10 @@ from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, NotHeld, StoreUna
 from dibs.hold import HELD
 from dibs.store import Acquire, Request
 from dibs.testing.case import within
+from tests.anywhere import CtrlC
 from tests.between import Between, Holdup
-from tests.simulation.world import _INTERRUPTIBLE
 from tests.test_api import eventually, in_a_fork
 
-SRC = str(Path(dibs.__file__).parent)
 HUNDRED = [f"n{number:02}" for number in range(100)]
 numbers = itertools.count()
 
@@ -245,49 +244,12 @@ def test_ctrl_c_in_any_call_leaves_nothing(between: Between, other: dibs.Client,
     client.close()
 
 
-class _Interrupter:
-    """Raises KeyboardInterrupt in dibs where a signal handler would: after the n-th call or jump of this thread."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-        self._last: dict[FrameType, int] = {}
-
-    def __enter__(self) -> None:
-        sys.settrace(self.trace)
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(None)
-        for frame in self._last:  # a frame that is kept keeps its leases
-            frame.f_trace = None
-        self._last.clear()
-
-    def trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "call":
-            if not frame.f_code.co_filename.startswith(SRC) or frame.f_code.co_name == "__del__":
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            before, self._last[frame] = self._last.get(frame), frame.f_lasti
-            if before is not None and frame.f_code.co_code[before] in _INTERRUPTIBLE:
-                self.left -= 1
-                if self.left == 0:
-                    self.__exit__()
-                    raise KeyboardInterrupt
-        elif event in ("exception", "return"):
-            self._last.pop(frame, None)
-        return self.trace
-
-
 def interrupted_everywhere(act: Callable[[int], object], step: int = 1) -> int:
     """Run ``act`` again and again, interrupted somewhere else each time, until it is not any more."""
     for at in itertools.count(1, step):
-        interrupter = _Interrupter(at)
-        try:
-            with interrupter:
-                act(at)
-        except KeyboardInterrupt:
-            pass
-        if interrupter.left > 0:
+        ctrl_c = CtrlC(at)
+        ctrl_c.during(partial(act, at))
+        if not ctrl_c.arrived:
             return at
     raise AssertionError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -666,3 +667,16 @@ def test_work_that_asks_for_itself_is_told_what_to_do(sqlite_url: str) -> None:
         with pytest.raises(dibs.WouldDeadlock, match="cannot wait for itself to be done"):
             once.run(lambda: once.run(str))
         assert once.done() is None
+
+
+def test_a_run_ends_with_a_stack_that_did_not_enter_it(sqlite_url: str) -> None:
+    """An ExitStack takes what was begun before by its end alone."""
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            once = client.once("pushed", keep=60)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_exit(await once.begin())
+            assert await once.done()
+
+    asyncio.run(main())

@@ -235,6 +235,20 @@ def test_what_a_transaction_keeps_waiting_for_too_long_says_so(scene: Scene) -> 
             act()
 
 
+@pytest.mark.parametrize("kind", ["pymysql"])
+def test_what_is_cancelled_before_a_transaction_is_in_the_way_is_told(scene: Scene, kind: str) -> None:
+    """More jobs than one transaction cancels are not cancelled again from the beginning: who asked would miss some."""
+    queue = scene.holder.queue("a", ttl=30)
+    ids = queue.put_many([1] * 1000 + [dibs.NewJob(2, priority=1)])
+    caller = scene.caller()
+    queue.take().won[0].done(connection=caller.given)
+    with pytest.raises(dibs.StoreUnavailable, match=r"locked one of these jobs, and a part .* is done") as caught:
+        scene.other.queue("a").cancel(*ids)
+    assert caught.value.maybe_applied
+    caller.rollback()
+    assert scene.other.queue("a").cancel(*ids) == ids[-1:]
+
+
 def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
     """In tasks both are awaited, with a connection of an asynchronous driver."""
 

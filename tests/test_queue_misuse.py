@@ -164,16 +164,18 @@ def test_a_stream_that_ctrl_c_ends_while_it_waits_takes_nothing(client: dibs.Cli
 
 
 def test_what_cannot_be_pickled_says_what_to_do(client: dibs.Client) -> None:
-    """Clients, queues and jobs stay where they are; multiprocessing is told so in words."""
+    """Clients, queues, jobs and items stay where they are; multiprocessing is told so in words."""
     queue = client.queue("a")
     queue.put(1)
-    for thing in (client, queue, client.lock("a")):
+    for thing in (client, queue, client.lock("a"), client.rwlock("a"), client.rwlock("a").read()):
         with pytest.raises(TypeError, match=r"dibs\.connect\(\) in the other process"):
             pickle.dumps(thing)
     with queue.take() as batch:
         for claimed in (batch, batch.won[0]):
             with pytest.raises(TypeError, match="a claimed job cannot be pickled"):
                 pickle.dumps(claimed)
+    with client.claims("a").take([1]) as items, pytest.raises(TypeError, match="claimed items cannot be pickled"):
+        pickle.dumps(items)
 
 
 # -- takers who wait --------------------------------------------------------------------------------------------------

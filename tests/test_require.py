@@ -15,7 +15,7 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.promises import PROMISES, broken
 from dibs.store import Capabilities, Finding, Store
-from dibs.stores import memory, sqlite
+from dibs.stores import memory, postgres_check, sqlite
 from tests.command_line import Dibs
 from tests.servers.postgres import PostgresServer
 from tests.test_conformance import STORES
@@ -208,6 +208,28 @@ def test_doctor_reads_the_live_settings(dibs: Dibs, forgetful: PostgresServer) -
     assert "fsync=off" in failures[0]
     assert dibs("--url", url, "doctor", "--require", "signal").returncode == 0
     assert dibs("--url", url + "?require=durable", "doctor").returncode == 1
+
+
+def test_pages_that_a_crash_may_tear_are_no_durability(dibs: Dibs, own_postgres: PostgresServer) -> None:
+    """With full_page_writes=off doctor says what to set, and a client that requires durable is handed out nothing."""
+    url = own_postgres.create_database()
+    own_postgres.stop()
+    own_postgres._settings["full_page_writes"] = "off"
+    own_postgres.start()
+    (failure,) = [line for line in dibs("--url", url, "doctor").stdout.splitlines() if line.startswith("FAIL")]
+    assert "fsync=on, full_page_writes=off" in failure
+    assert "set full_page_writes=on" in failure
+    with library.connect(f"{url}?require=durable") as client, pytest.raises(library.SetupRequired, match="durable"):
+        client.lock("x").acquire(timeout=0)
+
+
+def test_doctor_names_the_setting_to_change_behind_a_pooler() -> None:
+    """Where dibs cannot set synchronous_commit for itself, that is what doctor says to change, and not fsync."""
+    facts = dict.fromkeys(("fsync", "full_page_writes"), "on") | {"synchronous_commit": "off", "encoding": "UTF8"}
+    found = postgres_check.findings(facts | {"version": 150000, "recovery": False, "read_only": "off"}, pooled=True)
+    assert next(finding.detail for finding in found if not finding.kept).endswith(
+        "synchronous_commit=off: set synchronous_commit=on, or a crash may hand out a token twice"
+    )
 
 
 def test_commands_keep_to_what_the_url_requires(dibs: Dibs, forgetful: PostgresServer) -> None:

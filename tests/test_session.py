@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import gc
 import inspect
 import itertools
@@ -15,6 +16,8 @@ import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from dibs.steps import Steps
 
 numbers = itertools.count()
+# What only threads of dibs's own do under a mutex, where no signal comes.
+OWN_THREADS = {"_run", "_stand_in", "_beat", "_look"}
 
 
 class Signal:
@@ -481,6 +486,48 @@ def test_ctrl_c_between_two_steps_leaves_none_to_the_garbage_collector() -> None
             assert inspect.getgeneratorstate(taken) in (inspect.GEN_CREATED, inspect.GEN_CLOSED), ctrl_c.arrived
 
 
+def _jumps_out(code: CodeType) -> Iterator[int | None]:
+    """The lines of the jumps back in ``with`` blocks of a function that a signal leaves without their ``__exit__``."""
+    steps = list(dis.get_instructions(code))
+    handled = getattr(dis.Bytecode(code), "exception_entries", ())  # before Python 3.11, blocks are kept on a stack
+
+    def handler(offset: int) -> int | None:
+        return next((entry.target for entry in handled if entry.start <= offset < entry.end), None)
+
+    def exits(target: int | None) -> bool:
+        """Whether what is done about an exception there is to leave such a block, sooner or later."""
+        for step in steps:
+            if target is not None and step.offset >= target:
+                if step.opname in ("WITH_EXCEPT_START", "CHECK_EXC_MATCH"):
+                    return step.opname == "WITH_EXCEPT_START"
+                if step.opname == "RERAISE":
+                    return exits(handler(step.offset))
+        return False
+
+    for step in steps:
+        if step.opname == "JUMP_BACKWARD" and handler(step.offset) is None and exits(handler(step.argval)):
+            yield next((line for first, end, line in code.co_lines() if line and first >= step.argval), None)
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _functions(constant)
+
+
+def test_no_signal_leaves_a_mutex_behind() -> None:
+    """Blocks under a mutex are compiled so that wherever a Ctrl-C comes, they are left as blocks are (gh-130279)."""
+    found = {
+        f"{path.name}:{line} {code.co_name}"
+        for path in Path(dibs.__file__).parent.glob("*.py")
+        for code in _functions(compile(path.read_text(), path.name, "exec"))
+        if not {"mutex", "_mutex"}.isdisjoint(code.co_names) and code.co_name not in OWN_THREADS
+        for line in _jumps_out(code)
+    }
+    assert not found
+
+
 def _close_during(ctrl_c: CtrlC) -> None:
     url = f"memory://session-{next(numbers)}"
     refused: list[BaseException] = []
@@ -750,6 +797,58 @@ def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: s
     asyncio.run(client.close())
 
 
+@pytest.mark.parametrize("what", ["a lease", "several", "a run", "items", "items, verified", "jobs", "a client"])
+def test_the_blocks_around_one_of_a_task_that_is_collected_end(between: Between, what: str) -> None:
+    """Whatever it is in, it is not awaited any more: other tasks run meanwhile, and a block around it is to end."""
+    client = between.async_client(ttl=60)
+    around = client.lock("around")
+
+    async def inner() -> Any:
+        if what == "a lease":
+            return await client.lock("left").acquire()
+        if what == "several":
+            return await client.multilock(["left", "right"]).acquire()
+        if what == "a run":
+            return await client.once("left", keep=60).begin()
+        if what == "jobs":
+            await client.queue("left").put(1)
+            return await client.queue("left").take()
+        other = between.async_client(ttl=60)
+        await other.ping()
+        return other
+
+    async def worker(inside: asyncio.Event) -> None:
+        async def verify(items: list[int]) -> list[int]:
+            inside.set()
+            await for_ever()
+            return items
+
+        async with around:
+            if what.startswith("items"):
+                block: Any = await client.claims("left").take([1], verify=verify if "verified" in what else None)
+            else:
+                block = await inner()
+            async with block:
+                inside.set()
+                await for_ever()
+
+    async def main() -> None:
+        def is_over() -> bool:
+            gc.collect()  # again, if the lane's thread has not yet let go of its last call
+            return not session.renewer.tracked()
+
+        session = client._desk.session()
+        eventually(is_over, "it is renewed for ever")
+        while await client.leases() or (await client.queue("left").depth()).claimed:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        await client.close()
+
+    leave_a_task(worker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Between) -> None:
     """Both are in blocks of one semaphore: the permit of the one that is garbage comes back, and no other."""
     client = between.async_client(ttl=60)
@@ -766,6 +865,36 @@ def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Be
             assert len(session.renewer.tracked()) == 2
             eventually(lambda: gc.collect() >= 0 and len(session.renewer.tracked()) == 1, "it is renewed for ever")
             assert lease.held
+        await client.close()
+
+    gc.disable()  # so that it is not collected before
+    try:
+        leave_a_task(worker)
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
+def test_work_of_a_task_that_is_collected_is_not_done(between: Between) -> None:
+    """Another task is in a block of the same once when it is collected: what that one leaves is its own run."""
+    client = between.async_client(ttl=60)
+    once = client.once("left", keep=60, timeout=0, on_busy="skip")
+
+    async def worker(inside: asyncio.Event) -> None:
+        async with once as run:
+            assert run
+            inside.set()
+            await for_ever()
+
+    async def main() -> None:
+        session = client._desk.session()
+        async with once as run:
+            assert not run
+            eventually(lambda: gc.collect() >= 0 and not session.renewer.tracked(), "it is renewed for ever")
+        assert await once.done() is None
+        async with once as run:
+            assert run
+        assert await once.done()
         await client.close()
 
     gc.disable()  # so that it is not collected before

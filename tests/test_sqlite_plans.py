@@ -10,6 +10,7 @@ import pytest
 
 from dibs.jobs import NewJob
 from dibs.stores.sqlite import SQLiteStore
+from dibs.stores.sqlite_sql import numbered
 from tests.job_queues import JobQueue
 
 # What ANALYZE notes of an index with so many columns: how many rows it has, and how many there are on average with one
@@ -70,8 +71,10 @@ def note(path: Path, seen: Callable[[int], list[int]]) -> None:
 def planned(db: sqlite3.Connection, sql: str) -> list[str]:
     """The steps of a statement."""
     text = sql.replace("{rows}", "(1, 2)" if "new(place" in sql else "(1,1,1,1,1,1,1,1,1)")
-    numbered = [int(number) for number in re.findall(r"\?(\d+)", text)]
-    values = dict.fromkeys(re.findall(r":(\w+)", text), 1) or (1,) * max(numbered, default=text.count("?"))
+    numbers = [int(number) for number in re.findall(r"\?(\d+)", text)]
+    values = dict.fromkeys(re.findall(r":(\w+)", text), 1) or (1,) * text.count("?")
+    if numbers:
+        values = numbered((1,) * max(numbers))
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {text}", values)]
 
 

@@ -18,7 +18,7 @@ import os
 from collections import deque
 from contextlib import suppress
 
-from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dibs._typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from dibs.door import door_to
 from dibs.errors import LeaseLost
 from dibs.guarding import converse, release_after_commit
@@ -58,6 +58,9 @@ class Ends:
         self.lost: dict[str, Any] = {}
         #: What has failed, by its key.
         self.failed: dict[str, Any] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a batch of claimed items cannot be pickled: this process holds them; give another their keys")
 
     def release(self, *items: Item[Any]) -> bool:
         """Send the releases of items on their way, in one call; False if one was lost. The caller starts the lane."""

@@ -60,3 +60,13 @@ class LostLease:
     def release_after_commit(self, connection: Any) -> None:
         """Always raises LeaseLost."""
         self.check()
+
+
+class LostMultiLease(LostLease):
+    """The same of several names."""
+
+    def __init__(self, fencing_tokens: dict[str, int]) -> None:
+        self.name = ", ".join(fencing_tokens)
+        self.names = tuple(fencing_tokens)
+        self.fencing_tokens = fencing_tokens
+        self.leases = {name: LostLease(name, token) for name, token in fencing_tokens.items()}

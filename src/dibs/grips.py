@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from dibs.errors import NotHeld
+from dibs.owners import is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,7 @@ class Gripped(ABC, Generic[L]):
         if grips:
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
             for grip in grips[:]:  # one by one, as other threads add theirs meanwhile
-                over = grip.lease._over and (grip.owner == owner or grip.lease._given_back)
+                over = grip.lease._over and (grip.owner == owner or grip.lease._given_back or is_gone(grip.owner))
                 if not grip.blocks and (over or not _ours(grip)):
                     with suppress(ValueError):  # another thread has just done so
                         grips.remove(grip)

@@ -9,6 +9,7 @@ what came too late.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.errors import LeaseLost, once_more
@@ -215,8 +216,8 @@ class JobFacts:
 
         def forget() -> None:
             unlisten()
-            with self._session.mutex:
-                listeners[:] = [other for other in listeners if other is not listener]
+            with self._session.mutex, suppress(ValueError):
+                listeners.remove(listener)
 
         return forget
 

@@ -46,6 +46,10 @@ class JobHold(Hold):
         # The end of a job of a group lets the next of the group be taken.
         self.grouped = any(job.group is not None for job in taken.jobs)
 
+    def without(self, ids: Sequence[int]) -> dict[int, list[Callable[[], None]]]:
+        """Take these out of those that are live; who was to be told of each. Under the mutex."""
+        return {job: self.live.pop(job) for job in ids if job in self.live}
+
     def renewal(self, ttl: float) -> Extend:
         return Extend(self.key, tuple(self.live), self.granted.fencing_token, ttl)
 
@@ -155,7 +159,7 @@ def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> dict[int, li
     Who is to be told that they are over is for the caller to tell.
     """
     with session.mutex:
-        forsaken = {job: hold.live.pop(job) for job in ids if job in hold.live}
+        forsaken = hold.without(ids)
         if not hold.live and hold.state == HELD:
             hold.state = RELEASED
             session.renewer.forget(hold)

@@ -102,19 +102,22 @@ class Keeper:
             with self._mutex:
                 now = self._clock.now()
                 for place, hold in enumerate(holds):
-                    if hold.state == HELD and now < hold.trusted_until:
-                        hold.state = RELEASED
-                        listeners += hold.listeners or ()
-                        hold.listeners = None
-                        asks[place] = self._end(hold, now)
-                    elif hold.state == HELD:
+                    if hold.state != HELD:
+                        continue
+                    if now >= hold.trusted_until:
                         late.append(hold)
+                        continue
+                    hold.state = RELEASED
+                    listeners += hold.listeners or ()
+                    hold.listeners = None
+                    asks[place] = self._end(hold, now)
         except BaseException:
             # As above; of those that were not reached, the caller's own clean-up takes care.
             with self._mutex:
                 for hold in holds:
-                    if hold.state == RELEASED:
-                        self._end(hold, self._clock.now())
+                    if hold.state != RELEASED:
+                        continue
+                    self._end(hold, self._clock.now())
             self._lane.start()
             raise
         for hold in late:
@@ -312,8 +315,10 @@ class Keeper:
 
     def _unlisten(self, hold: Hold, listener: Callable[[], None]) -> None:
         with self._mutex:
-            if hold.listeners is not None:
-                hold.listeners = [other for other in hold.listeners if other is not listener]
+            if hold.listeners is not None and listener in hold.listeners:
+                listeners = hold.listeners.copy()
+                listeners.remove(listener)
+                hold.listeners = listeners
 
     def close(self, now: float) -> tuple[list[Ask], list[Callable[[], None]]]:
         """End every hold, under the mutex: the asks that tell the store, and the listeners that are to be called.

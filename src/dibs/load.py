@@ -71,11 +71,14 @@ class Load:
             now = self._clock.now()
             if not self._slots or now - self._slots[-1][0] >= self._slot_s:
                 self._slots.append((now, dict.fromkeys(COUNTED, 0.0)))
-                while now - self._slots[0][0] > self.window_s:
-                    self._slots.popleft()
+                self._drop_old(now)
             slot = self._slots[-1][1]
             for what, amount in counted.items():
                 slot[what] += amount
+
+    def _drop_old(self, now: float) -> None:
+        while now - self._slots[0][0] > self.window_s:
+            self._slots.popleft()
 
     def taker(self, owner: object, workers: int = 1) -> None:
         """Somebody takes jobs here, for so many workers."""
@@ -113,17 +116,19 @@ class Load:
     def told(self) -> dict[str, Any]:
         """What is written for the others."""
         with self._mutex:
-            now = self._clock.now()
-            slots = [slot for began, slot in self._slots if now - began <= self.window_s]
-            for owner in [owner for owner, (at, _) in self._takers.items() if now - at > self.window_s]:
-                del self._takers[owner]
-            return {
-                "queue": self._queue[:100],
-                "seconds": round(min(self.window_s, now - self._began), 3),
-                "workers": sum(workers for _, workers in self._takers.values()),
-                **{what: round(sum(slot[what] for slot in slots), 4) for what in COUNTED},
-                "depths": [(round(at, 3), depth) for at, depth in self._depths],
-            }
+            return self._told(self._clock.now())
+
+    def _told(self, now: float) -> dict[str, Any]:
+        slots = [slot for began, slot in self._slots if now - began <= self.window_s]
+        for owner in [owner for owner, (at, _) in self._takers.items() if now - at > self.window_s]:
+            del self._takers[owner]
+        return {
+            "queue": self._queue[:100],
+            "seconds": round(min(self.window_s, now - self._began), 3),
+            "workers": sum(workers for _, workers in self._takers.values()),
+            **{what: round(sum(slot[what] for slot in slots), 4) for what in COUNTED},
+            "depths": [(round(at, 3), depth) for at, depth in self._depths],
+        }
 
 
 def read(store: Store, prefix: str, deadline: Deadline) -> list[dict[str, Any]]:

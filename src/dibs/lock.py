@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
@@ -235,6 +236,16 @@ def check_decorated(function: object, *, awaited: bool) -> None:
         raise TypeError(f"{function!r} is async: use a client of dibs.connect_async()")
     if body != "async" and awaited:
         raise TypeError(f"{function!r} is not async: use a client of dibs.connect()")
+
+
+def ran_inside(result: Any) -> Any:
+    """What a decorated function has returned; TypeError when that is a body yet to run, as ``body_of`` cannot see."""
+    if isinstance(result, (CoroutineType, _GeneratorContextManager, _AsyncGeneratorContextManager)):
+        raise TypeError(
+            f"the function returned {result!r}, whose body would run after the call, when nothing is held any more: "
+            "take the lock inside it (an async function is for a client of dibs.connect_async())"
+        )
+    return result
 
 
 def ran(result: Any) -> Any:

@@ -49,8 +49,9 @@ class LockOrder:
                     del pairs[next(iter(pairs))]
                 pairs[other, key] = place
                 before = pairs.get((key, other))
-                if before is not None:
-                    crossed.append((other, before))
+                if before is None:
+                    continue
+                crossed.append((other, before))
         for other, before in crossed:
             had, wanted = _name(other), _name(key)
             warnings.warn(

@@ -8,7 +8,7 @@ from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import LeaseLost
 from dibs.grips import Releasable
 from dibs.lease import Lease
-from dibs.lock import check_decorated
+from dibs.lock import check_decorated, ran_inside
 from dibs.owners import this_thread
 from dibs.steps import run
 
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=Releasable)
 class Lockable(Generic[T]):
     """What all locks for threads have in common: the verbs of ``threading.Lock``, ``with``, and decorating."""
 
-    __slots__ = ("_core",)
+    __slots__ = ("__weakref__", "_core")
 
     def __init__(self, core: Gripped[T]) -> None:
         self._core = core
@@ -76,6 +76,26 @@ class Lockable(Generic[T]):
                 if exc_type is None:
                     raise
 
+    # What threading.Condition asks of an RLock, to wait without it. Without, it would take a reentrant lock
+    # for one that is not held, and go on without a lock whose time-out is over when it wants it back.
+
+    def _is_owned(self) -> bool:
+        return self._core._find(this_thread()) is not None
+
+    def _release_save(self) -> int:
+        grip = self._core._find(this_thread())
+        count = 1
+        if grip is not None:
+            count, grip.count = grip.count, 1
+        run(self._core.release(this_thread()))
+        return count
+
+    def _acquire_restore(self, count: int) -> None:
+        run(self._core.acquire(this_thread(), True, None))
+        grip = self._core._find(this_thread())
+        if grip is not None:
+            grip.count = count
+
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""
         check_decorated(function, awaited=False)
@@ -90,7 +110,7 @@ class Lockable(Generic[T]):
                 raise core.timed_out()
             core.enter(lease)
             try:
-                result = function(*args, **kwargs)
+                result = ran_inside(function(*args, **kwargs))
             except BaseException:
                 self.__exit__(BaseException)
                 raise

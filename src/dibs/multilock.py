@@ -21,6 +21,7 @@ from dibs.steps import all_of, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from dibs.copies import LostMultiLease
     from dibs.desk import Desk
     from dibs.errors import LockTimeout
     from dibs.hold import Hold
@@ -107,6 +108,19 @@ class MultiLeaseFacts(Generic[L]):
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
         return f"<{type(self).__name__} of {len(self.leases)} names, {state}>"
+
+    def __copy__(self) -> LostMultiLease:
+        from dibs.copies import LostMultiLease
+
+        return LostMultiLease(self.fencing_tokens)
+
+    def __deepcopy__(self, memo: object) -> LostMultiLease:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from dibs.copies import LostMultiLease
+
+        return LostMultiLease, (self.fencing_tokens,)
 
 
 def _told(steps: Steps[None]) -> Steps[bool]:

@@ -28,6 +28,8 @@ YEARS_S = 2 * 365.25 * 24 * 3600.0
 _GENERATOR = 0x20
 _COROUTINE = 0x80
 _ASYNC_GENERATOR = 0x200
+# Attributes that say the same: of inspect.markcoroutinefunction, and of asyncio before Python 3.12.
+_ASYNC_MARKS = frozenset(("_is_coroutine_marker", "_is_coroutine"))
 WAIT_MAX_S = 10 * 365 * 24 * 3600.0
 
 _NAMESPACE_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -139,7 +141,8 @@ def body_of(function: Callable[..., Any]) -> str:
     flags = getattr(code, "co_flags", 0)
     if flags & (_GENERATOR | _ASYNC_GENERATOR):
         return "generator"
-    return "async" if flags & _COROUTINE else "inside"
+    marked = not _ASYNC_MARKS.isdisjoint(getattr(function, "__dict__", ()))
+    return "async" if flags & _COROUTINE or marked else "inside"
 
 
 def check_on_lost(on_lost: object) -> None:

@@ -87,8 +87,9 @@ def understood(rows: Iterable[StoredLease], names: str) -> list[Note]:
 
 def called(owner: object) -> str:
     """A thread or task, for people."""
-    get_name = getattr(owner() if isinstance(owner, ref) else owner, "get_name", None)
-    return f"task {get_name()}"[:OWNER_CHARS_MAX] if callable(get_name) else f"thread {owner}"[:OWNER_CHARS_MAX]
+    whom = owner() if isinstance(owner, ref) else owner
+    get_name = getattr(whom, "get_name", None)
+    return f"task {get_name()}"[:OWNER_CHARS_MAX] if callable(get_name) else f"thread {whom}"[:OWNER_CHARS_MAX]
 
 
 def spelled_out(ring: Sequence[Note], names: str) -> list[str]:

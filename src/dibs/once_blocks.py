@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dibs._typing import Generic, TypeVar
+from dibs._typing import Any, Generic, TypeVar
 from dibs.errors import NotHeld
+from dibs.owners import is_gone
 
 R = TypeVar("R")
 
@@ -20,6 +21,10 @@ class Blocks(Generic[R]):
 
     def enter(self, owner: object, run: R) -> None:
         self._runs.setdefault(owner, []).append(run)
+
+    def of_the_gone(self) -> Any:
+        """An owner that has ended inside; None without any."""
+        return next((owner for owner in list(self._runs) if is_gone(owner)), None)
 
     def leave(self, owner: object) -> R:
         """The run whose block ends.

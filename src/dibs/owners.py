@@ -9,12 +9,13 @@ child goes on with the owner of the thread that forked it; what that held is tol
 from __future__ import annotations
 
 from _thread import _local, get_ident
+from weakref import ref
 
 
 class ThreadOwner:
     """A thread. It is equal to itself only."""
 
-    __slots__ = ("ident",)
+    __slots__ = ("__weakref__", "ident")
 
     def __init__(self) -> None:
         #: What people know it by. Another thread may have had it before.
@@ -28,11 +29,17 @@ class ThreadOwner:
 _HERE = _local()
 
 
-def this_thread() -> ThreadOwner:
-    """The thread that is running."""
+def this_thread() -> ref[ThreadOwner]:
+    """The thread that is running. What it acquires does not keep its owner, which is gone when the thread is."""
     try:
-        owner: ThreadOwner = _HERE.owner
+        owner: ref[ThreadOwner] = _HERE.owner
     except AttributeError:
         # In one step: a signal may come in between, and its handler may acquire something as well.
-        owner = _HERE.__dict__.setdefault("owner", ThreadOwner())
+        thread = _HERE.__dict__.setdefault("thread", ThreadOwner())
+        owner = _HERE.owner = ref(thread)
     return owner
+
+
+def is_gone(owner: object) -> bool:
+    """Whether the thread or task has ended, and nobody can ask for what it holds in its name."""
+    return isinstance(owner, ref) and owner() is None

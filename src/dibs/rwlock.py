@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from dibs._typing import TYPE_CHECKING, Generic, TypeVar
+from dibs._typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, once_more
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore
@@ -41,6 +41,9 @@ class SideCore(LockCore[L]):
 
     #: The other side, if anybody has it.
     _other: Callable[[], SideCore[L] | None]
+
+    def __reduce__(self) -> NoReturn:
+        self._desk.__reduce__()  # before what the sides know of each other is found to be nothing to pickle
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         other = self._other()
@@ -130,7 +133,7 @@ class RWLock:
     ``with rwlock.write() as lease:`` as with a lock; a block that was downgraded ends as a reader's.
     """
 
-    __slots__ = ("_core", "_read", "_write")
+    __slots__ = ("__weakref__", "_core", "_read", "_write")
 
     def __init__(self, core: RWCore[Lease]) -> None:
         self._core = core

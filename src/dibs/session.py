@@ -6,6 +6,10 @@ travel the lane's, when to ask again waiting's, and what a user sees the faces' 
 
 One mutex guards the lane's queue, the waiting lines, the renewer's queues and the holds. It is held for a few
 dictionary operations, never during a call to the store or to a user's function.
+
+(A loop in the very block that has it ends with a plain statement, not with a condition: at the jump back after that,
+Python 3.13 forgets that the block must be left when a signal comes, gh-130279. What is called from there may be as it
+likes.)
 """
 
 from __future__ import annotations
@@ -282,10 +286,11 @@ class Session:
             releases += ends
             for ask in waiters:
                 ask.dropped = True
-                if ask.may_be_known():
-                    undo = ask.undoing()
-                    self.lane.put(undo)
-                    releases.append(undo)
+                if not ask.may_be_known():
+                    continue
+                undo = ask.undoing()
+                self.lane.put(undo)
+                releases.append(undo)
             sleeps = list(self._sleeps)
         for listener in listeners:
             listener()

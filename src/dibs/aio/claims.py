@@ -56,7 +56,7 @@ class AsyncBatch(BatchFacts[V]):
     See ``dibs.claims.Batch``.
     """
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
 
     @property
     def items(self) -> list[AsyncItem[V]]:  # type: ignore[override]
@@ -77,10 +77,11 @@ class AsyncBatch(BatchFacts[V]):
         return item  # type: ignore[return-value]
 
     async def __aenter__(self) -> AsyncBatch[V]:
+        self._entered = owner()
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        await end(self._ends.session, self._ending(), exc_type)
+        await end(self._ends.session, self._ending(), exc_type, getattr(self, "_entered", None))
 
 
 class AsyncClaims:
@@ -125,12 +126,13 @@ class AsyncClaims:
         verify may be an async function.
         """
         core = self._core
-        batch: AsyncBatch[Any] = await take(core.take(owner(), items, key, limit, query, n, params, verify))
+        me = owner()
+        batch: AsyncBatch[Any] = await take(core.take(me, items, key, limit, query, n, params, verify))
         if verify is not None and len(batch):
             try:
                 batch._keep_due(core.due(await _result(verify(batch.won)), key, query))
-            except BaseException:
-                await take(batch._ending())
+            except BaseException as error:
+                await end(batch._ends.session, batch._ending(), type(error), me)
                 raise
         return batch
 

@@ -14,7 +14,7 @@ from dibs.aio.once import AsyncOnce, AsyncOnceRun
 from dibs.aio.queue import AsyncJob, AsyncJobBatch, AsyncQueue
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
-from dibs.aio.tasks import owner, take
+from dibs.aio.tasks import is_here, owner, take
 from dibs.campaign import election_core
 from dibs.claiming import claims_core
 from dibs.handover import adopting, read_state
@@ -34,6 +34,7 @@ from dibs.threads import unattended
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
+    from dibs.aio.tasks import Owner
     from dibs.desk import Desk, LeaseRecord
     from dibs.history import HistoryRecord
     from dibs.names import Seconds
@@ -50,6 +51,9 @@ class AsyncClient:
 
     Safe to share among tasks, also of several loops.
     """
+
+    #: The task whose block it is.
+    _entered: Owner | None = None
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -325,10 +329,11 @@ class AsyncClient:
         await take(self._desk.closing())
 
     async def __aenter__(self) -> AsyncClient:
+        self._entered = owner()
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        if exc_type is GeneratorExit and self._desk.is_busy_here():
+        if exc_type is GeneratorExit and (not is_here(self._entered) or self._desk.is_busy_here()):
             unattended(lambda: run(self._desk.closing()))
         else:
             await self.close()

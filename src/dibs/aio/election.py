@@ -39,7 +39,7 @@ class AsyncTerm(TermFacts, AsyncLease):
         return Begun(steps) if to is None else take(steps)
 
     async def __aenter__(self) -> AsyncTerm:
-        self.check()  # a block that is entered after the end would hold nothing
+        await super().__aenter__()
         return self
 
 

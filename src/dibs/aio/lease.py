@@ -8,7 +8,7 @@ from weakref import ref
 
 from dibs import guarding
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
-from dibs.aio.tasks import Begun, call_in, end, take
+from dibs.aio.tasks import Begun, call_in, end, owner, take
 from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.lease import LeaseFacts
@@ -75,7 +75,7 @@ class AsyncLost(LostFacts):
 class AsyncLease(LeaseFacts):
     """A lease held by this process, for tasks."""
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
 
     @property
     def lost(self) -> AsyncLost:
@@ -114,11 +114,12 @@ class AsyncLease(LeaseFacts):
 
     async def __aenter__(self) -> AsyncLease:
         self.check()  # a block that is entered after the end would hold nothing
+        self._entered = owner()
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await end(self._session, self._releasing(), exc_type)
+            await end(self._session, self._releasing(), exc_type, getattr(self, "_entered", None))
         except LeaseLost:
             if exc_type is None:
                 raise

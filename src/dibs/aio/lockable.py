@@ -27,7 +27,7 @@ L = TypeVar("L", bound=Releasable)
 class AsyncLockable(Generic[L]):
     """What all locks for tasks have in common: the verbs of ``asyncio.Lock``, ``async with``, and decorating."""
 
-    __slots__ = ("_blocks", "_core")
+    __slots__ = ("__weakref__", "_blocks", "_core")
 
     def __init__(self, core: Gripped[L]) -> None:
         self._core = core
@@ -76,17 +76,17 @@ class AsyncLockable(Generic[L]):
         self._blocks.append(Block(lease, me))
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        me = running = owner()
+        me = owner()
         if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
-            me = next((block.task for block in self._blocks[:] if block.task() is None), running)
-        by_loss, here = self._end_block(exc_type, me), me is running
+            me = next((block.task for block in self._blocks[:] if block.task() is None), me)
+        by_loss = self._end_block(exc_type, me)
         lease = self._core.leave(me)
         if by_loss is None:  # another task has entered it: an asynchronous generator, for one, may be closed elsewhere
-            by_loss, here = lease is not None and self._end_block(exc_type, None, lease._holds) is True, False
+            me, by_loss = None, lease is not None and self._end_block(exc_type, None, lease._holds) is True
         if lease is not None:
             try:
                 if exc_type is GeneratorExit:
-                    await end(lease._session, lease._releasing(), exc_type, here=here)
+                    await end(lease._session, lease._releasing(), exc_type, me)
                 else:
                     await take(lease._releasing())
             except LeaseLost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING
 from dibs.aio.lease import AsyncLease, AsyncLost
 from dibs.aio.lockable import AsyncLockable
-from dibs.aio.tasks import Begun, end, take
+from dibs.aio.tasks import Begun, end, owner, take
 from dibs.errors import LeaseLost
 from dibs.multilock import MultiLeaseFacts
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
     """Several names held by this process, for tasks. ``leases[name]`` is the lease of each."""
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
 
     @property
     def lost(self) -> AsyncLost:
@@ -37,11 +37,12 @@ class AsyncMultiLease(MultiLeaseFacts[AsyncLease]):
     async def __aenter__(self) -> AsyncMultiLease:
         if not any(lease.held for lease in self.leases.values()):
             self.check()  # a block that is entered after the end would hold nothing
+        self._entered = owner()
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
-            await end(self._session, self._releasing(), exc_type)
+            await end(self._session, self._releasing(), exc_type, getattr(self, "_entered", None))
         except LeaseLost:
             if exc_type is None:
                 raise

@@ -24,7 +24,7 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
     whichever, gives the name up for the next to try. A block whose lease is lost is cancelled and ends with LeaseLost.
     """
 
-    __slots__ = ("_block",)
+    __slots__ = ("_block", "_entered")
 
     async def __aenter__(self) -> AsyncOnceRun:
         self._enter()
@@ -32,17 +32,18 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
 
     def _enter(self) -> None:
         self._block: Block | None = None
+        self._entered = me = owner()
         if self._lease is not None:
             self._lease.check()
-            me = owner()
             assert me is not None
             self._block = Block(self._lease, me)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        block = self._block
+        block: Block | None = getattr(self, "_block", None)
         by_loss = block is not None and block.end(exc_type)
         try:
-            await end(self._core._desk.session(), self._core.end(self, exc_type is not None), exc_type)
+            steps = self._core.end(self, exc_type is not None)
+            await end(self._core._desk.session(), steps, exc_type, getattr(self, "_entered", None))
         except LeaseLost:
             if exc_type is None or by_loss:
                 raise
@@ -91,7 +92,10 @@ class AsyncOnce:
         return begun
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        await self._core.blocks.leave(owner()).__aexit__(exc_type, *exc)
+        me = owner()
+        if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
+            me = self._core.blocks.of_the_gone() or me
+        await self._core.blocks.leave(me).__aexit__(exc_type, *exc)
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncOnce {self.name!r}>"

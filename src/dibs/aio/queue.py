@@ -70,7 +70,7 @@ class AsyncJobBatch(JobBatchFacts[AsyncJob]):
     See ``dibs.JobBatch``.
     """
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
 
     def done(self) -> Awaitable[None]:
         """Everything that is left is done, at once, in one call. Raises LeaseLost when some was not held any more."""
@@ -90,11 +90,12 @@ class AsyncJobBatch(JobBatchFacts[AsyncJob]):
         return job
 
     async def __aenter__(self) -> AsyncJobBatch:
+        self._entered = owner()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if self._claim is not None:
-            await end(self._claim.session, self._closing(error), kind)
+            await end(self._claim.session, self._closing(error), kind, getattr(self, "_entered", None))
 
 
 class AsyncQueue:
@@ -178,14 +179,15 @@ class AsyncQueue:
 
     async def _stream(self, n: int, patience: Patience) -> AsyncGenerator[AsyncJob, None]:
         while (look_s := patience.look_s()) is not None:
-            batch = await take(self._core.taking(owner(), n, look_s))
+            me = owner()
+            batch = await take(self._core.taking(me, n, look_s))
             try:
                 patience.saw(len(batch), look_s)
                 while not patience.stopped() and (job := batch._move_on()) is not None:
                     yield job
                 batch._move_past()
             except BaseException as error:
-                await end(self._core.desk.session(), batch._closing(left_in_the_middle(error)), type(error))
+                await end(self._core.desk.session(), batch._closing(left_in_the_middle(error)), type(error), me)
                 raise
             await take(batch._closing(None))
 

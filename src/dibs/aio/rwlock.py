@@ -17,7 +17,7 @@ class AsyncRWLock:
     ``read()`` and ``write()`` are locks like ``AsyncLock``.
     """
 
-    __slots__ = ("_core", "_read", "_write")
+    __slots__ = ("__weakref__", "_core", "_read", "_write")
 
     def __init__(self, core: RWCore[AsyncLease]) -> None:
         self._core = core

@@ -161,12 +161,13 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
         raise
 
 
-async def end(session: Session, steps: Steps[object], error: type[BaseException] | None, *, here: bool = True) -> None:
+async def end(session: Session, steps: Steps[object], error: type[BaseException] | None, entered: Owner | None) -> None:
     """Take the steps that end a block which was left by an error of this type, if by any; see ``Session.end``.
 
-    ``here``: by the task that has entered it. If not, its coroutine may be garbage, which must not be awaited.
+    ``entered``: the task that has entered it. Where another one runs, or none, the block may be that of a coroutine
+    which is garbage: awaited there, nothing of it would be ended any more, this block nor those around it.
     """
-    if error is GeneratorExit and (not here or session.is_busy_here()):
+    if error is GeneratorExit and (not is_here(entered) or session.is_busy_here()):
         unattended(lambda: run(steps))
     else:
         await take(steps)
@@ -205,6 +206,11 @@ def owner() -> Owner | None:
     except RuntimeError:  # no loop runs here: the garbage collector closes a coroutine
         return None
     return None if task is None else ref(task)
+
+
+def is_here(task: Owner | None) -> bool:
+    """Whether it is the task that is running."""
+    return task is not None and task is owner()
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from dibs.cli import BUSY, MISCONFIGURED, SIGNALLED, CommandError, connect, dura
 from dibs.cli.bench_figures import Figures, figures_of
 from dibs.cli.bench_works import BATCH, NEW_NAMES_MAX, PREFIX, WORKS, Place
 from dibs.cli.looks import json_option, pauses_of, print_json, table
-from dibs.cli.streams import plain
+from dibs.cli.streams import can_be_drawn_on, plain
 from dibs.errors import Unsupported, did_you_mean
 from dibs.names import check_seconds
 
@@ -270,7 +270,7 @@ class _Progress:
     """What is being measured, on stderr when that is a terminal; afterwards there is no trace of it."""
 
     def __init__(self) -> None:
-        self._wanted = sys.stderr is not None and sys.stderr.isatty()
+        self._wanted = can_be_drawn_on(sys.stderr)
 
     def __enter__(self) -> _Progress:
         return self

@@ -41,10 +41,12 @@ class Command:
         files: which of this process's files the command has under which number, besides the standard ones as they are.
         """
         go_fd, self._go_fd = os.pipe()
+        self._refusal_fd, refused_fd = os.pipe()  # the system closes its end when it becomes the command
         self.pid = os.fork()
         if not self.pid:
-            _become_command(go_fd, self._go_fd, path, argv, mask, files)
+            _become_command(go_fd, self._go_fd, refused_fd, path, argv, mask, files)
         os.close(go_fd)
+        os.close(refused_fd)
         try:
             os.setpgid(self.pid, self.pid)  # both do it, so that it is done whoever comes first
         except OSError:
@@ -71,6 +73,11 @@ class Command:
                 self.status = status
         return None
 
+    def refused(self) -> bool:
+        """Whether the system refused to run it, so that the exit code is not the command's. Asked once, at its end."""
+        with open(self._refusal_fd, "rb") as refusal:
+            return bool(refusal.read())
+
     def exit_code(self) -> int:
         """Its exit code, as a shell would tell it."""
         assert self.status is not None
@@ -90,6 +97,7 @@ class Command:
 def _become_command(
     go_fd: int,
     other_end: int,
+    refused_fd: int,
     path: str,
     argv: list[str],
     mask: set[int | signal.Signals],
@@ -118,6 +126,7 @@ def _become_command(
         os.execve(path, argv, environment)  # noqa: S606 - without a shell is how it is meant
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        os.write(refused_fd, b"\0")
         say(f"cannot run {argv[0]!r}: {error.strerror}")
     finally:
         os._exit(code)

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_KEPT = 1
+# Whether tables and rights suffice shows a lock that is taken: of a name of its own, so that nobody waits for it.
+TRIED = "dibs-doctor"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"""\
-Check the store: one line for each promise, ok or FAIL, with what to change; then what the store offers.
+Check the store: one line for each promise, ok or FAIL, with what to change; then what the store offers. It takes a lock
+of its own, {TRIED}, and gives it back.
 
 Exits 1 when a promise that was asked for is not kept, 69 when the store cannot be reached, 78 when it is not set up.
 Every promise is asked for, unless --require, or require= in the URL, names those that are: then the others of
@@ -59,15 +62,20 @@ def doctor(args: argparse.Namespace) -> int:
     required = list(dict.fromkeys([*parse(in_url), *named]))
     code = 0
     offered: Capabilities | None = None
+    findings: list[Finding] = []
     with client:
         shown = client._desk.address.shown
         try:
             offered = client.capabilities
-            findings = run(client._desk.checking())
+            findings += run(client._desk.checking())
+            lease = client.lock(TRIED).acquire(timeout=0)
+            if lease is not None:  # None: another doctor has it, or it is paused; the store has answered either way
+                lease.release()
+            findings.append(Finding("set up", True, f"the lock {TRIED} was asked for"))
         except DibsError as error:
             code = exit_code(error)
             promise = "reachable" if isinstance(error, StoreUnavailable) else "set up"
-            findings = [Finding(promise, False, " ".join(str(error).split()))]
+            findings.append(Finding(promise, False, " ".join(str(error).split())))
     if offered is not None:
         findings = _with_promises(findings, required, offered)
     selective = bool(required) or args.require is not None

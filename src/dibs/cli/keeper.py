@@ -41,12 +41,16 @@ _CHUNK = 65536
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code as a shell tells it, whether it was stopped, the last of its stderr."""
+    """How a command ended: its exit code as a shell tells it, whether it was stopped, the last of its stderr.
+
+    ``refused``: it never began, the system would not run it.
+    """
 
     number: int
     code: int
     stopped: bool
     tail: str
+    refused: bool
 
 
 class Kept:
@@ -214,12 +218,12 @@ class Keeper:
         lines = (self._unread + data).split(b"\n")
         self._unread = lines.pop()
         ended = []
-        for number, group, code, stopped, tail in map(json.loads, lines):
+        for number, group, code, stopped, tail, refused in map(json.loads, lines):
             if code is None:
                 self._kept[number].group = group
             else:
                 killed = self._kept.pop(number).killed and code == SIGNALLED + signal.SIGKILL
-                ended.append(Ended(number, code, stopped or killed, tail))
+                ended.append(Ended(number, code, stopped or killed, tail, refused))
         return ended
 
     def _died(self) -> CommandError:

@@ -176,7 +176,7 @@ class Keeping:
         self._poll.register(feed_fd, select.POLLOUT)
         if self._listening:
             self._poll.register(error_fd, select.POLLIN)
-        self._tell(number, command.pid, None, False, "")
+        self._tell(number, command.pid, None, False, "", False)
         if boot_now() < run.kill_at:
             command.start(order["environment"])
         else:
@@ -227,12 +227,12 @@ class Keeping:
             if not self._over(run, now):
                 if not run.stopped and not run.ended:
                     run.ended = True
-                    self._tell(number, 0, None, False, "")
+                    self._tell(number, 0, None, False, "", False)
             else:
                 del self._runs[number]
                 tail = bytes(run.tail).decode("utf-8", "replace").strip()
                 stopped = run.stopped and not run.out_of_reach
-                self._tell(number, group, run.command.exit_code(), stopped, tail)
+                self._tell(number, group, run.command.exit_code(), stopped, tail, run.command.refused())
 
     def _over(self, run: Run, now: float) -> bool:
         """Whether it is time to tell of a command that has ended."""

@@ -8,6 +8,7 @@ import sys
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import INTERRUPTED, USAGE, CommandError, exit_code
+from dibs.cli.streams import can_be_drawn_on
 from dibs.clock import boot_now
 from dibs.errors import DibsError
 from dibs.jobs import PAYLOAD_BYTES_MAX, PUT_MAX
@@ -108,7 +109,7 @@ class Bar:
         self._next_at = boot_now() + BAR_AFTER_S
         self._began_at = boot_now()
         self._shown = False
-        self._wanted = sys.stderr is not None and sys.stderr.isatty()
+        self._wanted = can_be_drawn_on(sys.stderr)
 
     def show(self, count: int, more_bytes: int) -> None:
         """So many jobs were put, from so many more bytes."""

@@ -54,6 +54,11 @@ def drop(stream: TextIO) -> None:
         pass
 
 
+def can_be_drawn_on(stream: TextIO | None) -> bool:
+    """Whether it is a terminal that does what escape sequences say, which those of some editors do not."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def plain(text: str) -> str:
     """The text with everything escaped that is not seen but does something, to a terminal for example."""
     if text.isprintable():

@@ -15,7 +15,7 @@ from collections import deque
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import SIGNALLED, connect, duration
 from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
-from dibs.cli.streams import plain
+from dibs.cli.streams import can_be_drawn_on, plain
 from dibs.errors import StoreUnavailable
 from dibs.names import check_seconds, lasting, people_call
 
@@ -41,7 +41,7 @@ HEADERS = ("NAME", "SLOT", "HOLDER", "FOR", "LEFT", "WAITING", "GRANTS/S", "INFO
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Show who holds what, for how long, how many wait, and how often names change hands, until q or Ctrl-C is pressed. Names
-that somebody waits for come first. Where stdout is no terminal, one table is printed."""
+that somebody waits for come first. Where stdout is no terminal, or TERM=dumb, one table is printed."""
     parser.epilog = f"""\
 examples:
   dibs top                                      everything in the namespace, every two seconds
@@ -67,7 +67,7 @@ ARGUMENTS = {"top": _arguments}
 def top(args: argparse.Namespace) -> int:
     """``dibs top``."""
     check_seconds("--interval", args.interval, least=INTERVAL_MIN_S, most=INTERVAL_MAX_S)
-    live = not args.once and not args.json and sys.stdout.isatty()
+    live = not args.once and not args.json and can_be_drawn_on(sys.stdout)
     with connect(args) as client:
         looks = Looks(client, args.prefix)
         looks.look()  # what is wrong from the start ends it, before the terminal is changed
@@ -84,7 +84,7 @@ def top(args: argparse.Namespace) -> int:
 def _watch(looks: Looks, screen: Screen, interval_s: float) -> None:
     trouble = ""
     while True:
-        screen.show(f"dibs top  {looks.shown}  {looks.summary()}", trouble or looks.text())
+        screen.show(f"dibs top  {looks.summary()}  {looks.shown}", trouble or looks.text())
         if screen.pressed(interval_s) == b"q":
             return
         try:

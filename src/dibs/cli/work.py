@@ -158,6 +158,8 @@ class Worker:
         self._numbers = 0
         self._draining = False
         self._interrupted = False
+        #: The code to exit with when the system does not run the command, as it did not where `find` looked.
+        self._refused = 0
         self._finished: SimpleQueue[BaseException | None] = SimpleQueue()
         self._bell_fd, self._ring_fd = os.pipe()
         for fd in (self._bell_fd, self._ring_fd):
@@ -188,7 +190,7 @@ class Worker:
         error = self._finished.get()
         if error is not None:
             raise error
-        return INTERRUPTED if self._interrupted else 0
+        return INTERRUPTED if self._interrupted else self._refused
 
     # -- the main thread --------------------------------------------------------------------------------------------
 
@@ -272,6 +274,9 @@ class Worker:
             job.skip()
         elif ended.stopped:
             self._stopped(job)
+        elif ended.refused:  # as it would for every job: none is to be dead for that
+            self._refused, self._draining = ended.code, True
+            job.skip()
         elif ended.code == BUSY:
             self._not_now(job)
         elif ended.code:

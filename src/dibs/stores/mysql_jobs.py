@@ -11,7 +11,7 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.door import MYSQL, Said
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.jobs import (
     BACK,
     CANCELLED,
@@ -264,7 +264,7 @@ class MySQLJobs:
         every = sorted(set(ids))
         for first in range(0, len(every), STEP_JOBS):
             some = every[first : first + STEP_JOBS]
-            cancelled += self._transaction(partial(ends.cancel, name, some, keep, self._text), deadline)
+            cancelled += self._step(partial(ends.cancel, name, some, keep, self._text), deadline)
         self._drop_old(deadline)
         return cancelled
 
@@ -277,7 +277,7 @@ class MySQLJobs:
             if not some:
                 break
             last = some[-1]
-            revived += self._transaction(partial(ends.revive, some, name, self._text), deadline)
+            revived += self._step(partial(ends.revive, some, name, self._text), deadline)
         return revived
 
     def forget(self, name: str, ids: Sequence[int] | None, older_than: float, deadline: Deadline) -> int:
@@ -309,6 +309,15 @@ class MySQLJobs:
         done = self._connection.transaction(work, deadline, self._schema)
         self._connection.wrote = True
         return done
+
+    def _step(self, work: Callable[[Callable[[str], Answer]], _T], deadline: Deadline) -> _T:
+        """One of the transactions of an operator's act, which cannot be made again when a part of it is done."""
+        try:
+            return self._transaction(work, deadline)
+        except RowBusy as error:
+            if self._connection.wrote:
+                raise StoreUnavailable(f"{error}, and a part of what was asked for is done") from error
+            raise
 
     def _ids(self, answer: Answer) -> list[int]:
         return [int(job or 0) for (job,) in answer.rows]

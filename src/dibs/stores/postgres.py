@@ -113,7 +113,7 @@ class PostgresStore:
         found, connection = CAPABILITIES, self._connection
         if connection.pooled:
             found = found._replace(signal="poll (behind a connection pooler)")
-        if connection.facts and not postgres_check.durable(connection.facts):
+        if connection.facts and postgres_check.volatile(connection.facts):
             found = found._replace(durable=False, fencing_token="strict while no crash loses acknowledged commits")
         return found
 

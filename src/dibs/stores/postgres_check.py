@@ -11,7 +11,7 @@ from dibs.store import Finding
 
 def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
     """What ``dibs doctor`` says."""
-    version, lasting, read_only = facts["version"], durable(facts), facts["read_only"] != "off"
+    version, loose, read_only = facts["version"], volatile(facts), facts["read_only"] != "off"
     return [
         Finding("reachable", True, f"PostgreSQL {version // 10000}.{version % 10000}"),
         Finding(
@@ -24,10 +24,10 @@ def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
         ),
         Finding(
             "grants survive a crash of the server",
-            lasting and facts["full_page_writes"] == "on",
+            not loose,
             f"fsync={facts['fsync']}, full_page_writes={facts['full_page_writes']}, "
             f"synchronous_commit={facts['synchronous_commit']}"
-            + ("" if lasting else ": set fsync=on, or a crash may hand out a token twice"),
+            + (f": set {loose}=on, or a crash may hand out a token twice" if loose else ""),
         ),
         Finding("names are kept exactly", facts["encoding"] == "UTF8", f"server_encoding={facts['encoding']}"),
         Finding(
@@ -38,6 +38,7 @@ def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
     ]
 
 
-def durable(facts: dict[str, Any]) -> bool:
-    """Whether no crash loses an acknowledged commit."""
-    return bool(facts["fsync"] == "on" and facts["synchronous_commit"] != "off")
+def volatile(facts: dict[str, Any]) -> str:
+    """The setting that lets a crash lose or spoil an acknowledged commit; "" when none does."""
+    settings = "fsync", "full_page_writes", "synchronous_commit"
+    return next((setting for setting in settings if facts[setting] == "off"), "")

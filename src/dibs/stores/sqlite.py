@@ -48,6 +48,7 @@ from dibs.store import (
 from dibs.stores.identifiers import quoted_table
 from dibs.stores.sqlite_address import check_path, default_path
 from dibs.stores.sqlite_file import SQLiteFile
+from dibs.stores.sqlite_sql import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +163,7 @@ class SQLiteStore:
             sql, values = self._grant_at_once, (name, claim_id, holder, info, file.boot, now, now + ttl, file.floor)
             if permits:
                 sql, values = self._sql["grant_permits_at_once"], (*values, permits, take)  # type: ignore[assignment]
-            granted = db.execute(sql, values).fetchall()
+            granted = db.execute(sql, numbered(values)).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
             if request.ticket is not None:
@@ -200,7 +201,7 @@ class SQLiteStore:
         if not from_claim:
             return GONE
         values = (name, slot, claim_id, from_claim, holder, info, self._file.boot, now, now + ttl, floor)
-        moved = db.execute(self._sql["transfer"], (*values, not permits)).fetchall()
+        moved = db.execute(self._sql["transfer"], numbered((*values, not permits))).fetchall()
         if not moved:
             return GONE
         return Granted(moved[0][0], moved[0][1], slot)

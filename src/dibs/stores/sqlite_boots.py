@@ -10,7 +10,7 @@ import os
 from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now, wall_now
 from dibs.errors import SetupRequired
-from dibs.stores.sqlite_sql import VERSION
+from dibs.stores.sqlite_sql import VERSION, numbered
 
 if TYPE_CHECKING:
     import sqlite3
@@ -77,7 +77,7 @@ def begin(
             ):
                 db.execute(file.sql["set_meta"], (key, value))
             db.execute(file.sql["clear_line"])
-            db.execute(file.sql["carry_over"], (boot, boot_now(), wall_now(), boot - 1))
+            db.execute(file.sql["carry_over"], numbered((boot, boot_now(), wall_now(), boot - 1)))
         if last_boot is not None and missing and (version == VERSION or "" in missing):  # (1 had no pools)
             # A table that was dropped took tokens with it.
             floor = file.meta(db, "token_floor") + TOKENS_PER_BOOT

@@ -30,6 +30,7 @@ from dibs.stores.columns import (
 from dibs.stores.identifiers import quoted_part
 from dibs.stores.sqlite_errors import primary_code
 from dibs.stores.sqlite_pins import alias_of
+from dibs.stores.sqlite_sql import numbered
 from dibs.stores.tables import TablesMissing
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class SQLiteRows:
     def _run(self, verb: str, key: str, request: Any, now: float, *more: object) -> list[Any]:
         values = (key, f"{self._boot}{request.claim_id} ", now, self._boot, *more)
         try:
-            return self._db().execute(self._sql[verb], values).fetchall()
+            return self._db().execute(self._sql[verb], numbered(values)).fetchall()
         except sqlite3.Error as error:
             code = primary_code(error)
             if code == _MISTAKE and str(error).startswith(("no such table", "no such column")):

@@ -16,6 +16,7 @@ from json import dumps, loads
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
 from dibs.store import PIN_KEEP_S, RELEASED, Acquire, Granted, Release, Renew, Renewed
+from dibs.stores.sqlite_sql import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +75,9 @@ class _Many:
 
     def acquire(self, ttl: float, holder: str, info: str | None) -> dict[int, Outcome]:
         file, now = self._file, self._now
-        values = self._theirs[0], None, holder, info, file.boot, now, now + ttl, file.floor
-        self._db.execute(file.sql["grant_many"], values)
-        ((names, tokens, since),) = self._db.execute(file.sql["granted_many"], self._theirs)
+        values = self._theirs[0], 1, holder, info, file.boot, now, now + ttl, file.floor
+        self._db.execute(file.sql["grant_many"], numbered(values))
+        ((names, tokens, since),) = self._db.execute(file.sql["granted_many"], numbered(self._theirs))
         grants = zip(loads(names), loads(tokens), loads(since), strict=True)
         return {self._places[name]: Granted(token, float(granted_wall)) for name, token, granted_wall in grants}
 
@@ -88,6 +89,6 @@ class _Many:
 
     def _change(self, statement: str, values: tuple[float, ...], outcome: Outcome) -> dict[int, Outcome]:
         """Change the leases that are there. Which they are is asked before: of what was released nothing tells it."""
-        ((names,),) = self._db.execute(self._file.sql["held_many"], self._theirs)
-        self._db.execute(self._file.sql[statement], (*self._theirs, *values))
+        ((names,),) = self._db.execute(self._file.sql["held_many"], numbered(self._theirs))
+        self._db.execute(self._file.sql[statement], numbered((*self._theirs, *values)))
         return {self._places[name]: outcome for name in loads(names)}

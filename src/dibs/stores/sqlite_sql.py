@@ -5,7 +5,13 @@ Times are seconds on the boot clock of the boot that the row names; ``dibs.store
 
 from __future__ import annotations
 
+import sys
+
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.stores.identifiers import quoted_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # Unix time, to the millisecond, which is what SQLite has. Not the caller's: a statement asks once it may write, so who
 # comes next is later by this clock, however long a thread stood still between looking at a clock and writing.
@@ -77,6 +83,16 @@ _THEIRS = (
     "FROM json_each(?1) AS a CROSS JOIN {lease} AS l"
     " WHERE l.name = a.key AND l.slot = 1 AND l.claim_id = a.value AND l.boot = ?2 AND l.expires_boot > ?3"
 )
+
+
+def _by_number(values: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): value for number, value in enumerate(values, 1)}
+
+
+# What is given to a statement whose parameters are ?1, ?2 … Python 3.12.0 to 3.12.3 take that for a name, and warn of
+# each that is given a value without one (gh-117995), which takes longer than the statement.
+numbered: Callable[[Sequence[Any]], Any] = _by_number if (3, 12) <= sys.version_info < (3, 12, 4) else tuple
+
 _STATEMENTS = {
     "read": (
         "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take FROM {lease}"
@@ -90,7 +106,7 @@ _STATEMENTS = {
     ).format(row="", name="?1", claim="?2"),
     "grant_many": (
         "INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
-        f" expires_boot, info) SELECT l.name, 1, a.value, ?3, {_TOKEN}, ?5, {_SINCE}, ?6, {_UNTIL}, ?4"
+        f" expires_boot, info) SELECT l.name, ?2, a.value, ?3, {_TOKEN}, ?5, {_SINCE}, ?6, {_UNTIL}, ?4"
         " FROM json_each(?1) AS a CROSS JOIN {{lease}} AS l"
         f" WHERE {_GRANTABLE} ON CONFLICT (name, slot) DO UPDATE SET claim_id = excluded.claim_id,"
         " holder = excluded.holder, fencing_token = excluded.fencing_token, boot = excluded.boot,"

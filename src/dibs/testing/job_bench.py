@@ -8,7 +8,7 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.clock import Deadline
 from dibs.jobs import DONE, Extend, Extended, Finish, Finished, NewJob, Put, PutDone, Take, Taken
-from dibs.store import Held
+from dibs.store import Held, RowBusy
 from dibs.testing.case import STORE_CASES, Bench, claims, equal, queues, until
 
 if TYPE_CHECKING:
@@ -37,7 +37,16 @@ class Queue:
     def act(self, *requests: JobRequest) -> list[Any]:
         outcomes: list[Any] = self._patiently(lambda deadline: self.jobs.act(requests, deadline))
         equal(len(outcomes), len(requests), "outcomes of one call")
+        for place, outcome in enumerate(outcomes):
+            if isinstance(outcome, RowBusy):  # it alone was not carried out; as clients do, it is asked for again
+                outcomes[place] = self._patiently(partial(self._act_alone, requests[place]))
         return outcomes
+
+    def _act_alone(self, request: JobRequest, deadline: Deadline) -> Any:
+        (outcome,) = self.jobs.act([request], deadline)
+        if isinstance(outcome, RowBusy):
+            raise outcome
+        return outcome
 
     def _patiently(self, act: Callable[[Deadline], Any]) -> Any:
         return self.connection._patiently(act)
