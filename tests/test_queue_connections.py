@@ -215,6 +215,22 @@ def test_who_ends_elsewhere_what_a_transaction_ends_delays_nobody_else(scene: Sc
 
 
 @rows_locked
+def test_a_put_that_a_transaction_was_refused_delays_no_worker(scene: Scene) -> None:
+    """What is being worked is not replaced, and can be ended while the transaction goes on."""
+    queue = scene.holder.queue("a", ttl=30)
+    queue.put(1, key="k")
+    caller = scene.caller()
+    with queue.take() as batch:
+        for job in batch:
+            with pytest.raises(dibs.JobExists):
+                scene.other.queue("a").put(2, key="k", on_conflict="replace", connection=caller.given)
+            job.extend()
+            job.done()
+    caller.commit()
+    assert counts(queue) == (0, 0, 0, 0)
+
+
+@rows_locked
 def test_what_a_transaction_keeps_waiting_for_too_long_says_so(scene: Scene) -> None:
     queue = scene.holder.queue("a", ttl=30)
     caller = scene.caller()

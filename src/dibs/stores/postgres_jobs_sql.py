@@ -110,10 +110,14 @@ PUT_KNOWN = "SELECT array_agg(j.id ORDER BY j.put_place) FROM {job} AS j WHERE j
 
 # The rows that a put may replace, locked in the order of their ids.
 PUT_LOCK = "SELECT j.id FROM {job} AS j WHERE j.queue = $1::text AND j.key = ANY ($2::text[]) ORDER BY j.id FOR UPDATE"
-# One put, some of whose jobs have keys. What has them is locked if it may be replaced, so that it does not change
+# One put, some of whose jobs have keys. What has them is locked if it is to be replaced, so that it does not change
 # between the look and the write; a key that appears in between is a unique violation, and the whole is tried again.
 # Within the caller's transaction, which such an error would end, the job with that key is left out, and then nothing is
 # replaced; what was put is taken back (UNPUT), and the whole is tried again.
+LOOK = f"SELECT j.id, {_IN_FORCE} AS claimed FROM {{job}} AS j WHERE j.queue = $2::text AND j.key = a.key"
+# (Not what is being worked, which is refused: its worker would wait for the caller's transaction.)
+LOOK_LOCKING = f"""\
+SELECT w.* FROM ({LOOK} AND NOT ({_IN_FORCE}) FOR UPDATE) AS w UNION ALL {LOOK} AND {_IN_FORCE}"""
 PUT_KEYED = f"""\
 WITH known AS MATERIALIZED (
     SELECT j.put_place, j.id FROM {{job}} AS j WHERE j.put_id = $1::text
@@ -122,9 +126,7 @@ WITH known AS MATERIALIZED (
     FROM unnest($3::text[], $4::text[], $5::bytea[], $6::integer[], $7::float8[], $8::float8[], $9::text[],
             $10::integer[]) WITH ORDINALITY
         AS a (key, payload, payload_bytes, priority, delay, at, group_name, max_tries, i)
-    LEFT JOIN LATERAL (
-        SELECT j.id, {_IN_FORCE} AS claimed FROM {{job}} AS j WHERE j.queue = $2::text AND j.key = a.key {{lock}}
-    ) AS f ON true
+    LEFT JOIN LATERAL ({{look}}) AS f ON true
 ), refused AS MATERIALIZED (
     SELECT s.i, s.found, s.key, s.claimed FROM seen AS s
     WHERE s.found IS NOT NULL AND {{refused}} AND NOT EXISTS (SELECT FROM known) ORDER BY s.i LIMIT 1

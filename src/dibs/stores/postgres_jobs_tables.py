@@ -14,9 +14,9 @@ from dibs.stores.postgres_watch import job_channel
 _INDEXES = ("order", "key", "put", "group", "ended", "kept")
 # For a put in which some jobs have keys: which of those whose key a live job has are refused, and which replace it.
 _KEYED = {
-    RAISE: {"refused": "true", "replaces": "false", "lock": ""},
-    KEEP: {"refused": "false", "replaces": "false", "lock": ""},
-    REPLACE: {"refused": "s.claimed", "replaces": "true", "lock": "FOR UPDATE OF j"},
+    RAISE: {"refused": "true", "replaces": "false", "look": sql.LOOK},
+    KEEP: {"refused": "false", "replaces": "false", "look": sql.LOOK},
+    REPLACE: {"refused": "s.claimed", "replaces": "true", "look": sql.LOOK_LOCKING},
 }
 
 
@@ -43,7 +43,8 @@ class JobTables:
             verb: self._filled(getattr(part, verb)).encode() for part in (sql, turns, view) for verb in part.VERBS
         }
         self.sql["DEAD"] = self.sql["KEEP"]
-        for mode, parts in _KEYED.items():
+        for mode, modal in _KEYED.items():
+            parts = {**modal, "look": self._filled(modal["look"])}
             self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="", and_only_if="").encode()
             # For who cannot try again after an error.
             self.sql[f"PUT_{mode}_WITHIN"] = self._filled(
