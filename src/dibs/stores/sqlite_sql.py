@@ -90,7 +90,7 @@ def _by_number(values: Sequence[Any]) -> dict[str, Any]:
 
 
 # What is given to a statement whose parameters are ?1, ?2 … Python 3.12.0 to 3.12.3 take that for a name, and warn of
-# each that is given a value without one (gh-117995), which takes longer than the statement.
+# each that is given a value without one (gh-117995).
 numbered: Callable[[Sequence[Any]], Any] = _by_number if (3, 12) <= sys.version_info < (3, 12, 4) else tuple
 
 _STATEMENTS = {
