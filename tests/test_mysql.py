@@ -949,6 +949,22 @@ def test_a_lease_pinned_in_a_transaction_delays_the_names_of_nobody_else(mysql: 
             caller.rollback()
 
 
+def test_a_job_ends_in_a_transaction_that_updates_nothing_without_a_key(mysql: MariaDBServer, mysql_url: str) -> None:
+    """As sql_safe_updates has it."""
+    with (
+        dibs.connect(mysql_url) as client,
+        closing(mysql.connect(database_of(mysql_url), init_command="SET sql_safe_updates = 1")) as caller,
+    ):
+        queue = client.queue("a", ttl=30, keep_results=60)
+        ids = queue.put_many([1, 2])
+        with queue.take(2) as batch:
+            caller.begin()
+            for job in batch:
+                job.done(connection=caller)
+            caller.commit()
+        assert [job.id for job in queue.jobs("done")] == ids[::-1]
+
+
 def test_a_purge_leaves_alone_what_a_transaction_has_changed(mysql: MariaDBServer, mysql_url: str) -> None:
     """Nobody waits for that transaction; the next purge finds what it leaves."""
     with (

@@ -558,3 +558,17 @@ def test_ten_thousand_leases_are_renewed_in_one_statement(postgres_url: str) -> 
     renewed = store.act([Renew(name, f"c-{i}", 60) for i, name in enumerate(names)], deadline)
     assert {type(outcome) for outcome in renewed} == {Renewed}
     store.close()
+
+
+def test_a_row_that_a_transaction_has_locked_costs_no_other_lease(client: dibs.Client, postgres_url: str) -> None:
+    """The others are renewed meanwhile, and the loss of that one says what was in the way."""
+    leases = [client.lock(f"x{number}", ttl=3).acquire() for number in range(4)]
+    *others, locked = [lease for lease in leases if lease is not None]  # the last to end
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("SELECT * FROM dibs_lease WHERE name LIKE '%x3' FOR UPDATE")
+        assert locked.lost.wait(30)
+        with pytest.raises(dibs.LeaseLost, match="a transaction that is still open has locked its row"):
+            locked.check()
+        assert [lease.held for lease in others] == [True] * 3
+    for lease in others:
+        lease.release()

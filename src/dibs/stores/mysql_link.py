@@ -133,7 +133,12 @@ class Connection:
         return self._patiently(partial(self._transaction, work, deadline), deadline)
 
     def for_caller(self, statement: str) -> str:
-        """A statement of ours as it goes into the caller's transaction, which may have begun before our row was so."""
+        """A statement of ours as it goes into the caller's transaction, which may have begun before our row was so.
+
+        And which may be in a session that is to update nothing without a key.
+        """
+        if statement.startswith("DELETE") and self._shown == "MariaDB":
+            return (sql.UNSAFE_NO_SNAPSHOT_FOR if self._locks_by_snapshot else sql.UNSAFE_FOR) + statement
         ours = statement.startswith(("SELECT", "INSERT", "UPDATE", "DELETE"))
         return sql.NO_SNAPSHOT_FOR + statement if ours and self._locks_by_snapshot else statement
 

@@ -101,6 +101,9 @@ ON_MYSQL = "SET SESSION wait_timeout = %d"
 # conditional write looks at the row that it has locked, and that is what we want to write.
 NO_SNAPSHOT = "SET SESSION innodb_snapshot_isolation = OFF"
 NO_SNAPSHOT_FOR = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
+# MariaDB takes a DELETE that joins for one without a key, whichever it uses.
+UNSAFE_FOR = "SET STATEMENT sql_safe_updates = OFF FOR "
+UNSAFE_NO_SNAPSHOT_FOR = "SET STATEMENT sql_safe_updates = OFF, innodb_snapshot_isolation = OFF FOR "
 # (Whether transactions may write is called tx_read_only by MariaDB before 11.1, transaction_read_only by others. It is
 # a default: what keeps writers from a server is read_only.)
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"

@@ -23,6 +23,7 @@ from dibs.store import (
     Pin,
     Renewed,
     Request,
+    RowBusy,
     StoreAddress,
     StoredGrant,
     StoredLease,
@@ -90,6 +91,8 @@ CAPABILITIES = Capabilities(
 )
 OPTIONS = postgres_address.OPTIONS
 _TRUE = b"\x01"
+# Why a lease is not renewed.
+LEASE_LOCKED = "a transaction that is still open has locked its row in dibs's table"
 
 
 class PostgresStore:
@@ -198,7 +201,12 @@ class PostgresStore:
             texts([r.claim_id for r in requests]),
             numbers([r.ttl for r in requests]),
         )
-        result = self._connection.run(self._sql["RENEW"], columns, deadline)
+        try:
+            result = self._connection.run_all([(self._sql["HURRY"], ()), (self._sql["RENEW"], columns)], deadline)[-1]
+        except RowBusy:
+            result = self._connection.run(self._sql["RENEW_UNLOCKED"], columns, deadline)
+            for place in elements(result.get_value(0, 2)):
+                outcomes[rows[place - 1][1]] = RowBusy(LEASE_LOCKED)
         get = result.get_value
         now = instant(get(0, 1))
         for place in elements(get(0, 0)):

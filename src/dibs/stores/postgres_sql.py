@@ -217,20 +217,6 @@ UNION ALL
 SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
-# One row comes back for all: ten thousand rows would take as long to read as their leases to renew. Each moves the end,
-# if only by the smallest step: who watches a lease sees that it was renewed (END), also when the clock was set back.
-RENEW = """\
-WITH renewed AS (
-    UPDATE {lease} AS l
-    SET expires_at = greatest(
-        l.expires_at + interval '1 microsecond', clock_timestamp() + a.ttl * interval '1 second')
-    FROM unnest($1::text[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY AS a (name, slot, claim_id, ttl, i)
-    WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
-    RETURNING a.i
-)
-SELECT array_agg(i), clock_timestamp() FROM renewed
-"""
-
 # A lease in force, of the one claim or, when this is repeated, of the other already. Nobody need be woken.
 TRANSFER = f"""\
 UPDATE {{lease}} AS l

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 
 from dibs._typing import TYPE_CHECKING
-from dibs.stores import postgres_history, postgres_pools_sql, postgres_sql
+from dibs.stores import postgres_history, postgres_pools_sql, postgres_renewals_sql, postgres_sql
 from dibs.stores.identifiers import quoted_table
 
 if TYPE_CHECKING:
     from dibs.store import Release, Renew
 
-_VERBS = ("ENTER", "RENEW", "RELEASE_HELD", "TRANSFER", "LIST", "BREAK", "BREAK_NOW", "END", "PURGE", "PINNED")
+_VERBS = ("ENTER", "RELEASE_HELD", "TRANSFER", "LIST", "BREAK", "BREAK_NOW", "END", "PURGE", "PINNED")
 
 
 class Tables:
@@ -30,9 +30,8 @@ class Tables:
         self._table = table
         #: The statements, by their verbs: of those that take rows one for many, and one for a single row (…_ONE).
         self.sql = {verb: getattr(postgres_sql, verb).format(**self._names).encode() for verb in _VERBS}
-        self.sql |= {
-            verb: getattr(postgres_pools_sql, verb).format(**self._names).encode() for verb in postgres_pools_sql.VERBS
-        }
+        for module in (postgres_pools_sql, postgres_renewals_sql):
+            self.sql |= {verb: getattr(module, verb).format(**self._names).encode() for verb in module.VERBS}
         for verb in postgres_sql.ASKED:
             text = postgres_pools_sql.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
             many = postgres_sql.folded(verb, text).format(asked=postgres_sql.many(verb), **self._names)
