@@ -69,9 +69,11 @@ def doctor(args: argparse.Namespace) -> int:
             offered = client.capabilities
             findings += run(client._desk.checking())
             lease = client.lock(TRIED).acquire(timeout=0)
-            if lease is not None:  # None: another doctor has it, or it is paused; the store has answered either way
+            seen = "is not free at the moment"  # another doctor has it, or it is paused; the store has answered
+            if lease is not None:
                 lease.release()
-            findings.append(Finding("set up", True, f"the lock {TRIED} was asked for"))
+                seen = "was taken and given back"
+            findings.append(Finding("set up", True, f"the lock {TRIED} {seen}"))
         except DibsError as error:
             code = exit_code(error)
             promise = "reachable" if isinstance(error, StoreUnavailable) else "set up"
