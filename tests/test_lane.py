@@ -508,6 +508,33 @@ def test_whoever_closes_the_lane_closes_it_alone(world: World) -> None:
     assert settled == [False], "the lane said that its connection was closed before it was"
 
 
+def test_what_is_put_while_the_store_is_being_closed_is_served_by_one(world: World) -> None:
+    """Whoever closes the store goes on as the one who serves: to everybody else the lane is not free meanwhile."""
+    late: list[Ask] = []
+    serving: list[bool] = []
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert go_on.wait(WAIT_S)
+
+    def meanwhile() -> None:
+        late.extend(world.put(acquire("b")))
+        world.lane.start()
+        world.shop.during = lambda: serving.append(world.lane._server is not None)
+
+    world.shop.during = once(hold)
+    world.shop.closing = once(meanwhile)
+    world.put(acquire("a"))
+    world.lane.start()
+    assert reached.wait(WAIT_S)
+    ended = world.lane.close()
+    go_on.set()
+    assert ended.wait(world.clock, WAIT_S)
+    assert world.answered(*late)
+    assert serving == [True]
+
+
 def test_a_closed_lane_serves_what_was_queued(world: World) -> None:
     """``close`` ends the lane when its work is done, and not before."""
     asks: list[Ask] = []

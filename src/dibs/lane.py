@@ -247,8 +247,7 @@ class Lane:
                     self._bell = None
                     break
             if serving:
-                while not self._serve(None):
-                    pass
+                self._serve(None)
                 idle_since = self._clock.now()
             else:
                 bell.wait(wait_s)
@@ -282,8 +281,9 @@ class Lane:
                     return not self._queue
             self._close_store()
             with self._mutex:
-                self._server = None
-                return not self._queue
+                if not self._queue:  # else something was put meanwhile by who saw that somebody serves
+                    self._server = None
+                    return True
 
     def _take(self) -> None:
         """Make the next batch. The caller holds the mutex.
