@@ -797,6 +797,18 @@ def test_what_a_task_left_is_collected_under_the_mutex(between: Between, what: s
     asyncio.run(client.close())
 
 
+def beside_a_task_that_was_left(
+    worker: Callable[[asyncio.Event], Coroutine[Any, Any, object]], main: Callable[[], Coroutine[Any, Any, object]]
+) -> None:
+    """Leave a task, which is not collected before ``main`` says so."""
+    gc.disable()
+    try:
+        leave_a_task(worker)
+        asyncio.run(main())
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("what", ["a lease", "several", "a run", "items", "items, verified", "jobs", "a client"])
 def test_the_blocks_around_one_of_a_task_that_is_collected_end(between: Between, what: str) -> None:
     """Whatever it is in, it is not awaited any more: other tasks run meanwhile, and a block around it is to end."""
@@ -839,8 +851,8 @@ def test_the_blocks_around_one_of_a_task_that_is_collected_end(between: Between,
 
         session = client._desk.session()
         eventually(is_over, "it is renewed for ever")
-        while await client.leases() or (await client.queue("left").depth()).claimed:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.01)
+        with between.client() as other:
+            eventually(lambda: not other.leases() and not other.queue("left").depth().claimed, "it is not given back")
         await client.close()
 
     leave_a_task(worker)
@@ -867,12 +879,7 @@ def test_a_task_that_is_collected_takes_nothing_of_the_one_that_runs(between: Be
             assert lease.held
         await client.close()
 
-    gc.disable()  # so that it is not collected before
-    try:
-        leave_a_task(worker)
-        asyncio.run(main())
-    finally:
-        gc.enable()
+    beside_a_task_that_was_left(worker, main)
 
 
 def test_work_of_a_task_that_is_collected_is_not_done(between: Between) -> None:
@@ -897,12 +904,7 @@ def test_work_of_a_task_that_is_collected_is_not_done(between: Between) -> None:
         assert await once.done()
         await client.close()
 
-    gc.disable()  # so that it is not collected before
-    try:
-        leave_a_task(worker)
-        asyncio.run(main())
-    finally:
-        gc.enable()
+    beside_a_task_that_was_left(worker, main)
 
 
 def test_the_work_of_another_client_is_not_waited_for_either(between: Between) -> None:
