@@ -392,6 +392,32 @@ def test_an_interrupted_thread_leaves_its_batch_to_the_lane(world: World) -> Non
     world.end()
 
 
+def test_what_an_interrupted_thread_was_about_to_be_told_is_still_in_the_lane(world: World) -> None:
+    """Until the lane's thread tells it once more: out of the lane and unanswered, it would be asked for again.
+
+    (Whoever left the line behind it asked so. The grant was then nobody's if it was withdrawn: it was told to an ask
+    that seemed never to have been sent, and so was not given back.)
+    """
+    interruption, in_lane = once(interrupt), []
+
+    class Interrupted(Ask):
+        def received(self, outcome: Any) -> None:
+            interruption()
+            super().received(outcome)
+
+    ask = Interrupted(acquire("a"), world.clock.now() + 5.0)
+    with world.mutex:
+        world.lane.put(ask)
+    world.clock.at_start = lambda: in_lane.append(ask.in_lane)
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.drive(ask)
+    assert world.answered(ask)
+    assert in_lane == [True]
+    assert ask.outcome == Granted(1, 0.0)
+    assert len(world.shop.calls) == 1
+    world.end()
+
+
 @pytest.mark.parametrize("how", ["before it is opened", "after it was opened", "before the task is told"])
 def test_ctrl_c_while_another_is_told_its_answer_keeps_it_from_nobody(how: str, world: World) -> None:
     """A thread that serves others is interrupted as it wakes one of them: that one is awake all the same."""

@@ -355,8 +355,8 @@ class Lane:
         with self._mutex:
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
-                ask.in_lane = False
                 try:
+                    ask.in_lane = False
                     if not isinstance(outcome, BaseException):
                         ask.received(outcome)
                     elif type(outcome) is RowBusy or type(outcome) is PartUnavailable:
@@ -365,6 +365,9 @@ class Lane:
                         ask.failed(outcome)
                 except Exception as error:  # noqa: BLE001 - of a thread that cannot be had, say: it concerns this ask alone
                     ask.failed(without_frames(error))
+                except BaseException:  # Ctrl-C: it is still in the batch, and is given its answer once more
+                    ask.in_lane = True
+                    raise
                 self._given_out = place + 1
             put_off = len(self._later) > later
             self._batch = []
