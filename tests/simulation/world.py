@@ -37,8 +37,8 @@ TIME_MAX_S = 200.0
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
-# After these the interpreter looks for signals.
 _NOP = dis.opmap["NOP"]
+# After these the interpreter looks for signals.
 _INTERRUPTIBLE = frozenset(
     code
     for name, code in dis.opmap.items()
@@ -330,10 +330,10 @@ class World:
                 last[frame] = frame.f_lasti
                 if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
                     return trace
-                if (
-                    frame.f_code.co_code[frame.f_lasti] == _NOP
-                ):  # a `try:` that is jumped back to, and that nothing covers
-                    return trace  # CPython looks for who handles a signal one instruction before it, which is covered
+                if frame.f_code.co_code[frame.f_lasti] == _NOP:
+                    # A `try:` that was jumped back to: covered by nothing, while CPython looks for who handles a
+                    # signal one instruction before it.
+                    return trace
                 left -= 1
                 if left <= 0 and task.interruptible and self.current is task and not self.closing:
                     self.stop_tracing(task)
