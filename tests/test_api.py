@@ -21,6 +21,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 from unittest import mock
 
@@ -403,6 +404,36 @@ def test_on_lost_is_an_ordinary_function(on_lost: Any, client: dibs.Client, sqli
 def test_the_class_timedelta_is_no_number_of_seconds(option: str, client: dibs.Client) -> None:
     with pytest.raises(dibs.InvalidOption, match=option):
         client.lock("x", **{option: timedelta})  # type: ignore[arg-type]
+
+
+class Word(str, Enum):
+    """As many programs write down their names."""
+
+    MAIL = "mail"
+
+
+def test_a_member_of_an_enumeration_is_the_text_that_it_is(client: dibs.Client, sqlite_url: str) -> None:
+    """A name or a namespace given as one is the same as that text, for all that is made of it, under every Python."""
+    word: Any = Word.MAIL
+    for made in (client.lock(word), client.rwlock(word), client.once(word, keep=9)):
+        assert str(made.name) == "mail"
+    assert client.once(word, "k", keep=9).name == "mail/k"
+    client.queue(word).put("letter")
+    assert client.queue("mail").depth().ready == 1
+    assert [depth.queue for depth in client.queues(word)] == ["mail"]
+    with client.multilock([word, "b"]) as leases:
+        assert leases["mail"].name == str(leases["mail"].name) == "mail"
+        assert leases.fencing_tokens.keys() == {"mail", "b"}
+    client.setup(history=1)
+    with client.lock(word):
+        assert [str(record.name) for record in client.history(word)] == ["mail"]
+    one, same = client.election(word, standby_max=1), client.election("mail", standby_max=1)
+    assert one._core._seats is not None
+    assert same._core._seats is not None
+    assert one._core._seats._cores[0]._key == same._core._seats._cores[0]._key
+    with dibs.connect(sqlite_url, namespace=word) as named, dibs.connect(sqlite_url, namespace="mail") as other:
+        with named.lock("x"):
+            assert other.lock("x").acquire(timeout=0) is None
 
 
 def test_what_info_may_contain(client: dibs.Client) -> None:

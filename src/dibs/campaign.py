@@ -116,7 +116,7 @@ class ElectionCore(LockCore[L]):
         self.priority = priority
         self.standby_max = standby_max
         self._value = value
-        self._seats = Seats(desk, name, standby_max, replace) if standby_max is not None else None
+        self._seats = Seats(desk, self.name, standby_max, replace) if standby_max is not None else None
         #: Why this candidate was turned away last, when it was not the time-out.
         self._refusal: str | None = None
 

@@ -49,7 +49,8 @@ def reading(desk: Desk, name: str, limit: int) -> Steps[list[HistoryRecord]]:
     import json
     from datetime import datetime, timezone
 
-    key = desk.key_prefix + check_name(name)
+    name = check_name(name)
+    key = desk.key_prefix + name
     _check(desk, "limit", limit, 1)
     rows = yield from desk._acting(lambda store, deadline: cast("Historian", store).history(key, limit, deadline))
     return [

@@ -34,9 +34,9 @@ class LockCore(Gripped[L]):
     __slots__ = ("_desk", "_key", "_make_lease", "refused")
 
     def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
-        super().__init__(name, terms)
+        super().__init__(check_name(name), terms)
         self._desk = desk
-        self._key = desk.key_prefix + check_name(name)
+        self._key = desk.key_prefix + self.name
         self._make_lease = make_lease
         #: The last answer that was "not now", and how long the caller waited.
         self.refused: tuple[Held | None, float] = (None, 0.0)

@@ -213,13 +213,13 @@ def _checked(names: Collection[str]) -> tuple[str, ...]:
         raise InvalidOption("multilock needs at least one name")
     if len(given) > NAMES_MAX:
         raise InvalidOption(f"multilock takes up to {NAMES_MAX} names, not {len(given)}")
-    seen: set[str] = set()
-    for name in given:
-        checked = check_name(name)  # first: what is no name may have no hash either
-        if checked in seen:
-            raise InvalidName(f"multilock was given {checked!r} twice")
-        seen.add(checked)
-    return given
+    checked: dict[str, None] = {}
+    for each in given:
+        name = check_name(each)  # first: what is no name may have no hash either
+        if name in checked:
+            raise InvalidName(f"multilock was given {name!r} twice")
+        checked[name] = None
+    return tuple(checked)
 
 
 class MultiLease(MultiLeaseFacts[Lease]):

@@ -67,7 +67,7 @@ def check_namespace(namespace: object) -> str:
         raise InvalidOption(f"a namespace is made of letters, digits, '.', '_' and '-', not {namespace!r}")
     if len(namespace) > NAMESPACE_CHARS_MAX:
         raise InvalidOption(f"a namespace has at most {NAMESPACE_CHARS_MAX} characters, not {len(namespace)}")
-    return namespace
+    return str.__str__(namespace)
 
 
 def check_seconds(what: str, value: Any, *, least: float = 0.0, most: float = WAIT_MAX_S) -> float:

@@ -139,7 +139,7 @@ class OnceCore(Generic[L, R]):
         make_lease: Callable[[Session, Hold, str], L],
         make_run: Callable[[OnceCore[L, R], L | None, OnceRecord | None], R],
     ) -> None:
-        check_name(name)
+        name = check_name(name)
         self.name = name if key is None else f"{name}/{check_key(key)}"
         self._desk = desk
         self.terms, self.keep_s, self.keep_result, self._fields = options

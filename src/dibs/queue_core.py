@@ -88,7 +88,7 @@ class QueueCore(Generic[J, B]):
         self.group_limit = 0 if group_limit is None else whole("group_limit", group_limit, GROUP_LIMIT_MAX)
         self.keep_s = check_seconds("keep_results", keep_results)
         self._desk = desk
-        self._key = queue_key(desk.namespace, name)
+        self._key = queue_key(desk.namespace, self.name)
         self._make_job = make_job
         self._make_batch = make_batch
 
@@ -335,7 +335,7 @@ def listing_queues(desk: Desk, prefix: str) -> Steps[list[QueueDepth]]:
     if not isinstance(prefix, str):
         raise InvalidOption(f"prefix is a str, not {type(prefix).__name__}")
     if prefix:
-        check_name(prefix)
+        prefix = check_name(prefix)
     if not desk.address.capabilities.queue:
         return []
     key = queue_key(desk.namespace, prefix)

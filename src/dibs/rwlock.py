@@ -87,8 +87,8 @@ class RWCore(Generic[L]):
 
     def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
         check_pools(desk.address, "read/write locks")
-        self.name = name
         self.readers: SideCore[L] = SideCore(desk, name, terms._replace(permits=PERMITS_MAX, take=1), make_lease)
+        self.name = self.readers.name
         self.writers: SideCore[L] = SideCore(
             desk, name, terms._replace(permits=PERMITS_MAX, take=PERMITS_MAX), make_lease
         )
