@@ -6,12 +6,14 @@ import itertools
 import threading
 import time
 from typing import Any
+from weakref import ref
 
 import pytest
 
 import dibs
 from dibs.advice import CLAIMS, DATABASE, NOTHING, TARGET_USE, WORK, advise
 from dibs.load import COUNTED, WINDOW_S
+from dibs.owners import ThreadOwner
 
 numbers = itertools.count()
 
@@ -133,3 +135,13 @@ def test_a_known_load(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stats.ended > 0
     assert (stats.queue, stats.processes, stats.workers) == ("q", 1, workers)
     assert stats.asked == stats.won + stats.empty
+
+
+def test_one_thread_after_another_is_one_worker() -> None:
+    """Threads that the system gives the same number have not worked at the same time: they are one worker."""
+    with dibs.connect(f"memory://advice-{next(numbers)}") as client:
+        load = client.queue("q")._core.load()
+        threads = ThreadOwner(), ThreadOwner()
+        for thread in threads:
+            load.taker(ref(thread))
+        assert load.told()["workers"] == 1

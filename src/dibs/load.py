@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from hashlib import sha256
+from weakref import ref
 
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.clock import wall_now
@@ -82,9 +83,10 @@ class Load:
 
     def taker(self, owner: object, workers: int = 1) -> None:
         """Somebody takes jobs here, for so many workers."""
+        # By number where it is a thread: one that works after another is no more than one.
+        whom = owner() if isinstance(owner, ref) else owner
         with self._mutex:
-            # By number where it is a thread: one that works after another is no more than one.
-            self._takers[getattr(owner, "ident", owner)] = (self._clock.now(), workers)
+            self._takers[getattr(whom, "ident", owner)] = (self._clock.now(), workers)
 
     def tell(self) -> None:
         """Tell the others, if it is time to. Nothing is waited for."""
