@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 import dibs as library
@@ -100,6 +102,37 @@ def test_what_the_settings_break_is_refused_before_anything_is_handed_out(forget
     asyncio.run(tasks())
     with library.connect(f"{plain}?require=waiting_line,signal") as client:
         acquire(client).release()
+
+
+def test_no_job_is_put_or_handed_out_while_the_settings_break_what_is_required(forgetful: PostgresServer) -> None:
+    """As for locks: a queue whose jobs a crash may lose takes none, also not in the caller's own transaction."""
+    plain = forgetful.create_database()
+    with library.connect(plain) as other, library.connect(f"{plain}?require=durable") as client:
+        other.queue("q").put("job")
+        queue = client.queue("q")
+        with psycopg.connect(plain) as connection:
+            for act in (lambda: queue.put(1), queue.take, lambda: queue.put(1, connection=connection)):
+                with pytest.raises(library.SetupRequired, match=r"PostgreSQL does not promise .*: durable"):
+                    act()
+        assert queue.depth().ready == other.queue("q").depth().ready == 1
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["", "in the caller's transaction"])
+def test_queues_work_where_what_is_required_is_kept(sqlite_url: str, within: bool) -> None:
+    """Jobs are put, worked and looked at as without; also where the first act is in a transaction of the caller's."""
+    with library.connect(f"{sqlite_url}?require=durable&request_timeout=1") as client:
+        queue = client.queue("q")
+        if within:
+            with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+                connection.execute("CREATE TABLE mine (number INTEGER)")
+                connection.execute("INSERT INTO mine VALUES (1)")
+                queue.put("job", connection=connection)
+        else:
+            queue.put("job")
+        assert queue.depth().ready == 1
+        with queue.take() as batch:
+            assert [job.payload for job in batch] == ["job"]
+        assert queue.depth() == library.QueueDepth("q", 0, 0, 0, 0, 0.0)
 
 
 def test_it_works_when_the_setting_is_mended(own_postgres: PostgresServer) -> None:

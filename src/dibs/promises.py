@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dibs.clock import Deadline
+    from dibs.jobs import Finish, JobOutcome, JobRequest, Put
     from dibs.store import Capabilities, Outcome, Request, Store, StoreAddress
 
 
@@ -84,25 +85,51 @@ class Requiring:
     def __init__(self, open_store: Callable[[], Store], names: Sequence[str]) -> None:
         self._open = open_store
         self._names = names
-        self._store = open_store()
+        self.inner: Any = open_store()
         self._checked = False
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        return self.seen(deadline).act(requests, deadline)  # type: ignore[no-any-return]
+
+    @property
+    def jobs(self) -> RequiringJobs:
+        return RequiringJobs(self)
+
+    def seen(self, deadline: Deadline) -> Any:
+        """The store, once its connection was seen to keep what is required; SetupRequired."""
         if not self._checked:
-            self._store.act((), deadline)  # connects, so that what a setting decides has been read
-            seen = self._store.capabilities
+            self.inner.act((), deadline)  # connects, so that what a setting decides has been read
+            seen = self.inner.capabilities
             lacking = broken(self._names, seen)
             if lacking:
                 # The next connection may find the settings mended.
-                self._store.close()
-                self._store = self._open()
+                self.inner.close()
+                self.inner = self._open()
                 said = "; ".join(told(name, seen) for name in lacking)
                 raise SetupRequired(
                     f"{seen.store} does not promise what is required of it: {', '.join(lacking)} ({said}). "
                     "`dibs doctor` says what to change"
                 )
             self._checked = True
-        return self._store.act(requests, deadline)
+        return self.inner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self.inner, name)
+
+
+class RequiringJobs:
+    """The queues of such a store."""
+
+    def __init__(self, store: Requiring) -> None:
+        self._store = store
+
+    def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
+        return self._store.seen(deadline).jobs.act(requests, deadline)  # type: ignore[no-any-return]
+
+    def within(self, request: Put | Finish, dialect: str, files: Any, deadline: Deadline) -> Any:
+        # (What SQLite promises is in no setting, and to open its file here would be to wait for this very transaction.)
+        store = self._store.seen(deadline) if files is None else self._store.inner
+        return store.jobs.within(request, dialect, files, deadline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.inner.jobs, name)
