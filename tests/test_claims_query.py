@@ -17,6 +17,7 @@ import pytest
 
 import dibs
 from dibs import searching
+from dibs.owners import this_thread
 from tests.between import Between
 from tests.callers import raw
 from tests.servers.postgres import PostgresServer
@@ -186,6 +187,24 @@ def test_when_the_second_look_fails_nothing_is_held(shop: Shop, monkeypatch: pyt
     with pytest.raises(dibs.StoreUnavailable, match="the second look"):
         client.claims("event").take(query=shop.due, params=(97,))
     assert looks == [None, [97, 98, 99]]
+    assert not client.leases("event/")
+
+
+def test_steps_that_are_closed_in_the_second_look_hold_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends them between two steps, a Ctrl-C, is not to wait for an answer: what was claimed is given back."""
+    looks = []
+
+    def found(core: Any, query: Any, find: Any = searching._find) -> Any:
+        looks.append(query.only)
+        return find(core, query)
+
+    monkeypatch.setattr(searching, "_find", found)
+    client = shop.client()
+    steps = client.claims("event")._core.take(this_thread(), None, None, None, shop.due, 10, (97,), None)
+    session, ask, timeout = next(steps)
+    while len(looks) < 2:
+        session, ask, timeout = steps.send(session.wait(ask, timeout))
+    steps.close()
     assert not client.leases("event/")
 
 

@@ -47,7 +47,7 @@ def searching(
                 for item in batch.items:
                     item._value = _value(due[item.key])
             except BaseException:
-                yield from batch._ending()
+                batch._give_back(batch.items)
                 raise
         if len(batch) or not batch.busy:
             break
