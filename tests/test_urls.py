@@ -88,6 +88,14 @@ def test_a_login_that_stands_for_the_scheme_is_not_shown(url: str) -> None:
     assert "cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["sqlite:////x.db", "postgresql://x@h/d", "mysql://x@h/d"])
+def test_a_table_whose_others_would_have_too_long_names_is_refused(url: str) -> None:
+    """The name that the user gave is, and at once: not that of an index in the first request, nor by the database."""
+    locate(f"{url}?table={'t' * 52}")
+    with pytest.raises(dibs.InvalidOption, match=r"table='t+' is longer than 52 bytes"):
+        locate(f"{url}?table={'t' * 53}")
+
+
 def test_the_file_of_an_sqlite_url() -> None:
     """Neither a folder called ~ in the working directory is meant, nor what stands before a NUL or a #."""
     for path in ("~/dibs.db", "~user/dibs.db", "/tmp/a%00b", "/tmp/a\0b", "/tmp/a#b.db"):

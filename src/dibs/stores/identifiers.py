@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dibs.errors import InvalidOption
 
-# PostgreSQL cuts identifiers at 63 bytes; the longest suffix dibs adds to a table name is "_line_name".
+# PostgreSQL cuts identifiers at 63 bytes; the longest suffix dibs adds to the name of its table is "_line_name".
+IDENTIFIER_BYTES_MAX = 63
 TABLE_BYTES_MAX = 52
+assert TABLE_BYTES_MAX + len("_line_name") <= IDENTIFIER_BYTES_MAX
+
+
+def check_table(name: str) -> None:
+    """InvalidOption for what cannot be the name of the table of the leases, after which others are called."""
+    quoted_table(name)
+    if len(name.encode()) > TABLE_BYTES_MAX:
+        raise InvalidOption(
+            f"table={name!r} is longer than {TABLE_BYTES_MAX} bytes: dibs makes more tables, whose names begin with it"
+        )
 
 
 def quoted_table(name: object, what: str = "table") -> str:
     """The identifier in double quotes, or InvalidOption."""
-    if not isinstance(name, str) or not name or not name.isprintable() or len(name.encode()) > TABLE_BYTES_MAX + 10:
-        raise InvalidOption(f"{what}={name!r} is not a {what} name of at most {TABLE_BYTES_MAX} printable bytes")
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name.encode()) > IDENTIFIER_BYTES_MAX:
+        raise InvalidOption(f"{what}={name!r} is not a {what} name of at most {IDENTIFIER_BYTES_MAX} printable bytes")
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption
-from dibs.stores.identifiers import quoted_table
+from dibs.stores.identifiers import check_table
 from dibs.stores.mysql_drivers import DRIVERS, SSL_MODES, Where, opener
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 def place(url: SplitResult, options: dict[str, str]) -> Place:
     """Where it points; what is understood is taken out of the options."""
     table = options.pop("table", "dibs_lease")
-    quoted_table(table)
+    check_table(table)
     if table != table.rstrip() or any(ord(letter) > 0xFFFF for letter in table):
         raise InvalidOption(f"table={table!r}: MySQL takes no name that ends in a space or has letters above U+FFFF")
     driver = options.pop("driver", "").lower()

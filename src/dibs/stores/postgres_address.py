@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import unquote
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.stores.identifiers import quoted_table
+from dibs.stores.identifiers import check_table, quoted_table
 from dibs.stores.postgres_login import LIBPQ, conninfo
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     """Where it points; what is understood is taken out of the options."""
     table = options.pop("table", "dibs_lease")
     schema = options.pop("schema", "public")
-    quoted_table(table)
+    check_table(table)
     quoted_table(schema, "schema")
     parts: dict[str, Any] = {key: options.pop(key) for key in list(options) if key in LIBPQ}
     parts.pop("connect_timeout", None)  # request_timeout is that

@@ -45,7 +45,7 @@ from dibs.store import (
     StoredLease,
     Transfer,
 )
-from dibs.stores.identifiers import quoted_table
+from dibs.stores.identifiers import check_table
 from dibs.stores.sqlite_address import check_path, default_path
 from dibs.stores.sqlite_file import SQLiteFile
 from dibs.stores.sqlite_sql import numbered
@@ -394,7 +394,7 @@ class SQLiteStore:
 def address(path: str | None, options: dict[str, str]) -> StoreAddress:
     """Where ``sqlite:///path`` points; no path means the default file, private to this user."""
     table = options.pop("table", "dibs_lease")
-    quoted_table(table)
+    check_table(table)
     private = path is None
     path = os.path.abspath(default_path() if path is None else check_path(path))
     return StoreAddress(f"sqlite:///{path}", CAPABILITIES, lambda: SQLiteStore(path, table, private))
