@@ -331,6 +331,40 @@ def test_a_stream_of_async_functions(sqlite_url: str) -> None:
     asyncio.run(main())
 
 
+def test_a_stream_whose_client_is_closed_ends(sqlite_url: str) -> None:
+    """A stream that finds nothing when its client is closed says so, and does not look again and again without end."""
+    looks = []
+
+    def look() -> list[str]:
+        looks.append(1)
+        assert len(looks) == 1, "it goes on looking"
+        return []
+
+    with dibs.connect(sqlite_url) as threads:
+        threads.ping()
+
+        def fetch() -> list[str]:
+            threads.close()
+            return look()
+
+        with pytest.raises(dibs.StoreUnavailable, match="this dibs client is closed"):
+            next(threads.claims("none").stream(fetch))
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as tasks:
+            await tasks.ping()
+
+            async def fetch() -> list[str]:
+                await tasks.close()
+                return look()
+
+            with pytest.raises(dibs.StoreUnavailable, match="this dibs client is closed"):
+                await anext(tasks.claims("none").stream(fetch))
+
+    looks.clear()
+    asyncio.run(main())
+
+
 def test_a_stream_pauses_when_there_is_nothing(client: dibs.Client) -> None:
     """A stream that finds nothing looks again after its pause, and stops in the middle of a long one when told to."""
     looks: list[float] = []

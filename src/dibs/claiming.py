@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.batch import BatchFacts, Ends, Item
 from dibs.columns import check_place, name_of
-from dibs.errors import InvalidName, InvalidOption, Unsupported
+from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, Unsupported
 from dibs.hold import Hold
 from dibs.names import check_name, check_seconds
 from dibs.once_keys import check_key
@@ -233,6 +233,8 @@ class ClaimsCore(Generic[B]):
         until = clock.now() + idle_s * (1 + IDLE_JITTER * (clock.jitter() - 0.5))
         while not session.closed and not stopped() and (left_s := until - clock.now()) > 0:
             yield session, session.pause(), min(left_s, STOP_LOOK_S)
+        if session.closed and not stopped():  # and who finds nothing would never be told so by asking
+            raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
 
 
 def claims_core(
