@@ -220,6 +220,27 @@ def test_closing_the_client_gives_everything_back(client: dibs.Client, other: di
     batch.release()
 
 
+@pytest.mark.parametrize("how", ["client", "batch"])
+def test_what_was_given_back_cannot_be_finished(how: str, client: dibs.Client, other: dibs.Client) -> None:
+    """Who says late how an item has ended, which its batch or client gave back, hears that others may be at it."""
+    batch = client.claims("rows").take(range(4))
+    done, failed, skipped, left = batch.items
+    done.done()
+    failed.fail()
+    skipped.skip()
+    end = client.close if how == "client" else batch.release
+    end()
+    with other.claims("rows").take([3]) as taken:
+        assert taken.won == [3]
+        for late in (left.done, left.fail):
+            with pytest.raises(dibs.LeaseLost, match="'rows/3' was given back unfinished: others may have claimed it"):
+                late()
+    left.skip()  # which says what has happened
+    for item in (done, failed, skipped):
+        for again in (item.done, item.fail, item.skip):
+            again()
+
+
 def test_a_fork_holds_nothing(client: dibs.Client) -> None:
     """In a forked child the items of a batch are not held, and ending the batch there gives nothing back."""
     with client.claims("rows").take(range(3)) as batch:

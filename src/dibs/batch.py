@@ -102,7 +102,7 @@ class Ends:
 class Item(LeaseFacts, Generic[V]):
     """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
 
-    __slots__ = ("_ends", "_key", "_refused", "_try", "_value")
+    __slots__ = ("_ends", "_finished", "_key", "_refused", "_try", "_value")
 
     def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
         super().__init__(session, hold, name)
@@ -111,6 +111,8 @@ class Item(LeaseFacts, Generic[V]):
         self._ends = ends
         #: Where tries count: this one.
         self._try: Try | None = None
+        #: Its worker has said how it ends. (Else it was given back by the end of its batch, or with its client.)
+        self._finished = False
         #: With what a transaction has refused to end it, and nobody has said again how it ends.
         self._refused: str | None = None
 
@@ -132,13 +134,14 @@ class Item(LeaseFacts, Generic[V]):
         are so one: of two who worked the item, only one commits. Once in a transaction, after the work and before the
         commit; what ``lease.guard`` says of connections and errors holds here.
 
-        Raises LeaseLost when it was not held any more: others may have claimed it since. With a connection also when it
-        was finished before, and its transaction must be rolled back then.
+        Raises LeaseLost when it was not held any more, or was given back unfinished (by the end of its batch, or
+        ``client.close``): others may have claimed it since. With a connection also when it was finished before, and its
+        transaction must be rolled back then.
         """
         if connection is not None:
             door = door_to(connection)
             converse(self._done_in(door), door)
-        elif not self._given_back:
+        elif not self._has_ended():
             self._check_held()
             if self._try is not None and self._ends.tries is not None:
                 self._ends.tries.done(self)
@@ -148,6 +151,7 @@ class Item(LeaseFacts, Generic[V]):
         tally = None if self._try is None else Release(self._try.name, self._try.claim_id)
         try:
             yield from release_after_commit(self, door, tally)
+            self._finished = True
         except LeaseLost:
             if self._hold.state == LOST:
                 self._ends.lost[self.key] = self.value
@@ -172,12 +176,12 @@ class Item(LeaseFacts, Generic[V]):
         error: what is told of it in ``claims.dead()``: an exception or a text, of which 300 characters are kept.
         retry_in: seconds for which nobody gets it, this caller included. Does not wait for the store.
 
-        Raises LeaseLost when it was not held any more: others may have claimed it since.
+        Raises LeaseLost as ``done``.
         """
         limits = self._session.address.capabilities
         keep = check_seconds("retry_in", retry_in, most=limits.ttl_max_s)
         text = error_text(error)
-        if self._given_back:
+        if self._has_ended():
             return
         self._check_held()
         ends, info = self._ends, None
@@ -188,6 +192,12 @@ class Item(LeaseFacts, Generic[V]):
         self._freed(ends.release_kept(self, keep, info))
         ends.failed[self.key] = self.value
 
+    def _has_ended(self) -> bool:
+        """Whether its worker has said before how it ends. What others may be at is not finished by saying so late."""
+        if self._given_back and not self._finished:
+            raise LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
+        return self._given_back
+
     def _check_held(self) -> None:
         if not self.held:
             self._freed(False)
@@ -197,6 +207,7 @@ class Item(LeaseFacts, Generic[V]):
         if not kept:
             ends.lost[self.key] = self.value
             raise LeaseLost(self._why())
+        self._finished = True
         ends.session.lane.start()
 
 
