@@ -1189,6 +1189,36 @@ def slow(address: StoreAddress, gate: threading.Event, reached: threading.Event)
     return address._replace(open=open_store)
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_client_asks_nothing_more(used: bool, sqlite_url: str) -> None:
+    """Whatever is asked of a client that was closed is refused, whether it was used before or not."""
+    client = dibs.connect(sqlite_url)
+    if used:
+        client.ping()
+    client.close()
+    queue = client.queue("q")
+    for verb in (
+        lambda: client.lock("x").acquire(timeout=0),
+        client.leases,
+        lambda: client.holder("x"),
+        lambda: client.break_lease("x", fencing_token=1),
+        lambda: client.purge(0),
+        lambda: client.pause("x"),
+        client.pauses,
+        client.setup,
+        client.ping,
+        lambda: client.capabilities,
+        client.semaphore("s", 1).available,
+        client.election("e").leader,
+        lambda: queue.put(1),
+        queue.take,
+        queue.depth,
+        lambda: queue.cancel(1),
+    ):
+        with pytest.raises(dibs.StoreUnavailable, match="this dibs client is closed"):
+            verb()
+
+
 def test_a_grant_that_comes_after_close_is_given_back(sqlite_url: str, other: dibs.Client) -> None:
     """An acquire that is under way when its client is closed holds nothing afterwards."""
     from dibs.client import Client

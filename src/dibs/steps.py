@@ -46,6 +46,8 @@ def run(steps: Steps[T]) -> T:
 
 def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     """Have a function of the store called by the lane; what it returned."""
+    if session.closed:  # the lane would open its store once more, for whom it had been left
+        raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
     ask = session.act(act)
     try:
         settled = yield session, ask, session.patience_s + session.request_timeout_s
