@@ -591,7 +591,8 @@ def test_a_renewer_whose_begin_is_interrupted_takes_no_lease_with_it(between: Be
             first_goes.set()
             renewers()[0].join(1)
             others_go.set()
-        session.renewer.poke()
+        with session.mutex:
+            session.renewer._wake()
         renewal = Renew("default:second", lease._hold.claim_id, 20)
         eventually(lambda: any(renewal in requests for requests in between.calls), "it is not renewed")
         eventually(lambda: sum(thread.is_alive() for thread in renewers()) == 1, "two renewers, or none")

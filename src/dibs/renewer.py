@@ -190,12 +190,6 @@ class Renewer:
         self._ended.settle(None)
         return self._ended
 
-    def poke(self) -> None:
-        """Make the thread look around. Safe in ``__del__``: it takes no lock."""
-        bell = self._bell
-        if bell is not None:
-            bell.ring()
-
     def _run(self, bell: Bell) -> None:
         if not is_known(self, bell):
             return
