@@ -56,7 +56,7 @@ B = TypeVar("B", bound=JobBatchFacts[Any])
 class QueueCore(Generic[J, B]):
     """A queue of one client."""
 
-    __slots__ = ("_desk", "_key", "_make_batch", "_make_job", "group_limit", "keep_s", "max_tries", "name", "priority",
+    __slots__ = ("_key", "_make_batch", "_make_job", "desk", "group_limit", "keep_s", "max_tries", "name", "priority",
                  "terms")  # fmt: skip
 
     def __init__(
@@ -87,15 +87,10 @@ class QueueCore(Generic[J, B]):
         self.priority = check_priority(priority)
         self.group_limit = 0 if group_limit is None else whole("group_limit", group_limit, GROUP_LIMIT_MAX)
         self.keep_s = check_seconds("keep_results", keep_results)
-        self._desk = desk
+        self.desk = desk
         self._key = queue_key(desk.namespace, self.name)
         self._make_job = make_job
         self._make_batch = make_batch
-
-    @property
-    def desk(self) -> Desk:
-        """Where the client keeps what it knows."""
-        return self._desk
 
     @property
     def pause_name(self) -> str:
@@ -127,7 +122,7 @@ class QueueCore(Generic[J, B]):
         request, places = self._put(payloads, options)
         if not places:
             return []
-        session = self._desk.session()
+        session = self.desk.session()
         ask = JobAsk(request, session.clock.now() + session.patience_s)
         ask.weight = sum(len(job.payload) for job in request.jobs)
         session.send(ask)
@@ -147,7 +142,7 @@ class QueueCore(Generic[J, B]):
         request, places = self._put(payloads, options)
         if not places:
             return []
-        return self._ids((yield from put_within(self._desk.session(), door, request)), request, places)
+        return self._ids((yield from put_within(self.desk.session(), door, request)), request, places)
 
     def _ids(self, outcome: PutDone | KeyTaken, request: Put, places: list[int]) -> list[int]:
         """The ids of the jobs that stand for each payload."""
@@ -169,27 +164,27 @@ class QueueCore(Generic[J, B]):
 
     def load(self) -> Load:
         """What is counted of it in this process."""
-        session = self._desk.session()
+        session = self.desk.session()
         load = session.loads.get(self.name)
         if load is None:
-            load = session.loads.setdefault(self.name, Load(session, self._desk.namespace, self.name, WINDOW_S))
+            load = session.loads.setdefault(self.name, Load(session, self.desk.namespace, self.name, WINDOW_S))
         return load
 
     def advising(self) -> Steps[Advice]:
         """How many workers it needs."""
         from dibs.advice import advising
 
-        return advising(self._desk, self.name, WINDOW_S)
+        return advising(self.desk, self.name, WINDOW_S)
 
     def counting(self) -> Steps[QueueStats]:
         """What its takers have counted."""
         from dibs.advice import counting
 
-        return counting(self._desk, self.name)
+        return counting(self.desk, self.name)
 
     def taking(self, owner: object, n: int, limit_s: float | None, workers: int = 1) -> Steps[B]:
         """Claim up to ``n`` jobs, for so many workers; an empty batch if there were none within ``limit_s`` seconds."""
-        session, load = self._desk.session(), self.load()
+        session, load = self.desk.session(), self.load()
         load.taker(owner, workers)
         load.tell()
         ask = wish_for_jobs(session, self._key, n, self.group_limit, self.terms, owner, blocking=limit_s != 0)
@@ -222,7 +217,7 @@ class QueueCore(Generic[J, B]):
     # -- see and mend -----------------------------------------------------------------------------------------------
 
     def _acting(self, act: Callable[[Jobs, Deadline], Any]) -> Steps[Any]:
-        return acting(self._desk.session(), lambda store, by: act(cast("JobStore", store).jobs, by))
+        return acting(self.desk.session(), lambda store, by: act(cast("JobStore", store).jobs, by))
 
     def depth(self) -> Steps[QueueDepth]:
         found = yield from self._acting(lambda jobs, by: jobs.depths(self._key, self._key + "\x01", by))
@@ -255,7 +250,7 @@ class QueueCore(Generic[J, B]):
     def waiting_for(self, job: int, timeout: Seconds | None) -> Steps[JobRecord | None]:
         """Look until the job has ended; None when it has left, or nothing came of it in time (see ``Queue.wait``)."""
         limit_s = check_timeout(timeout)
-        session = self._desk.session()
+        session = self.desk.session()
         clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
         pause = LOOK_MIN_S
