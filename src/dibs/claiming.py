@@ -12,7 +12,7 @@ from dibs.batch import BatchFacts, Ends, Item
 from dibs.columns import check_place, name_of
 from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, Unsupported
 from dibs.hold import Hold
-from dibs.names import check_name, check_seconds
+from dibs.names import check_name, check_seconds, check_stop
 from dibs.once_keys import check_key
 from dibs.steps import settling
 from dibs.store import Gone
@@ -321,11 +321,4 @@ def check_stream(
         raise InvalidOption("params are of a query; fetch gets none")
     if check_limit(n) is None:
         raise InvalidOption("n says how many items a stream may hold at a time: a whole number from 1")
-    idle_s = check_seconds("idle", idle, least=IDLE_MIN_S)
-    if stop is None:
-        return idle_s, bool  # never: bool() is False
-    if callable(stop):
-        return idle_s, stop
-    if not hasattr(stop, "is_set"):
-        raise InvalidOption(f"stop is an event, or a function that says when to stop, not {stop!r}")
-    return idle_s, stop.is_set
+    return check_seconds("idle", idle, least=IDLE_MIN_S), check_stop(stop)

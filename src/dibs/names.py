@@ -107,6 +107,15 @@ def check_timeout(value: Any) -> float | None:
     return check_seconds("timeout", value)
 
 
+def check_stop(stop: Any) -> Callable[[], bool]:
+    """What says whether to stop, of an event, a function, or None (never); raises InvalidOption."""
+    if stop is None:
+        return bool  # which is False
+    if not callable(stop) and not hasattr(stop, "is_set"):
+        raise InvalidOption(f"stop is an event, or a function that says when to stop, not {stop!r}")
+    return getattr(stop, "is_set", stop)  # type: ignore[no-any-return]
+
+
 def check_info(info: object, what: str = "info") -> str | None:
     """Return info as JSON text, or raise InvalidOption, in which it is called ``what``: an object of at most 4 KiB."""
     if info is None:

@@ -15,7 +15,7 @@ from dibs.job_batch import JobBatchFacts
 from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
 from dibs.load import WINDOW_S, Load
 from dibs.lock import answered, heard_in_time
-from dibs.names import check_name, check_seconds, check_timeout
+from dibs.names import check_name, check_seconds, check_stop, check_timeout
 from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
 from dibs.pauses import QUEUE
 from dibs.queue_records import QueueDepth, queue_key, shown_depth, shown_job
@@ -273,10 +273,8 @@ class Patience:
     def __init__(self, idle: Seconds | None, stop: Any) -> None:
         self._idle_s = None if idle is None else check_seconds("idle", idle)
         self._waited_s = 0.0
-        if stop is not None and not callable(stop) and not hasattr(stop, "is_set"):
-            raise InvalidOption(f"stop is an event, or a function that says when to stop, not {stop!r}")
         #: Whether it is time to stop.
-        self.stopped: Callable[[], bool] = bool if stop is None else getattr(stop, "is_set", stop)
+        self.stopped = check_stop(stop)
 
     def look_s(self) -> float | None:
         """How long to look for jobs now; None when it is over."""
