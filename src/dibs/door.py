@@ -42,6 +42,10 @@ class Said(NamedTuple):
     values: Sequence[object] = ()
 
 
+#: Which files an SQLite connection has.
+FILES = Said("PRAGMA database_list")
+
+
 class Answer(NamedTuple):
     """What a statement brought: its rows, and how many rows it found to change as the driver counts them."""
 

@@ -7,7 +7,7 @@ The store says which statements that takes, and the caller's connection, through
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, cast
-from dibs.door import SQLITE, Said
+from dibs.door import FILES, SQLITE
 from dibs.errors import LeaseLost
 from dibs.job_hold import forsake, take_up, tell
 from dibs.jobs import DONE, Finish, KeyTaken, Put
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dibs.job import JobFacts
     from dibs.jobs import JobStore, PutDone
     from dibs.session import Session
-
-_FILES = Said("PRAGMA database_list")
 
 
 def put_within(session: Session, door: Door, request: Put) -> Talk[PutDone | KeyTaken]:
@@ -58,7 +56,7 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
 
 def _statements(session: Session, door: Door, request: Put | Finish) -> Talk[Any]:
     """What the store wants to be said there."""
-    files = (yield _FILES).rows if door.dialect == SQLITE else None
+    files = (yield FILES).rows if door.dialect == SQLITE else None
     return session.aside(lambda store, by: cast("JobStore", store).jobs.within(request, door.dialect, files, by))
 
 

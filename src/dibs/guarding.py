@@ -17,7 +17,7 @@ from collections.abc import Generator
 from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar, cast
-from dibs.door import POSTGRESQL, SQLITE, Answer, Said
+from dibs.door import FILES, POSTGRESQL, SQLITE, Answer, Said
 from dibs.errors import InvalidOption, LeaseLost, Unsupported
 from dibs.hold import GONE_REASON
 from dibs.steps import acting, run
@@ -44,7 +44,6 @@ Talk = Generator["Said | Steps[Any]", Any, T]
 _SPOIL = {
     POSTGRESQL: Said("SELECT CAST('dibs: the lease was lost; this transaction must not be committed' AS integer)")
 }
-_FILES = Said("PRAGMA database_list")
 
 
 def converse(talk: Talk[T], door: Door) -> T:
@@ -108,7 +107,7 @@ def _pinned(lease: LeaseFacts, door: Door) -> Talk[Pin]:
     try:
         lease.check()
         request = Renew(hold.key, hold.claim_id, hold.ttl, hold.granted.slot)
-        files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
+        files: Answer | None = (yield FILES) if door.dialect == SQLITE else None
         rows = files.rows if files is not None else None
         for _ in range(PIN_TRIES):
             ask = partial(_pin, request, door.dialect, rows)
@@ -150,7 +149,7 @@ def _there(session: Session, request: Renew, locked: Answer) -> Steps[bool]:
 
 
 def _ending(request: Release, session: Session, door: Door) -> Talk[str]:
-    files: Answer | None = (yield _FILES) if door.dialect == SQLITE else None
+    files: Answer | None = (yield FILES) if door.dialect == SQLITE else None
     if files is None:
         return cast("str", (yield acting(session, lambda store, by: cast("Pinning", store).ending(request))))
     renewal = Renew(request.name, request.claim_id, session.address.capabilities.ttl_max_s)
