@@ -101,10 +101,6 @@ class Claim:
         worked_s, self.worked_from = now - self.worked_from, now
         return worked_s
 
-    def backoff_s(self, tries: int) -> float:
-        """How long to wait before the next try."""
-        return backoff_s(self.session, tries)
-
     def __del__(self) -> None:
         # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
         hold = self.hold
@@ -271,7 +267,7 @@ class JobFacts:
         return self._ending(DEAD, text) if check_flag("dead", dead) else self._ending(RETRY, text, delay_s)
 
     def _retry_s(self, retry_in: Seconds | None) -> float:
-        return self._claim.backoff_s(self.tries) if retry_in is None else check_seconds("retry_in", retry_in)
+        return backoff_s(self._session, self.tries) if retry_in is None else check_seconds("retry_in", retry_in)
 
     def _skipped(self) -> Steps[None]:
         return self._ending(BACK)

@@ -213,8 +213,6 @@ def wait_limit(terms: Terms, blocking: bool, timeout: Seconds | None) -> float |
         return 0.0
     if timeout is None:
         return None
-    if type(timeout) is int and timeout == -1:
-        return terms.timeout
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         if timeout == -1:
             return terms.timeout
