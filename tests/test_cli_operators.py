@@ -211,6 +211,20 @@ def test_who_takes_several_permits(dibs: Dibs, client: library.Client) -> None:
         assert "permits" not in dibs("show", "page").stdout
 
 
+@pytest.mark.parametrize("command", ["show", "break"])
+def test_of_several_holders_the_others_are_told_of(command: str, dibs: Dibs, client: library.Client) -> None:
+    """``show`` and ``break`` show one of those who hold a name with permits, and how many others there are."""
+    semaphore = client.semaphore("rooms", 3)
+    with semaphore:
+        assert "others" not in dibs(command, "rooms").stdout
+        with semaphore:
+            shown = dibs(command, "rooms").stdout
+            assert shown.startswith("name     rooms\nslot     1\n")
+            assert "others   1 more holds it: `dibs ls` shows all\n" in shown
+            with semaphore:
+                assert "others   2 more hold it: `dibs ls` shows all\n" in dibs(command, "rooms").stdout
+
+
 # -- break -------------------------------------------------------------------------------------------------------------
 
 

@@ -919,6 +919,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.fencing",
         "dibs.history",
         "dibs.names",
+        "dibs.steps",
         "dibs.store",
         "dibs.urls",
     },

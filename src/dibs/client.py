@@ -345,7 +345,7 @@ class Client:
         return run(self._desk.leases(prefix))
 
     def holder(self, name: str) -> LeaseRecord | None:
-        """Who holds ``name`` now, or None."""
+        """Who holds ``name`` now, or None; of several (of a semaphore, readers) the one with the smallest slot."""
         return run(self._desk.holder(name))
 
     def break_lease(self, name: str, *, fencing_token: int, now: bool = False) -> bool:

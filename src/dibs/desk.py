@@ -235,14 +235,14 @@ class Desk:
         return [self._record(row) for row in rows]
 
     def holder(self, name: str) -> Steps[LeaseRecord | None]:
-        rows = yield from self.leases_of(name)
-        return next((self._record(row) for row in rows), None)
+        return next(iter((yield from self.leases_of(name))), None)
 
-    def leases_of(self, name: str) -> Steps[list[StoredLease]]:
+    def leases_of(self, name: str) -> Steps[list[LeaseRecord]]:
         """All who hold one name, by slot."""
         key = self.key_prefix + check_name(name)
         # A name has no control characters, so nothing lies between it and this.
-        return (yield from self._acting(lambda store, deadline: store.leases(key, key + "\x01", deadline)))
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, key + "\x01", deadline))
+        return [self._record(row) for row in rows]
 
     def _record(self, row: StoredLease) -> LeaseRecord:
         import json

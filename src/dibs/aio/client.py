@@ -260,7 +260,7 @@ class AsyncClient:
         return await take(self._desk.leases(prefix))
 
     async def holder(self, name: str) -> LeaseRecord | None:
-        """Who holds ``name`` now, or None."""
+        """Who holds ``name`` now, or None; of several (of a semaphore, readers) the one with the smallest slot."""
         return await take(self._desk.holder(name))
 
     async def break_lease(self, name: str, *, fencing_token: int, now: bool = False) -> bool:

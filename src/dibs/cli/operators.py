@@ -21,12 +21,14 @@ from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.history import HISTORY_KEPT_MAX
 from dibs.names import lasting, people_call
+from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
     import argparse
 
     from dibs.abilities import Historian
+    from dibs.client import Client
     from dibs.desk import LeaseRecord
 
 # -- what each is told -------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def ls(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     """``dibs show``."""
     with connect(args) as client:
-        record = client.holder(args.name)
+        record, others = _holders(client, args.name)
         pauses = [pause for pause in pauses_of(client) if pause.covers(args.name)]
     if args.json:
         print_json(None if record is None else lease_json(record, pauses))
@@ -206,7 +208,7 @@ def show(args: argparse.Namespace) -> int:
     if record is None:
         print(f"Nobody holds {args.name!r}.")
     else:
-        _print_record(record)
+        _print_record(record, others)
     for pause in pauses:
         print(f"paused   {plain(str(pause))}")
     return NOT_HELD if record is None else 0
@@ -215,12 +217,12 @@ def show(args: argparse.Namespace) -> int:
 def break_(args: argparse.Namespace) -> int:
     """``dibs break``."""
     with connect(args) as client:
-        record = client.holder(args.name)
+        record, others = _holders(client, args.name)
         if args.token is None:
             if record is None:
                 print(f"Nobody holds {args.name!r}.")
                 return NOT_HELD
-            _print_record(record)
+            _print_record(record, others)
             print(f"\nTo break this lease, type:\n\n  {_break_command(args, record)}\n")
             print("Its holder stops at its next renewal; the name is free when the lease would have expired.")
             print("With --now it is free at once, and the old holder may still be at work (dibs break --help).")
@@ -310,7 +312,13 @@ def _print_fence(args: argparse.Namespace) -> int:
 # -- how it looks ------------------------------------------------------------------------------------------------------
 
 
-def _print_record(record: LeaseRecord) -> None:
+def _holders(client: Client, name: str) -> tuple[LeaseRecord | None, int]:
+    """The first of those who hold a name, and how many others do."""
+    records = run(client._desk.leases_of(name))
+    return (records[0], len(records) - 1) if records else (None, 0)
+
+
+def _print_record(record: LeaseRecord, others: int) -> None:
     print(f"name     {plain(record.name)}")
     print(f"slot     {record.slot}")
     if record.take > 1:
@@ -320,6 +328,8 @@ def _print_record(record: LeaseRecord) -> None:
     print(f"left     {lasting(record.expires_in)} unless renewed")
     print(f"token    {record.fencing_token}")
     print(f"waiting  {record.waiting}")
+    if others:
+        print(f"others   {others} more {'holds' if others == 1 else 'hold'} it: `dibs ls` shows all")
     if record.info is not None:
         print(f"info     {plain(json_text(record.info))}")
 
