@@ -411,6 +411,18 @@ def test_the_first_use_waits_no_longer_than_it_may(file: str, url: str, path: Pa
 # -- many names in one statement --------------------------------------------------------------------------------------
 
 
+def test_a_lease_that_a_locked_file_has_cost_says_so(url: str, path: Path) -> None:
+    """Who loses a lease since somebody's transaction keeps the file locked is told that, not that it was too slow."""
+    with dibs.connect(url) as client, closing(sqlite3.connect(path, isolation_level=None)) as db:
+        lease = client.lock("x", ttl=1).acquire()
+        assert lease is not None
+        db.execute("BEGIN IMMEDIATE")
+        assert lease.lost.wait(20)
+        db.execute("ROLLBACK")
+        with pytest.raises(dibs.LeaseLost, match=r"in time: the store stayed too busy \(database is locked\)"):
+            lease.check()
+
+
 def test_many_together_are_told_what_each_would_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in every state, asked for, renewed and released by many: with and without the statements for many, the same
     outcomes, and the same rows afterwards."""

@@ -24,7 +24,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
-from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
+from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy, stayed_busy
 from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
@@ -434,10 +434,7 @@ class Lane:
         now = self._clock.now()
         busy = isinstance(error, StoreBusy)
         if busy:
-            error = StoreUnavailable(
-                f"the store stayed too busy ({error}): others ask too much of it, or somebody's transaction locks it",
-                maybe_applied=False,
-            )
+            error = stayed_busy(error)
         without_frames(error)
         again: list[Ask] = []
         with self._mutex:

@@ -22,7 +22,7 @@ from dibs.ask import Ask
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
-from dibs.store import StoreBusy
+from dibs.store import StoreBusy, stayed_busy
 from dibs.threads import begin, is_known
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
@@ -345,8 +345,9 @@ class Renewer:
                     finished.append(hold)
                 elif isinstance(outcomes[index], Exception):
                     # A call that ended because the trust did says less than what was heard before it.
-                    if type(outcomes[index]) is not StoreBusy and (hold.last_error is None or now < hold.trusted_until):
-                        hold.last_error = outcomes[index]
+                    if hold.last_error is None or now < hold.trusted_until:
+                        error = outcomes[index]
+                        hold.last_error = stayed_busy(error) if type(error) is StoreBusy else error
                     self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
                 else:
                     expires_at = hold.renewed_by(outcomes[index])
