@@ -136,6 +136,16 @@ def test_schema_and_table_are_options(postgres_url: str) -> None:
         assert other.holder("x") is None
 
 
+def test_braces_in_a_table_are_no_places_for_values(postgres_url: str) -> None:
+    """What is said in the caller's own transaction names the table as it is: a pin, and the end of a tally."""
+    with dibs.connect(f"{postgres_url}?table=lo%7Bck%7D") as client, client.lock("x") as lease:
+        with psycopg.connect(postgres_url) as connection:
+            lease.guard(connection)
+            with client.claims("rows", max_tries=2).take([1]) as batch:
+                batch.items[0].done(connection)
+        assert [record.name for record in client.leases()] == ["x"]
+
+
 @pytest.mark.parametrize("option", ["table=", "schema=" + "x" * 70, "table=a%0Ab", "colour=blue", "table=a&table=b"])
 def test_a_wrong_option_is_refused_before_any_io(option: str) -> None:
     """A typo in a URL option is InvalidOption, without a connection."""

@@ -19,13 +19,13 @@ _LOCK = PIN_KEY.format(name="{row}.name", slot="{row}.slot")
 UNPINNED = f"CASE WHEN pg_try_advisory_lock({_LOCK}) THEN pg_advisory_unlock({_LOCK}) ELSE false END"
 OVER = f"CASE WHEN l.expires_at <= clock_timestamp() THEN {UNPINNED.format(row='l')} ELSE false END"
 # What the caller's transaction does; the name is written so that no driver and no encoding of its own reads it wrongly.
-_GIVEN = PIN_KEY.format(name="convert_from(decode('{{{{name}}}}', 'hex'), 'UTF8')", slot="{{{{slot}}}}").format()
+_GIVEN = PIN_KEY.format(name="convert_from(decode('{{name}}', 'hex'), 'UTF8')", slot="{{slot}}").format()
 PIN = f"SELECT pg_backend_pid() FROM pg_advisory_xact_lock_shared({_GIVEN})"
 # What it does to end a lease that is not pinned.
-_TEXT = "convert_from(decode('{{{{{}}}}}', 'hex'), 'UTF8')"
+_TEXT = "convert_from(decode('{{{}}}', 'hex'), 'UTF8')"
 ENDING = f"""\
 UPDATE {{lease}} SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
-WHERE name = {_TEXT.format("name")} AND slot = {{{{slot}}}} AND claim_id = {_TEXT.format("claim_id")}
+WHERE name = {_TEXT.format("name")} AND slot = {{slot}} AND claim_id = {_TEXT.format("claim_id")}
   AND expires_at > clock_timestamp()"""
 # Whether it has it. Both halves of the number stand in pg_locks, for this database.
 PINNED = f"""\

@@ -45,15 +45,12 @@ class Tables:
 
     def pin(self, request: Renew) -> str:
         """What the transaction does in which the lease is to be pinned."""
-        text = postgres_sql.PIN.format(**self._names)
-        return text.format(name=request.name.encode().hex(), slot=request.slot)
+        return postgres_sql.PIN.format(name=request.name.encode().hex(), slot=request.slot, **self._names)
 
     def ending(self, request: Release) -> str:
         """What a transaction does with which a lease is to end."""
-        text = postgres_sql.ENDING.format(**self._names)
-        return text.format(
-            name=request.name.encode().hex(), claim_id=request.claim_id.encode().hex(), slot=request.slot
-        )
+        name, claim_id = request.name.encode().hex(), request.claim_id.encode().hex()
+        return postgres_sql.ENDING.format(name=name, claim_id=claim_id, slot=request.slot, **self._names)
 
     def schema(self) -> str:
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema, 'schema')};\n"
