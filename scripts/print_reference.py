@@ -316,7 +316,7 @@ CLIENT_OPTION_WORDS = {
     "ttl": "the default ttl of its locks, in seconds",
     "request_timeout": "seconds one call to the store may take",
     "patience": "seconds for which a store that was reached before is tried again",
-    "require": "promises without which nothing is handed out, with commas between: "
+    "require": "promises without which nothing is handed out and no job is put, with commas between: "
     + ", ".join(f"`{name}`" for name in PROMISES),
     "lock_order_warnings": "warn when two names are taken in both orders: `yes` or `no`",
     "takeover": "`observe`: who takes a lock over has watched it for a ttl, so that no step of the server's clock "
