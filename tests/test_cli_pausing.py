@@ -106,6 +106,8 @@ def test_the_command_that_ends_a_pause_can_be_typed(dibs: Dibs) -> None:
     """Also where the name looks like an option."""
     assert "`dibs resume -- --weird` ends it before" in dibs("pause", "--", "--weird").stdout
     assert dibs("resume", "--", "--weird").returncode == 0
+    assert "`dibs resume --queue=--weird` ends it before" in dibs("pause", "--queue=--weird").stdout
+    assert dibs("resume", "--queue=--weird").returncode == 0
 
 
 def test_who_takes_or_claims_what_is_paused_is_told(dibs: Dibs, client: library.Client) -> None:

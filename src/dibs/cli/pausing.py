@@ -83,9 +83,11 @@ def pause(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**pause_json(made), "holders": [lease_json(record, [made]) for record in holders]})
         return 0
-    which = f"--queue {quote(args.queue)}" if args.queue is not None else quote(made.name)
-    if made.name.startswith("-"):  # without --, it would be taken for an option
-        which = f"-- {which}"
+    # What begins with - would be taken for an option where it stands alone.
+    if args.queue is not None:
+        which = f"--queue{'=' if args.queue.startswith('-') else ' '}{quote(args.queue)}"
+    else:
+        which = f"{'-- ' if made.name.startswith('-') else ''}{quote(made.name)}"
     print(f"Paused {made.name!r} until {local(made.until)}; `dibs resume {which}` ends it before.")
     if "*" in made.name[:-1]:
         print("(Only a * at the end stands for whatever follows; any other is just that character.)")
