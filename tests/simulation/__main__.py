@@ -72,6 +72,10 @@ def main() -> int:
     if options.bug in [bug.name for bug in STEP_BUGS]:
         options.steps = "observe"
     options.queues = options.queues or options.bug in [bug.name for bug in JOB_BUGS]
+    if options.queues and (options.signals or options.permits or options.steps):
+        parser.error("--queues goes with none of --signals, --permits and --steps")
+    if options.permits and options.steps == "observe":
+        parser.error("--permits does not go with --steps observe: only locks are taken over so")
     how = (options.signals, options.permits, options.queues, options.steps, options.bug)
     if options.show is not None:
         for _, story in hunt(options.show, 1, *how, TIME_LINE_MAX):
