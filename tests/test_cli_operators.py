@@ -108,6 +108,19 @@ def test_a_mistyped_command_is_recognised(dibs: Dibs) -> None:
         (("show", "a", "b"), "'b' is one argument too many"),
         (("run", "x", "--slots", "two", "--", "true"), "argument --slots: 'two' is no whole number"),
         (("done", "mail", "seven", "--token", "1"), "argument ID: 'seven' is no whole number"),
+        (
+            ("run", "-x", "--", "true"),
+            (
+                "there is no option '-x'; what begins with - and is none stands behind the options and --: "
+                "dibs run -- -x -- COMMAND"
+            ),
+        ),
+        (
+            ("show", "-x"),
+            "there is no option '-x'; what begins with - and is none stands behind the options and --: dibs show -- -x",
+        ),
+        (("pause", "--queue", "-x"), "'-x' is taken for an option: write --queue=-x if it belongs to that"),
+        (("requeue", "--", "mail", "-x"), "argument ID: '-x' is no whole number"),
         (("jobs",), "the following arguments are required: QUEUE"),
         (("requeue",), "the following arguments are required: QUEUE"),
         (("forget",), "the following arguments are required: QUEUE"),
@@ -119,6 +132,19 @@ def test_a_mistake_is_named(dibs: Dibs, words: tuple[str, ...], said: str) -> No
     assert done.returncode == 64
     assert done.stderr == f"dibs: {said} (`dibs {words[0]} --help` explains)\n"
     assert dibs("--namespace", "a", *words).stderr == done.stderr, "behind an option of all commands"
+
+
+def test_a_name_may_look_like_an_option(dibs: Dibs) -> None:
+    """Behind the options and --, whatever the command; one that runs a command has a second -- in front of that."""
+    for before in ([], ["--namespace", "a"]):
+        told = dibs(*before, "run", "--nowait", "--", "-x", "--", "sh", "-c", "echo $DIBS_NAME $0 $1", "--", "--")
+        assert (told.returncode, told.stdout) == (0, "-x -- --\n")
+        assert dibs(*before, "show", "--", "-x").stdout == "Nobody holds '-x'.\n"
+        assert dibs(*before, "put", "--delay", "0", "--", "-q", "-5").returncode == 0
+        assert '"payload": -5' in dibs(*before, "jobs", "--json", "--", "-q").stdout
+        assert dibs(*before, "work", "--idle", "0", "--", "-q", "--", "grep", "-q", "-e", "-5").returncode == 0
+        assert dibs(*before, "take", "--", "-q").returncode == 1
+    assert dibs("run", "--", "sh", "--", "true").returncode == 64, "no name"
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/x", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/x"])

@@ -125,6 +125,7 @@ class Parser(argparse.ArgumentParser):
         #: Options may stand between NAME and what follows it, although that may be missing.
         self.intermixed = False
         self.commands: Any = {}  # the parsers of all, where one cannot tell by the first word which it is
+        self._words: list[str] = []
         super().__init__(formatter_class=Help, allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
@@ -136,18 +137,38 @@ class Parser(argparse.ArgumentParser):
             command, self._command = self._command, None
             _add_common(self, argparse.SUPPRESS)
             import_module(COMMANDS[command][0]).ARGUMENTS[command](self)
+        words = list(sys.argv[1:] if args is None else args)
+        if not self.commands:
+            self._words = words
         if self.intermixed:
             self.intermixed = False  # what is called here calls this method
-            return super().parse_known_intermixed_args(args, namespace)
+            return self._parse_intermixed(words, namespace)
         if not self.takes_command:
-            return super().parse_known_args(args, namespace)
-        words = list(sys.argv[1:] if args is None else args)
+            return super().parse_known_args(words, namespace)
         end = words.index("--") if "--" in words else len(words)
+        if words[end + 2 : end + 3] == ["--"] and words[end + 1].startswith("-"):  # a name, since no command begins so
+            end += 2
         known, unknown = super().parse_known_args(words[:end], namespace)
         known.command_line = words[end + 1 :]
         if not known.command_line:
             self.error(f"put -- and the command behind the options: {self.usage}")
         return known, unknown
+
+    def _parse_intermixed(
+        self, words: list[str], namespace: argparse.Namespace | None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """argparse would forget the "--", and take for options again what stands behind it: that is marked here."""
+        if "--" in words:
+            end = words.index("--")
+            is_number = self._negative_number_matcher.match
+            words = words[:end] + [
+                f"\0{word}" if word.startswith("-") and not is_number(word) else word for word in words[end + 1 :]
+            ]
+        known, unknown = super().parse_known_intermixed_args(words, namespace)
+        for key, value in vars(known).items():
+            if isinstance(value, str):
+                setattr(known, key, value.removeprefix("\0"))
+        return known, [word.removeprefix("\0") for word in unknown]
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -164,6 +185,9 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.write(message)  # argparse would not mind that it cannot be written
 
     def error(self, message: str) -> NoReturn:
+        from dibs.cli.mistakes import taken_for_option
+
+        message = taken_for_option(self, self._words) or message.replace("\\x00", "")
         raise CommandError(USAGE, f"{message} (`{self.prog} --help` explains)")
 
 

@@ -50,6 +50,8 @@ examples:
       show others why (`dibs ls`)
   dibs run report --max-hold 2h -- sh -c 'make-report | mail -s "Report $DIBS_FENCING_TOKEN" boss'
       stop it after two hours; the shell is yours to call when you need one
+  dibs run --nowait -- -strange-name -- ./backup.sh
+      a name that looks like an option
 
 The command finds DIBS_NAME, DIBS_SLOT and DIBS_FENCING_TOKEN in its environment. The token is greater than that of
 every earlier run; what the command writes to can compare it and refuse latecomers.
