@@ -60,6 +60,37 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+# -- the first process of a container ----------------------------------------------------------------------------------
+
+# What the first process of a container is, without the right to make one: what nobody handles does nothing to it.
+FIRST = """
+import os, sys
+import dibs.cli.ctrl_c as ctrl_c
+ctrl_c.FIRST_PROCESS = os.getpid()
+from dibs.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("words", [("wait", "x"), ("take", "q", "--timeout", "1m"), ("top", "--json")])
+def test_term_ends_what_waits_as_the_first_process(dibs: Dibs, words: tuple[str, ...]) -> None:
+    """Where SIGTERM has no default action it ends the command all the same, with 143 and no word."""
+    dibs.start_holder("x")
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", FIRST, *words], env=dibs.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        handled = 1 << signal.SIGTERM - 1
+        status = Path(f"/proc/{waiting.pid}/status")
+        until(lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & handled)
+        waiting.terminate()
+        _out, err = waiting.communicate(timeout=PATIENCE_S)
+        assert (waiting.returncode, err) == (143, b"")
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
 # -- the wrapper dies or stands still ----------------------------------------------------------------------------------
 
 

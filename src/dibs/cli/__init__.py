@@ -280,8 +280,8 @@ def _code_of(argv: Sequence[str]) -> int:
     except DibsError as error:
         say(str(error))
         return exit_code(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return getattr(interrupt, "exit_code", INTERRUPTED)
     except OSError as error:
         drop(sys.stdout)
         return _unwritten(error)

@@ -1,12 +1,30 @@
-"""What Ctrl-C does once a command has something to clean up: it raises KeyboardInterrupt, wherever it comes."""
+"""What Ctrl-C does once a command has something to clean up: it raises KeyboardInterrupt, wherever it comes.
+
+So does SIGTERM in the first process of a container, which the system does not end by a signal that nobody handles.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
+from dibs._typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
 # A Ctrl-C that came where nothing can be raised is raised again after so long.
 AGAIN_S = 0.01
+
+FIRST_PROCESS = 1
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come, to a process that it does not end by itself."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
 def heed_ctrl_c() -> None:
@@ -18,12 +36,20 @@ def heed_ctrl_c() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = _raise_again
+    if os.getpid() == FIRST_PROCESS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+        sys.unraisablehook = _raise_again
+
+
+def _terminate(_signum: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    if unraisable.exc_type is KeyboardInterrupt:
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        asked = signal.SIGTERM if issubclass(unraisable.exc_type, Terminated) else signal.SIGINT
         # In a moment, since here, too, nothing can be raised; by a signal, which also ends a system call that waits.
-        signal.signal(signal.SIGALRM, lambda signum, frame: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGALRM, lambda signum, frame: signal.raise_signal(asked))
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     else:
         sys.__unraisablehook__(unraisable)
