@@ -135,6 +135,7 @@ def test_who_takes_or_claims_what_is_paused_is_told(dibs: Dibs, client: library.
         (("pause", "x", "--note", "why" * 2000), 64),
         (("pause", "x", "--for", "soon"), 64),
         (("pause", "x", "--for", "0"), 64),
+        (("pause", "x", "--for", "1"), 64),  # over when it would be reported
         (("pause", "x", "--for", "400d"), 64),
         (("resume",), 64),
         (("wait",), 64),

@@ -31,6 +31,9 @@ PAUSE_DEFAULT_S = 3600.0
 # For so long after a pause was written somebody may send a request by an older list: their clocks may be slow, and
 # 0.1 s is for whoever looks at its list and is kept from sending for a moment.
 SETTLE_S = PAUSES_FRESH_S * (1 + DRIFT) + 0.1
+# A shorter one would be over when it is in force everywhere, or a moment later.
+PAUSE_MIN_S = 2.0
+assert PAUSE_MIN_S > SETTLE_S
 
 
 class Pause(NamedTuple):
@@ -62,7 +65,7 @@ class Pause(NamedTuple):
 def pausing(desk: Desk, name: str, note: str | None, ttl: Seconds | None, by: str | None) -> Steps[Pause]:
     pauses = _pauses(desk)
     limits = desk.address.capabilities
-    least, most = limits.ttl_min_s, limits.ttl_max_s
+    least, most = max(PAUSE_MIN_S, limits.ttl_min_s), limits.ttl_max_s
     ttl = min(PAUSE_DEFAULT_S, most) if ttl is None else ttl
     ttl_s = check_seconds("the ttl of a pause", ttl, least=least, most=most)
     for what, value in (("note", note), ("by", by)):

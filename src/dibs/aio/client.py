@@ -277,8 +277,8 @@ class AsyncClient:
         """Stop new grants of ``name`` for every client of this namespace; a ``*`` at its end means all that begin so.
 
         Who holds goes on, renews and releases; who asks is refused, and who waits goes on waiting. They are told who
-        paused it, and ``note``. It ends by itself after ``ttl`` seconds (default: an hour; at most the store's longest
-        ttl) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
+        paused it, and ``note``. It ends by itself after ``ttl`` seconds (from 2 to the store's longest ttl; default: an
+        hour) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
         it (default: user@host).
 
         It returns when the pause is in force: after a good second, in which every client looks. A request that was on

@@ -36,7 +36,9 @@ examples:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
     which.add_argument("--queue", metavar="NAME", help="or a queue: who works a job goes on, and nobody takes another")
-    parser.add_argument("--for", dest="ttl", type=duration, metavar="T", help="when it ends by itself (default: 1h)")
+    parser.add_argument(
+        "--for", dest="ttl", type=duration, metavar="T", help="when it ends by itself: 2s or later (default: 1h)"
+    )
     parser.add_argument("--note", metavar="TEXT", help="why, for whoever waits")
     json_option(parser)
 

@@ -274,6 +274,7 @@ async def wrong_pauses_are_refused_before_any_io(face: Face) -> None:
         ("job", {"note": 7}, InvalidOption),
         ("job", {"note": "x" * 5000}, InvalidOption),
         ("job", {"ttl": 0}, InvalidOption),
+        ("job", {"ttl": 1}, InvalidOption),  # it would be over when pause() returns
         ("job", {"ttl": 10 * face.capabilities.ttl_max_s}, InvalidOption),
     ):
         with raises(error):
