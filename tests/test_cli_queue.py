@@ -206,11 +206,13 @@ def test_a_wrong_line_is_named_and_those_before_it_were_put(dibs: Dibs, client: 
     """So that one can mend it and go on behind the others. (NaN is JSON to Python alone.)"""
     done = dibs("put", "nan", "--lines", input="1\n-Infinity\n", stdin=None)
     assert (done.returncode, client.queue("nan").depth().ready) == (64, 1)
-    assert done.stderr.startswith("dibs: line 2 is no JSON: there is no -Infinity in JSON; the 1 lines before it")
+    assert done.stderr.startswith("dibs: line 2 is no JSON: there is no -Infinity in JSON; the first line was put\n")
+    done = dibs("put", "nan", "--lines", input="NaN\n", stdin=None)
+    assert done.stderr.startswith("dibs: line 1 is no JSON: there is no NaN in JSON; no line was put\n")
     done = dibs("put", "q", "--lines", input="1\n2\n{bad\n4\n", stdin=None)
     assert done.returncode == 64
     assert done.stderr.startswith("dibs: line 3 is no JSON: ")
-    assert "the 2 lines before it were put" in done.stderr
+    assert "; the first 2 lines were put\n" in done.stderr
     assert [job.payload for job in client.queue("q").jobs()] == [1, 2]
     done = dibs("put", "q", "--lines", "--bytes", input="x" * (2**20 + 1), stdin=None)
     assert done.returncode == 64
@@ -234,7 +236,7 @@ def test_a_bar_shows_how_far_it_is(dibs: Dibs) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    until(lambda: _wrote_line(process) and b"jobs," in shown)
+    until(lambda: _wrote_line(process) and b"job" in shown)
     process.stdin.close()
     process.stdin = None
     assert process.wait(PATIENCE_S) == 0

@@ -577,7 +577,7 @@ def test_a_command_runs_on_rows_that_keep_their_claims(dibs: Dibs) -> None:
         assert shop.execute("SELECT DISTINCT dibs_token, dibs_claim FROM incident").fetchall() == [(1, None)]
     nothing = dibs(*words, "--", "echo", "never", input="x\n", stdin=None)
     assert (nothing.returncode, nothing.stdout) == (0, "")
-    assert nothing.stderr == "dibs: incident has no row for any of the 1 ids\n"
+    assert nothing.stderr == "dibs: incident has no row for the id\n"
     assert dibs("claim", "s", "--ids", "-", "--key", "code", "--", "cat", input="x\n", stdin=None).returncode == 64
 
 

@@ -876,6 +876,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.run",
         "dibs.cli.signals",
         "dibs.errors",
+        "dibs.names",
     },
     "dibs.cli.command": {"dibs.cli", "dibs.cli.guard"},
     "dibs.cli.doctor": {
@@ -895,6 +896,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.looks",
         "dibs.errors",
         "dibs.jobs",
+        "dibs.names",
         "dibs.pauses",
         "dibs.queue_records",
     },
@@ -906,7 +908,15 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.cli.stderr",
         "dibs.clock",
     },
-    "dibs.cli.lines": {"dibs.cli", "dibs.cli.streams", "dibs.clock", "dibs.errors", "dibs.jobs", "dibs.new_jobs"},
+    "dibs.cli.lines": {
+        "dibs.cli",
+        "dibs.cli.streams",
+        "dibs.clock",
+        "dibs.errors",
+        "dibs.jobs",
+        "dibs.names",
+        "dibs.new_jobs",
+    },
     "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
     "dibs.cli.looks": {"dibs.cli.streams", "dibs.names"},
     "dibs.cli.operators": {

@@ -174,6 +174,11 @@ def people_call(holder: str) -> str:
     return f"{host} (pid {pid})" if pid.isdigit() else holder
 
 
+def counted(count: int, what: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def lasting(seconds: float) -> str:
     """How long something lasts, as people would say it."""
     if seconds < 120:

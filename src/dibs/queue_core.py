@@ -150,7 +150,7 @@ class QueueCore(Generic[J, B]):
             if len(outcome.ids) == len(request.jobs) and all(outcome.ids):
                 return [outcome.ids[place] for place in places]
             # The first answer was lost, and the second tells only of what was put then and is there still.
-            raise StoreUnavailable(f"the {len(request.jobs)} jobs were put, but the answer with their ids was lost")
+            raise StoreUnavailable("everything was put, but the answer with the ids was lost")
         what = "is being worked" if outcome.claimed else "waits for a worker"
         raise JobExists(
             f"job {outcome.id} of {self.name!r} has the key {outcome.key!r} and {what}; on_conflict='keep' leaves it, "

@@ -19,6 +19,7 @@ from dibs.cli.moments import LOOKS_PER_TTL
 from dibs.cli.run import add_grace
 from dibs.cli.signals import ENDING, PASSED_ON, Interrupted, Signals
 from dibs.errors import InvalidOption
+from dibs.names import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -101,16 +102,19 @@ def claim(args: argparse.Namespace) -> int:
             if not len(batch):
                 told = _tell_of(args, batch, None)
                 if not batch.busy:
-                    say(f"{args.columns} has no row for any of the {len(batch.stale)} ids")
+                    say(f"{args.columns} has no row for {_any_of(len(batch.stale))}")
                     return _code(0, told)
                 paused = pause_of(client, (f"{claims.source}/{each}" for each in batch.busy))
-                raise CommandError(BUSY, paused or f"others have all {len(batch.busy)} of them")
+                raise CommandError(BUSY, paused or _others_have(len(batch.busy)))
             ended = _run(keeper, signals, claims, batch)
         told = _tell_of(args, batch, ended)
         if ended.stopped or batch.lost:
             how = "the command was stopped" if ended.stopped else f"the command ended with code {ended.code}"
             lost = len(batch.lost)
-            raise CommandError(LOST, f"{how}, but {lost or 'some'} of {len(batch)} claims were lost")
+            raise CommandError(
+                LOST,
+                f"{how}, but {lost or 'some'} of {counted(len(batch), 'claim')} {'was' if lost == 1 else 'were'} lost",
+            )
         return _code(ended.code, told)
     except Interrupted as interrupted:
         return SIGNALLED + interrupted.signum
@@ -130,6 +134,14 @@ def _ids(file: str) -> list[str]:
         raise CommandError(USAGE, f"the ids are not UTF-8: {error}") from None
     except OSError as error:
         raise CommandError(USAGE, f"cannot read the ids: {error.strerror}: {file}") from None
+
+
+def _any_of(count: int) -> str:
+    return "the id" if count == 1 else f"any of the {count:,} ids"
+
+
+def _others_have(count: int) -> str:
+    return "somebody else has the only one" if count == 1 else f"others have all {count:,} of them"
 
 
 def _run(keeper: Keeper, signals: Signals, claims: Claims, batch: Batch[str]) -> Ended:

@@ -10,6 +10,7 @@ from dibs.cli.lines import json_value, lines_of, put_lines
 from dibs.cli.looks import json_option, pause_of, print_json, print_json_line
 from dibs.errors import InvalidOption, JobExists
 from dibs.jobs import ON_CONFLICT, PAYLOAD_BYTES_MAX, TAKE_MAX
+from dibs.names import counted
 from dibs.pauses import QUEUE
 from dibs.queue_records import shown_payload
 
@@ -192,7 +193,7 @@ def _print_count(args: argparse.Namespace, count: int) -> None:
     if args.json:
         print_json({"queue": args.queue, "put": count})
     else:
-        print(f"Put {count:,} {'job' if count == 1 else 'jobs'}.")
+        print(f"Put {counted(count, 'job')}.")
 
 
 def take(args: argparse.Namespace) -> int:

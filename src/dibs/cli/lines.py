@@ -12,6 +12,7 @@ from dibs.cli.streams import can_be_drawn_on
 from dibs.clock import boot_now
 from dibs.errors import DibsError
 from dibs.jobs import PAYLOAD_BYTES_MAX, PUT_MAX
+from dibs.names import counted
 from dibs.new_jobs import PUT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ def put_lines(queue: Queue, parts: Iterator[list[bytes]], as_bytes: bool, option
             bar.show(count, sum(map(len, lines)) + len(lines))
     except KeyboardInterrupt:
         bar.clear()
-        raise CommandError(
-            INTERRUPTED, f"interrupted; the first {seen:,} lines were put, and perhaps some after them"
-        ) from None
+        raise CommandError(INTERRUPTED, f"interrupted; {_were_put(seen)}, and perhaps some after that") from None
     finally:
         bar.clear()
     return count
@@ -85,9 +84,7 @@ def _payloads(lines: list[bytes], seen: int, as_bytes: bool) -> tuple[list[Any],
                 payloads.append(line if as_bytes else json_value(line))
         except (ValueError, RecursionError) as error:
             what = "cannot be put" if as_bytes or len(line) > PAYLOAD_BYTES_MAX else "is no JSON"
-            return payloads, CommandError(
-                USAGE, f"line {number:,} {what}: {error}; the {number - 1:,} lines before it were put"
-            )
+            return payloads, CommandError(USAGE, f"line {number:,} {what}: {error}; {_were_put(number - 1)}")
     return payloads, None
 
 
@@ -95,9 +92,20 @@ def _put(queue: Queue, payloads: list[Any], options: dict[str, Any], seen: int, 
     try:
         queue.put_many(payloads, **options)
     except DibsError as error:
-        unsure = f"; whether the next {lines:,} were is unknown" if getattr(error, "maybe_applied", False) else ""
-        message = f"{error}; the first {seen:,} lines were put{unsure}"
+        unsure = (
+            f"; whether the next {counted(lines, 'line')} too is unknown"
+            if getattr(error, "maybe_applied", False)
+            else ""
+        )
+        message = f"{error}; {_were_put(seen)}{unsure}"
         raise CommandError(exit_code(error), message) from None
+
+
+def _were_put(lines: int) -> str:
+    """Up to which line; what stands behind it is to be put yet."""
+    if not lines:
+        return "no line was put"
+    return "the first line was put" if lines == 1 else f"the first {lines:,} lines were put"
 
 
 class Bar:
@@ -119,7 +127,7 @@ class Bar:
             return
         self._next_at = now + BAR_EVERY_S
         self._shown = True
-        pace = f"{count:,} jobs, {count / max(now - self._began_at, 0.001):,.0f} a second"
+        pace = f"{counted(count, 'job')}, {count / max(now - self._began_at, 0.001):,.0f} a second"
         if self._size:
             part = min(1.0, self._done / self._size)
             full = int(part * BAR_COLUMNS)

@@ -20,7 +20,7 @@ from dibs.cli.looks import (
 from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.history import HISTORY_KEPT_MAX
-from dibs.names import lasting, people_call
+from dibs.names import counted, lasting, people_call
 from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
@@ -245,7 +245,7 @@ def purge(args: argparse.Namespace) -> int:
     """``dibs purge``."""
     with connect(args) as client:
         purged = client.purge(args.older_than)
-    print(f"Purged {purged} {'name' if purged == 1 else 'names'}.")
+    print(f"Purged {counted(purged, 'name')}.")
     return 0
 
 

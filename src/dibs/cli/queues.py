@@ -9,7 +9,7 @@ from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json,
 from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.jobs import CLAIMED, DEAD, LATER, READY, STATES
-from dibs.names import lasting, people_call
+from dibs.names import counted, lasting, people_call
 from dibs.pauses import QUEUE
 from dibs.queue_core import LIST_DEFAULT
 
@@ -226,10 +226,12 @@ def requeue(args: argparse.Namespace) -> int:
     """``dibs requeue``."""
     with connect(args) as client:
         count = client.queue(args.queue).requeue(*args.ids)
-    print(f"Requeued {jobs_of(count)}.")
+    print(f"Requeued {counted(count, 'job')}.")
     others = len(set(args.ids)) - count
     if args.ids and others:
-        say(f"not dead in {args.queue!r}, or another job has the key meanwhile: {jobs_of(others)} of those named")
+        say(
+            f"not dead in {args.queue!r}, or another job has the key meanwhile: {counted(others, 'job')} of those named"
+        )
     return NOT_HELD if args.ids and not count else 0
 
 
@@ -237,7 +239,7 @@ def cancel(args: argparse.Namespace) -> int:
     """``dibs cancel``."""
     with connect(args) as client:
         ended = client.queue(args.queue).cancel(*args.ids)
-    print(f"Cancelled {jobs_of(len(ended))}.")
+    print(f"Cancelled {counted(len(ended), 'job')}.")
     others = [str(number) for number in args.ids if number not in ended]
     if others:
         raise CommandError(NOT_HELD, f"not in {args.queue!r}, or ended before: {', '.join(others)}")
@@ -250,15 +252,11 @@ def forget(args: argparse.Namespace) -> int:
         raise CommandError(USAGE, "name jobs, or say which with --older-than (0: all that have ended)")
     with connect(args) as client:
         count = client.queue(args.queue).purge(*args.ids, older_than=args.older_than or 0)
-    print(f"Deleted {jobs_of(count)}.")
+    print(f"Deleted {counted(count, 'job')}.")
     return NOT_HELD if args.ids and not count else 0
 
 
 # -- how it looks ------------------------------------------------------------------------------------------------------
-
-
-def jobs_of(count: int) -> str:
-    return f"{count:,} {'job' if count == 1 else 'jobs'}"
 
 
 def record_json(record: JobRecord) -> dict[str, Any]:
