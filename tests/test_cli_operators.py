@@ -20,6 +20,7 @@ import dibs as library
 from dibs.cli import COMMANDS, _parse
 from dibs.cli.looks import table
 from dibs.cli.operators import _break_command
+from dibs.cli.streams import columns_of, cut
 from tests.command_line import DIBS, Dibs
 from tests.servers.postgres import PostgresServer
 
@@ -208,6 +209,19 @@ def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:
         assert 0 < record["expires_in"] <= 30
         assert datetime.fromisoformat(record["expires_at"]) > datetime.now(timezone.utc)
         assert abs(datetime.fromisoformat(record["acquired_at"]) - lease.acquired_at).total_seconds() < 0.001
+
+
+def test_columns_are_those_of_the_terminal(dibs: Dibs, client: library.Client) -> None:
+    """Characters that are two columns wide, and marks that take none, move nothing that stands behind them."""
+    names = ("plain", "中文字", "e\u0301te\u0301", "🎈", "\u0301", "ﬁ")
+    for name in names:
+        client.lock(name, info={"why": "新"}).acquire()
+    lines = dibs("ls").stdout.splitlines()
+    where = {columns_of(line.partition(f"{os.uname().nodename} (pid")[0]) for line in lines[1:]}
+    assert where == {lines[0].index("HOLDER")}
+    assert {name for name in names if any(name in line for line in lines)} == set(names)
+    assert [columns_of(text) for text in names] == [5, 6, 3, 2, 0, 1]
+    assert [cut("a中文", columns) for columns in (0, 1, 2, 3, 9)] == ["", "a", "a", "a中", "a中文"]
 
 
 def test_show(dibs: Dibs, client: library.Client) -> None:

@@ -174,6 +174,16 @@ def test_a_payload_that_is_nested_as_deeply_as_can_be_is_shown(dibs: Dibs, clien
     assert [job["payload"] for job in taken(dibs, "q", "--n", "2")] == shown
 
 
+def test_what_is_printed_does_nothing_to_a_terminal(dibs: Dibs, client: library.Client) -> None:
+    """JSON for programs shows letters as they are, and what would move a cursor or turn the line as an escape."""
+    payload = "é 中 \x9b2J \u202e \U000e0001 \x7f"
+    client.queue("q").put(payload)
+    (line,) = dibs("take", "q").stdout.splitlines()
+    assert line.isprintable()
+    assert "é 中" in line
+    assert json.loads(line)["payload"] == payload
+
+
 def test_lines_are_jobs(dibs: Dibs, client: library.Client) -> None:
     """Each line that is not empty is a job, in order, also the last without an end, and thousands of them."""
     lines = "\n".join([json.dumps({"n": n}) for n in range(12_345)])

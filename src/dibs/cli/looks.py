@@ -6,7 +6,7 @@ import os
 import sys
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.cli.streams import plain
+from dibs.cli.streams import columns_of, cut, plain
 from dibs.names import lasting, people_call
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # So many characters are shown of what somebody gave as info, however narrow the terminal is.
 INFO_MIN = 12
+# Of two planes for private use: the characters that stand for cells while a table is laid out, and what fills them up.
+PRIVATE_USE = 0xF0000
+PADDING = "\U00100000"
 # These columns stand to the right.
 RIGHT = {
     "SLOT", "LEFT", "TOKEN", "WAITING", "FOR", "GRANTS/S",
@@ -40,8 +43,24 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [list(headers), *([plain(str(cell)) for cell in row] for row in rows)]
 
     def shown() -> str:
+        # tabulate counts characters, not columns. What differs in that is laid out as something as wide that it counts
+        # right, and is put in its place afterwards. (No cell has a character of that plane: it would be escaped.)
+        stand_ins: dict[str, str] = {}
+
+        def laid_out(cell: str) -> str:
+            width = columns_of(cell)
+            if width == len(cell):
+                return cell
+            stand_in = chr(PRIVATE_USE + len(stand_ins)).ljust(max(width, 1), PADDING)
+            stand_ins[stand_in[0]] = cell if width else f" {cell}"  # marks of no letter
+            return stand_in
+
+        rows = [[laid_out(cell) for cell in row] for row in cells]
         # A name is a name, also when it looks like a number. Headers that tabulate knows as such get two columns more.
-        return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=aligned)
+        text = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=aligned)
+        if not stand_ins:
+            return text
+        return "".join(stand_ins.get(char, char) for char in text if char != PADDING)
 
     text = shown()
     width = terminal_width()
@@ -49,8 +68,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         return text
     room = max(width - text.partition("\n")[0].index("INFO"), INFO_MIN)
     for row in cells:
-        if len(row[-1]) > room:
-            row[-1] = f"{row[-1][: room - 1]}…"
+        if columns_of(row[-1]) > room:
+            row[-1] = f"{cut(row[-1], room - 1)}…"
     return shown()
 
 
@@ -137,7 +156,10 @@ def print_json_line(value: object) -> None:
     """A line of JSON, readable where the encoding of stdout has the letters for it."""
     import json
 
-    print(json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8")), flush=True)
+    text = json.dumps(value, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8"))
+    if not text.isprintable():  # JSON may hold what does something to a terminal (C1, bidi), and has an escape for it
+        text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    print(text, flush=True)
 
 
 def print_json(value: object) -> None:

@@ -64,3 +64,24 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal it takes: wide characters take two, and marks on the letter before them none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(c) in ("Mn", "Me") else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, columns: int) -> str:
+    """As much of it as so many columns take."""
+    if text.isascii():
+        return text[:columns]
+    taken = 0
+    for end, char in enumerate(text):
+        taken += columns_of(char)
+        if taken > columns:
+            return text[:end]
+    return text

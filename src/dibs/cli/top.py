@@ -15,7 +15,7 @@ from collections import deque
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import SIGNALLED, connect, duration
 from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
-from dibs.cli.streams import can_be_drawn_on, plain
+from dibs.cli.streams import can_be_drawn_on, cut, plain
 from dibs.errors import StoreUnavailable
 from dibs.names import check_seconds, lasting, people_call
 
@@ -234,7 +234,7 @@ class Screen:
         if len(lines) > height:
             lines[height - 1 :] = [f"… and {len(lines) - height + 1} lines more"]
         # Others chose the names: nothing in them may move the cursor.
-        plain = ("".join(c if c.isprintable() else "?" for c in line)[:width] for line in lines)
+        plain = (cut("".join(c if c.isprintable() else "?" for c in line), width) for line in lines)
         sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(plain) + "\x1b[J")
         sys.stdout.flush()
 
