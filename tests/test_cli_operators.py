@@ -1,5 +1,6 @@
 """``dibs`` for operators: ls, show, break, purge, setup, schema, doctor, help, and output that nobody reads."""
 
+import contextlib
 import json
 import os
 import re
@@ -214,9 +215,10 @@ def test_json_for_programs(dibs: Dibs, client: library.Client) -> None:
 def test_columns_are_those_of_the_terminal(dibs: Dibs, client: library.Client) -> None:
     """Characters that are two columns wide, and marks that take none, move nothing that stands behind them."""
     names = ("plain", "中文字", "e\u0301te\u0301", "🎈", "\u0301", "ﬁ")
-    for name in names:
-        client.lock(name, info={"why": "新"}).acquire()
-    lines = dibs("ls").stdout.splitlines()
+    with contextlib.ExitStack() as held:
+        for name in names:
+            held.enter_context(client.lock(name, info={"why": "新"}))
+        lines = dibs("ls").stdout.splitlines()
     where = {columns_of(line.partition(f"{os.uname().nodename} (pid")[0]) for line in lines[1:]}
     assert where == {lines[0].index("HOLDER")}
     assert {name for name in names if any(name in line for line in lines)} == set(names)
