@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Protocol
-from dibs.names import check_seconds
+from dibs.names import check_event_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,8 @@ class Lost(LostFacts):
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Block until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
         clock = self._leases[0]._session.clock
-        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        wait_s = check_event_timeout(timeout)
+        until = None if wait_s is None else clock.now() + wait_s
         gate: Gate | None = None
         unlisten: list[Callable[[], None]] = []
         try:

@@ -100,6 +100,14 @@ def check_flag(what: str, value: object) -> bool:
     return value
 
 
+def check_event_timeout(value: Any) -> float | None:
+    """Return how long to wait as events of the standard library do: what is negative is over, what is huge never."""
+    if value is None:
+        return None
+    seconds = check_seconds("timeout", value, least=-math.inf, most=math.inf)
+    return max(seconds, 0.0) if seconds <= WAIT_MAX_S else None
+
+
 def check_timeout(value: Any) -> float | None:
     """Return how long to wait in seconds; None waits for ever, 0 tries exactly once."""
     if value is None or value == math.inf:

@@ -13,7 +13,7 @@ from dibs.door import Said, door_to
 from dibs.errors import LeaseLost
 from dibs.lease import LeaseFacts
 from dibs.lost import LostFacts
-from dibs.names import check_seconds
+from dibs.names import check_event_timeout
 from dibs.threads import unattended
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class AsyncLost(LostFacts):
     async def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until a lease is lost (True), or all are released, or ``timeout`` seconds went by (False)."""
         clock = self._leases[0]._session.clock
-        until = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        wait_s = check_event_timeout(timeout)
+        until = None if wait_s is None else clock.now() + wait_s
         loop = asyncio.get_running_loop()
         over: asyncio.Event | None = None
         unlisten: list[Callable[[], None]] = []

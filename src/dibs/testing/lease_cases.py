@@ -70,6 +70,8 @@ async def a_loss_is_told(face: Face) -> None:
     lease = await had(face, ours.lock("broken", ttl=3 * face.short_ttl, on_lost=lambda: told.append("lost")))
     watcher = task(face.do(lease.lost.wait, PATIENCE_S))
     equal(await face.do(lease.lost.wait, 0.05), False, "lost.wait() while it is held")
+    equal(await face.do(lease.lost.wait, -1), False, "a negative time-out, as of an event of the standard library")
+    for_ever = task(face.do(lease.lost.wait, 1e12))
     equal(
         await face.do(theirs.break_lease, "broken", fencing_token=lease.fencing_token + 1, now=True),
         False,
@@ -78,6 +80,8 @@ async def a_loss_is_told(face: Face) -> None:
     equal(await face.do(theirs.break_lease, "broken", fencing_token=lease.fencing_token, now=True), True, "break_lease")
     next_lease = await had(face, theirs.lock("broken"), timeout=0)
     equal(await watcher, True, "lost.wait() when it is lost")
+    equal(await for_ever, True, "lost.wait() with a time-out longer than anybody waits")
+    equal(await face.do(lease.lost.wait, -1), True, "a negative time-out, when it is lost")
     equal((lease.held, lease.lost.is_set()), (False, True), "held, lost")
     await until(lambda: told, "on_lost")
     with raises(LeaseLost):
