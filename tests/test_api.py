@@ -850,6 +850,11 @@ def test_a_copy_holds_nothing(client: dibs.Client) -> None:
         assert duplicate.lost.is_set()
         with pytest.raises(dibs.LeaseLost):
             duplicate.release()
+        with pytest.raises(dibs.LeaseLost, match="a copy of a lease on 'original'"), duplicate:
+            pytest.fail("a block was entered that holds nothing")
+        with pytest.raises(AttributeError, match="a copy of a lease on 'original', and has no slot"):
+            _ = duplicate.slot  # type: ignore[union-attr]
+        assert "copy of a lease on 'original'" in repr(copy.copy(duplicate))
         del duplicate
     gc.collect()
     assert lease.held

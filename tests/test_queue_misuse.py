@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import pickle
 import signal
@@ -163,8 +164,9 @@ def test_a_stream_that_ctrl_c_ends_while_it_waits_takes_nothing(client: dibs.Cli
 # -- other processes --------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_pickled_says_what_to_do(client: dibs.Client) -> None:
-    """Clients, queues, jobs and items stay where they are; multiprocessing is told so in words."""
+@pytest.mark.parametrize("twin", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_cannot_be_pickled_says_what_to_do(client: dibs.Client, twin: Callable[[object], object]) -> None:
+    """Clients, queues, jobs and items stay where they are; multiprocessing is told so in words, and who copies them."""
     queue = client.queue("a")
     queue.put(1)
     for thing in (client, queue, client.lock("a"), client.rwlock("a"), client.rwlock("a").read()):
@@ -172,10 +174,13 @@ def test_what_cannot_be_pickled_says_what_to_do(client: dibs.Client) -> None:
             pickle.dumps(thing)
     with queue.take() as batch:
         for claimed in (batch, batch.won[0]):
-            with pytest.raises(TypeError, match="a claimed job cannot be pickled"):
-                pickle.dumps(claimed)
-    with client.claims("a").take([1]) as items, pytest.raises(TypeError, match="claimed items cannot be pickled"):
-        pickle.dumps(items)
+            with pytest.raises(TypeError, match="a claimed job cannot be pickled or copied"):
+                twin(claimed)
+    with (
+        client.claims("a").take([1]) as items,
+        pytest.raises(TypeError, match="claimed items cannot be pickled or copied"),
+    ):
+        twin(items)
 
 
 # -- takers who wait --------------------------------------------------------------------------------------------------

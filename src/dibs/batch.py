@@ -60,7 +60,7 @@ class Ends:
         self.failed: dict[str, Any] = {}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch of claimed items cannot be pickled: this process holds them; give another their keys")
+        raise TypeError("claimed items cannot be pickled or copied: this process holds them; give another their keys")
 
     def release(self, *items: Item[Any]) -> bool:
         """Send the releases of items on their way, in one call; False if one was lost. The caller starts the lane."""
@@ -226,6 +226,9 @@ class BatchFacts(Generic[V]):
         self._left: list[V] | None = None
         self._busy = busy
         self._stale: list[V] = []
+
+    def __reduce__(self) -> NoReturn:
+        self._ends.__reduce__()
 
     @property
     def items(self) -> list[Item[V]]:

@@ -6,6 +6,8 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import LeaseLost
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from dibs.names import Seconds
 
 
@@ -31,12 +33,33 @@ class LostLease:
         self.name = name
         self.fencing_token = fencing_token
 
+    def __repr__(self) -> str:
+        return f"<copy of a lease on {self.name!r} token {self.fencing_token}, not held>"
+
+    def __getattr__(self, what: str) -> NoReturn:
+        raise AttributeError(f"this is a copy of a lease on {self.__dict__.get('name')!r}, and has no {what}")
+
+    def __enter__(self) -> NoReturn:
+        self._refuse()
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing was entered."""
+
+    async def __aenter__(self) -> NoReturn:
+        self._refuse()
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing was entered."""
+
     def remaining(self) -> float:
         """Always 0."""
         return 0.0
 
     def check(self) -> None:
         """Always raises LeaseLost."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
         raise LeaseLost(f"this is a copy of a lease on {self.name!r}; only the original object holds it")
 
     def renew(self, ttl: Seconds | None = None) -> None:

@@ -39,6 +39,7 @@ J = TypeVar("J", bound="JobFacts")
 BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 3600.0
 BACKOFF_JITTER = 0.5
+UNCOPIED = "a claimed job cannot be pickled or copied: its worker is this process; give another its id and token (batch.leave())"
 
 
 class Claim:
@@ -57,9 +58,7 @@ class Claim:
         self.keep_s = keep_s
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a claimed job cannot be pickled: its worker is this process; give another its id and token (batch.leave())"
-        )
+        raise TypeError(UNCOPIED)
 
     def here(self) -> bool:
         """False in a forked child, which holds nothing of it."""
@@ -116,6 +115,10 @@ class JobFacts:
     def __init__(self, claim: Claim, row: TakenJob) -> None:
         self._claim = claim
         self._row = row
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would keep the claim, and be a second one to end it.
+        raise TypeError(UNCOPIED)
 
     @property
     def id(self) -> int:

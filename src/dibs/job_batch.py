@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from dibs._typing import TYPE_CHECKING, Generic, TypeVar
+from dibs._typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
-from dibs.job import Claim, JobFacts
+from dibs.job import UNCOPIED, Claim, JobFacts
 from dibs.job_hold import forsake, tell
 from dibs.jobs import BACK, DONE, RETRY, Finished
 from dibs.new_jobs import error_text
@@ -37,6 +37,9 @@ class JobBatchFacts(Generic[J]):
         self._margin_s = margin_s
         self._pending: list[JobAsk] = []
         self._left: list[J] | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(UNCOPIED)
 
     @property
     def won(self) -> list[J]:
