@@ -853,7 +853,7 @@ def test_a_copy_holds_nothing(client: dibs.Client) -> None:
         with pytest.raises(dibs.LeaseLost, match="a copy of a lease on 'original'"), duplicate:
             pytest.fail("a block was entered that holds nothing")
         with pytest.raises(AttributeError, match="a copy of a lease on 'original', and has no slot"):
-            _ = duplicate.slot  # type: ignore[union-attr]
+            _ = duplicate.slot
         assert "copy of a lease on 'original'" in repr(copy.copy(duplicate))
         del duplicate
     gc.collect()

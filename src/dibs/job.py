@@ -39,7 +39,10 @@ J = TypeVar("J", bound="JobFacts")
 BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 3600.0
 BACKOFF_JITTER = 0.5
-UNCOPIED = "a claimed job cannot be pickled or copied: its worker is this process; give another its id and token (batch.leave())"
+UNCOPIED = (
+    "a claimed job cannot be pickled or copied: its worker is this process; give another its id and token "
+    "(batch.leave())"
+)
 
 
 class Claim:
