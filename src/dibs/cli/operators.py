@@ -272,11 +272,11 @@ def schema(args: argparse.Namespace) -> int:
     if args.claims is not None:
         return _print_claims(args)
     address = connect(args)._desk.address
+    if args.history is not None and not address.capabilities.history:
+        raise Unsupported(f"{address.capabilities.store} cannot write down who held a name")
     store = address.open()
     print(store.schema().rstrip())
     if args.history is not None:
-        if not address.capabilities.history:
-            raise Unsupported(f"{address.capabilities.store} cannot write down who held a name")
         print(cast("Historian", store).history_schema(args.history).rstrip())
     return 0
 
