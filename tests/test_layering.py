@@ -852,7 +852,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
     },
     "dibs.cli.overview": set(),
-    "dibs.cli.streams": set(),
+    "dibs.cli.streams": {"dibs.names"},
     "dibs.cli.ctrl_c": set(),
     "dibs.cli.mistakes": {"dibs.errors"},
     "dibs.cli.bench": {

@@ -242,7 +242,7 @@ class BatchFacts(Generic[V]):
 
     @property
     def busy(self) -> list[V]:
-        """Of what was given: what others hold."""
+        """Of what was given: what others hold, and what an operator has paused (``client.pauses()`` says what)."""
         return self._busy
 
     @property

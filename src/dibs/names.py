@@ -182,6 +182,13 @@ def people_call(holder: str) -> str:
     return f"{host} (pid {pid})" if pid.isdigit() else holder
 
 
+def plain(text: str) -> str:
+    """The text with everything escaped that is not seen but does something, to a terminal or a log for example."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def counted(count: int, what: str) -> str:
     """``1 job``, ``2,000 jobs``."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

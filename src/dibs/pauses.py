@@ -13,7 +13,7 @@ grant would be in force at once, and would be paid for by every grant of everybo
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.names import people_call
+from dibs.names import people_call, plain
 from dibs.store import ROW_MARK, Held
 
 if TYPE_CHECKING:
@@ -127,6 +127,6 @@ def told_by(row: StoredLease) -> tuple[str, str]:
 
     note = note_of(row)
     since, until = (datetime.fromtimestamp(when).astimezone() for when in (row.acquired_at, row.expires_at))
-    text = f"is paused by {note.get('by') or people_call(row.holder)} since {since:%Y-%m-%d %H:%M:%S %Z}"
+    text = f"is paused by {plain(note.get('by') or people_call(row.holder))} since {since:%Y-%m-%d %H:%M:%S %Z}"
     text += f", until {until:%Y-%m-%d %H:%M:%S %Z} at the latest"
-    return str(note.get("name", "")), f"{text}: {note['note']}" if note.get("note") else text
+    return str(note.get("name", "")), f"{text}: {plain(note['note'])}" if note.get("note") else text

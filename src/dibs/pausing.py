@@ -12,7 +12,7 @@ import os
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
-from dibs.names import check_info, check_name, check_seconds, people_call
+from dibs.names import check_info, check_name, check_seconds, people_call, plain
 from dibs.pauses import PAUSES_FRESH_S, note_of
 from dibs.store import ANY_SLOT, PERMITS_MAX, Acquire, Granted, Release
 from dibs.trust import DRIFT
@@ -55,9 +55,9 @@ class Pause(NamedTuple):
         return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
 
     def __str__(self) -> str:
-        why = f": {self.note}" if self.note else ""
+        why = f": {plain(self.note)}" if self.note else ""
         return (
-            f"{self.name!r} is paused by {self.by} since {self.since.astimezone():%Y-%m-%d %H:%M:%S}, "
+            f"{self.name!r} is paused by {plain(self.by)} since {self.since.astimezone():%Y-%m-%d %H:%M:%S}, "
             f"until {self.until.astimezone():%Y-%m-%d %H:%M:%S} at the latest{why}"
         )
 

@@ -10,6 +10,7 @@ import os
 import sys
 
 from dibs._typing import TYPE_CHECKING
+from dibs.names import plain as plain
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -57,13 +58,6 @@ def drop(stream: TextIO) -> None:
 def can_be_drawn_on(stream: TextIO | None) -> bool:
     """Whether it is a terminal that does what escape sequences say, which those of some editors do not."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def plain(text: str) -> str:
-    """The text with everything escaped that is not seen but does something, to a terminal for example."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def columns_of(text: str) -> int:

@@ -265,6 +265,20 @@ async def pauses_are_shown_apart(face: Face) -> None:
 
 
 @case("pause", pauses)
+async def what_operators_say_is_shown_plainly(face: Face) -> None:
+    """A note stays as it was given; where it is told in a sentence, nothing in it moves a cursor or begins a line."""
+    client = face.client()
+    pause = await face.do(client.pause, "job", "a\x1b[2J\nb é", ttl=60, by="ada\x9b")
+    equal((pause.note, pause.by), ("a\x1b[2J\nb é", "ada\x9b"), "note and by")
+    assert str(pause).isprintable(), str(pause)
+    assert str(pause).endswith(": a\\x1b[2J\\nb é"), str(pause)
+    with raises(LockTimeout) as refused:
+        async with face.holding(client.lock("job", timeout=0)):
+            pass
+    assert str(refused.error).isprintable(), str(refused.error)
+
+
+@case("pause", pauses)
 async def wrong_pauses_are_refused_before_any_io(face: Face) -> None:
     """A name, note or ttl that cannot be is refused, and nothing is sent."""
     client = face.idle_client()
