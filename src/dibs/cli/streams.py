@@ -10,7 +10,7 @@ import os
 import sys
 
 from dibs._typing import TYPE_CHECKING
-from dibs.names import plain as plain
+from dibs.names import plain as plain  # noqa: PLC0414 - so mypy knows that others have it from here
 
 if TYPE_CHECKING:
     from typing import TextIO
