@@ -8,6 +8,7 @@ import gc
 import inspect
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -761,6 +762,33 @@ def test_what_a_task_held_whose_loop_is_gone_ends(between: Between, in_a_block: 
         eventually(is_over, "it is renewed for ever")
     with dibs.connect(between.address.shown) as other:
         eventually(lambda: other.holder("left") is None, "it is held for ever")
+    asyncio.run(client.close())
+
+
+def test_the_jobs_of_a_worker_whose_loop_is_gone_are_handed_out_again(between: Between) -> None:
+    """Its handler never goes on: the claim of its job ends by the ttl. And signals do what they did before it began."""
+    client = between.async_client()
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def worker(inside: asyncio.Event) -> None:
+        async def handler(job: dibs.AsyncJob) -> None:
+            inside.set()
+            await for_ever()
+
+        queue = client.queue("left", ttl=0.6)
+        await queue.put(1)
+        await queue.run(handler, workers=1)
+
+    with dibs.connect(between.address.shown) as other:
+        leave_a_task(worker)
+
+        def is_handed_out() -> int:
+            gc.collect()
+            with other.queue("left").take(timeout=0) as batch:
+                return len(batch)
+
+        eventually(is_handed_out, "it is renewed for ever")
+    assert signal.getsignal(signal.SIGTERM) is before
     asyncio.run(client.close())
 
 

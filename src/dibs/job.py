@@ -113,7 +113,7 @@ class Claim:
 class JobFacts:
     """One claimed job."""
 
-    __slots__ = ("_claim", "_row")
+    __slots__ = ("__weakref__", "_claim", "_row")
 
     def __init__(self, claim: Claim, row: TakenJob) -> None:
         self._claim = claim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from weakref import ref
 
 from dibs._typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ class Signals:
     """
 
     def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+        # What is installed lives on where the event loop is gone: it does not keep the jobs.
+        self._crew = ref(crew)
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -32,11 +34,17 @@ class Signals:
 
     def _stop(self, number: int, frame: object) -> None:
         # A handler of signals runs anywhere, so it only marks; who sleeps looks at the mark.
-        if self._crew.stopping and number == signal.SIGINT:
+        crew = self._crew()
+        if crew is None or (crew.stopping and number == signal.SIGINT):
             self.__exit__()
             signal.raise_signal(number)
-        self._crew.stopping = True
+        if crew is not None:
+            crew.stopping = True
 
     def __exit__(self, *exc: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
+        try:
+            for number in list(self._before):
+                signal.signal(number, self._before[number])
+                del self._before[number]
+        except ValueError:  # a task whose event loop is gone ends in whichever thread: left to the next signal
+            pass

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import sys
 from functools import partial
+from weakref import ref
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.tasks import call_in, owner, take
@@ -59,30 +60,37 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
                 ending.append(error)
         crew.over(tasks.pop(task))
 
-    def lost(task: asyncio.Task[None], job: AsyncJob) -> None:
-        if job._is_lost():
+    def lost(working: ref[asyncio.Task[None]], worked: ref[AsyncJob]) -> None:
+        task, job = working(), worked()
+        if task is not None and job is not None and job._is_lost():
             task.cancel()
 
     def start(job: Any) -> None:
         task = loop.create_task(work(job), name=f"job {job.id} of {job.queue}")
         tasks[task] = job
         task.add_done_callback(ended)
-        job._when_over(partial(call_in, loop, partial(lost, task, job)))
+        # The claim keeps neither the task nor the job: when the loop is gone, nobody works it, and its renewal ends.
+        job._when_over(partial(call_in, loop, partial(lost, ref(task), ref(job))))
 
     crew.start = start
+    gone = False
     with Signals(crew):
         try:
             await take(crew.dispatching(owner()))
             crew.drop_waiting()
             await take(crew.draining())
+        except GeneratorExit:  # the event loop is gone, and this task with it: the claims of its jobs end by the ttl
+            gone = True
+            raise
         finally:
-            crew.drop_waiting()
-            crew.stopping = True
-            while tasks:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            await take(crew.settling())
+            if not gone:
+                crew.drop_waiting()
+                crew.stopping = True
+                while tasks:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+                await take(crew.settling())
     if ending:  # as for threads: what was to end this worker ends its program as well
         raise ending[0]
     return crew.done
