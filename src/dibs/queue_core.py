@@ -150,7 +150,8 @@ class QueueCore(Generic[J, B]):
             if len(outcome.ids) == len(request.jobs) and all(outcome.ids):
                 return [outcome.ids[place] for place in places]
             # The first answer was lost, and the second tells only of what was put then and is there still.
-            raise StoreUnavailable("everything was put, but the answer with the ids was lost")
+            told = "1 job was put" if len(request.jobs) == 1 else f"{len(request.jobs):,} jobs were put"
+            raise StoreUnavailable(f"{told}, but the answer with the ids was lost")
         what = "is being worked" if outcome.claimed else "waits for a worker"
         raise JobExists(
             f"job {outcome.id} of {self.name!r} has the key {outcome.key!r} and {what}; on_conflict='keep' leaves it, "
