@@ -387,6 +387,27 @@ def test_a_put_is_part_of_the_callers_transaction(queue: Queue, caller: Caller) 
     assert [job.payload for job in queue.take(5).jobs] == ["2"]
 
 
+def test_a_connection_in_sql_ascii_puts_what_any_other_does(queue: Queue, postgres_url: str) -> None:
+    """psycopg leaves texts as bytes there: they say the same, also what the key and the settings are."""
+    with psycopg.connect(postgres_url, client_encoding="SQL_ASCII") as connection:
+        door = door_to(connection)
+
+        def put(*jobs: NewJob, on_conflict: str = "raise") -> Any:
+            asked = queue.asked(*jobs, on_conflict=on_conflict)
+            return through(door, queue.jobs.within(asked, "postgresql", None, soon()))
+
+        done = put(NewJob('"é"', key="é"))
+        assert isinstance(done, PutDone)
+        assert put(NewJob("2", key="é")) == KeyTaken("é", done.ids[0], False)
+        assert put(NewJob("3", key="é"), on_conflict=KEEP) == done
+        assert put(NewJob('"ü"', key="é"), on_conflict=REPLACE) == done
+        assert isinstance(put(NewJob("4", group="g"), NewJob("5")), PutDone)
+        connection.commit()
+        taken = queue.take(5)
+        assert [job.payload for job in taken.jobs] == ['"ü"', "4", "5"]
+        assert through(door, queue.jobs.within(queue.end(taken), "postgresql", None, soon())) == Finished()
+
+
 def test_an_end_is_part_of_the_callers_transaction(queue: Queue, caller: Caller) -> None:
     """A job ended in a transaction that is rolled back is still claimed; committed, it is over, and a late end gone."""
     for end, fields, state in (

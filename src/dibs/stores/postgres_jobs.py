@@ -33,7 +33,7 @@ from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT, JobFlights
 from dibs.stores.postgres_jobs_places import QUEUES_MAX
 from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.stores.postgres_jobs_takes import Takes, now_of
-from dibs.stores.postgres_jobs_within import check_nulls, said
+from dibs.stores.postgres_jobs_within import check_nulls, rows_of, said
 from dibs.stores.postgres_wire import elements, float8, instant, integer, text, texts
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class PostgresJobs:
         unput = said(self._flights.sql["UNPUT"], (wire.put_id(put).encode(),))
         while True:
             answer = yield statement
-            outcome = _of_keyed(put, answer.rows)
+            outcome = _of_keyed(put, rows_of(answer))
             if outcome is not None:
                 return outcome
             # Another transaction has put a job with one of the keys in the meantime: again, now that it can be seen.

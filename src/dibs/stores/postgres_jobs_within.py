@@ -26,11 +26,16 @@ def check_nulls(parameters: Sequence[bytes | None]) -> Generator[Said, Answer, N
     """Refuse a connection that would read what is NULL as a text of four letters (its settings are the caller's)."""
     if any(value and _NULL.search(value) for value in parameters):
         answer = yield Said("SELECT current_setting('array_nulls')")
-        if answer.rows[0][0] != "on":
+        if rows_of(answer)[0][0] != "on":
             raise InvalidOption(
                 "array_nulls is off on that connection, and these jobs do not all have a key, a group or the like: "
                 "SET LOCAL array_nulls = on first, or put them in several calls"
             )
+
+
+def rows_of(answer: Answer) -> list[tuple[Any, ...]]:
+    """Its rows, with texts for the bytes that psycopg leaves them as in a connection whose encoding is SQL_ASCII."""
+    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in answer.rows]
 
 
 def said(sql: bytes, parameters: Sequence[bytes | None]) -> Said:
