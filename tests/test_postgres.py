@@ -19,6 +19,7 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.steps import run
 from dibs.store import Acquire, Granted
+from dibs.stores import postgres_link
 from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
 
@@ -335,6 +336,22 @@ def test_a_lease_outlives_a_restart_of_the_server(own_postgres: PostgresServer) 
         assert again is not None
         assert again.fencing_token == lease.fencing_token + 1
         again.release()
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle connection that the server closed (idle_session_timeout, a restart) is nobody's failure."""
+    monkeypatch.setattr(postgres_link, "IDLE_S", -1.0)
+    cut = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s"
+    with dibs.connect(postgres_url, patience=0) as client:
+        for acquired in range(2):
+            lease = client.lock("x").acquire(timeout=0)
+            assert lease is not None
+            postgres.psql(cut, [database_of(postgres_url)])
+            assert lease.release()
+            postgres.psql(cut, [database_of(postgres_url)])
+            assert lease.fencing_token == acquired + 1
 
 
 def test_a_server_killed_with_9_keeps_grants_and_tokens(own_postgres: PostgresServer) -> None:

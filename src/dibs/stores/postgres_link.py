@@ -20,10 +20,10 @@ from psycopg.adapt import Transformer
 from psycopg.sql import Literal
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.clock import Readiness
+from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import RowBusy, StoreBusy
-from dibs.stores.postgres_login import connect
+from dibs.stores.postgres_login import connect, is_cut
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
 
@@ -41,6 +41,8 @@ PIPELINES = pq.version() >= 140000
 SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
+# After so long without an answer the connection is looked at before it is used: the server may have closed it.
+IDLE_S = 5.0
 
 # What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
 # rows in an order of their own, which would let two clients lock rows in opposite orders.
@@ -94,6 +96,7 @@ class Connection:
         self._schema = schema
         self._pg: PGconn | None = None
         self._ready: Readiness | None = None
+        self._used_at = 0.0
         self._prepared: set[bytes] = set()
         #: A pooler is in front of the server.
         self.pooled = False
@@ -280,6 +283,7 @@ class Connection:
                 answers.append(result)
         if not answers:
             raise StoreUnavailable("PostgreSQL closed the connection")
+        self._used_at = boot_now()
         return answers
 
     def _check(self, result: PGresult, planned: bool = False) -> PGresult:
@@ -320,8 +324,10 @@ class Connection:
     # -- connecting -----------------------------------------------------------------------------------------------
 
     def open(self, deadline: Deadline) -> None:
-        if self._pg is not None:
-            return
+        if self._pg is not None and self._ready is not None:
+            if boot_now() - self._used_at <= IDLE_S or not is_cut(self._pg, self._ready):
+                return
+            self.close()
         self._pg = connect(self._conninfo, self._known_good, deadline)
         self._ready = Readiness(self._pg.socket)
         self._prepared = set()

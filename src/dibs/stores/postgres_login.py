@@ -64,6 +64,16 @@ def connect(conninfo: bytes, known_good: list[bool], deadline: Deadline) -> PGco
     return pg
 
 
+def is_cut(pg: PGconn, ready: Readiness) -> bool:
+    """Whether an idle connection was ended meanwhile: by a restart, idle_session_timeout, an administrator."""
+    try:
+        while pg.status == pq.ConnStatus.OK and ready.readable(0.0):  # there may also be news on it
+            pg.consume_input()
+    except psycopg.Error:
+        return True
+    return pg.status != pq.ConnStatus.OK
+
+
 def _refused(pg: PGconn, conninfo: bytes, known_good: list[bool]) -> Exception:
     # The text names host, port, user and database, never the password.
     lines = [" ".join(line.split()) for line in pg.get_error_message().splitlines()]
