@@ -243,6 +243,21 @@ def test_a_floor_that_was_lost_is_made_above_all_tokens(postgres: PostgresServer
     )
 
 
+def test_tokens_of_permits_outlive_their_table(postgres: PostgresServer, postgres_url: str) -> None:
+    """When only the table of pools was emptied, holders keep their slots and tokens go on from theirs."""
+    with dibs.connect(postgres_url) as client:
+        gpu = client.semaphore("gpu", 3)
+        leases = [gpu.acquire(timeout=0) for _ in range(3)]
+        assert [lease and lease.fencing_token for lease in leases] == [1, 2, 3]
+        assert leases[1] is not None
+        leases[1].release()
+        postgres.psql("TRUNCATE dibs_lease_pool", database=database_of(postgres_url))
+        again = gpu.acquire(timeout=0)
+        assert again is not None
+        assert (again.slot, again.fencing_token) == (2, 4)
+        assert gpu.acquire(timeout=0) is None
+
+
 def test_a_floor_that_row_security_hides_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
     """The tables are there, and a login sees no floor under the tokens: SetupRequired at once, whatever it may make."""
     database = database_of(postgres_url)

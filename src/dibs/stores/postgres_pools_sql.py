@@ -95,10 +95,13 @@ WITH seen AS MATERIALIZED (
 # Sent just before a take, in its transaction: those who take at the same moment do it one after the other, or all but
 # one would look in vain. A row lock would do as well, but is a write, which makes a refusal wait for the disk.
 POOL_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended(name, 7095203471)) FROM unnest($1::text[]) AS a (name)"
-# Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks.
+# Pools of new names, unless a name is a lock already. The floor is locked against purge, as for locks. Where only this
+# table was emptied, tokens go on from those of the permits.
 POOL_MAKE = """\
 INSERT INTO {pool} (name, permits, fencing_token)
-SELECT a.name, a.permits, (SELECT value FROM {meta} WHERE key = 'token_floor' FOR SHARE)
+SELECT a.name, a.permits, (
+    SELECT greatest(m.value, (SELECT max(l.fencing_token) FROM {lease} AS l WHERE l.name = a.name))
+    FROM {meta} AS m WHERE m.key = 'token_floor' FOR SHARE)
 FROM unnest($1::text[], $2::integer[]) AS a (name, permits)
 WHERE NOT EXISTS (SELECT FROM {lease} AS l WHERE l.name = a.name AND l.slot = 1 AND l.take IS NULL)
 ORDER BY a.name
