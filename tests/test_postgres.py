@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,25 @@ def test_null_is_null_whatever_array_nulls_says(postgres: PostgresServer, postgr
             connection.execute("SET LOCAL array_nulls = on")
             queue.put_many(["l", dibs.NewJob("k", key="j")], connection=connection)
         assert queue.depth().ready == 7
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
+def test_a_short_lock_timeout_of_the_database_is_not_ours(own_postgres: PostgresServer, pooled: bool) -> None:
+    """Whoever comes while an administrator has locked the table waits for it, whatever lock_timeout says there."""
+    url, name = own_postgres.url(), "postgres"
+    own_postgres.psql(f"ALTER DATABASE {name} SET lock_timeout = 1")
+    with ExitStack() as stack, psycopg.connect(url) as admin:
+        if pooled:
+            url = stack.enter_context(PgBouncer(own_postgres)).url(name)
+        client = stack.enter_context(dibs.connect(url, patience=0))
+        eventually(lambda: _told_by(client) == "")
+        with client.lock("x", timeout=0):
+            pass
+        admin.execute("LOCK TABLE dibs_lease IN ACCESS EXCLUSIVE MODE")
+        took = stack.enter_context(ThreadPoolExecutor()).submit(client.lock("x").acquire, timeout=0)
+        eventually(lambda: took.done() or admin.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+        admin.commit()
+        assert took.result(20)
 
 
 def test_array_nulls_off_behind_a_pooler_is_a_misconfiguration(own_postgres: PostgresServer) -> None:

@@ -58,6 +58,7 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('client_min_messages', 'error', false),
     set_config('array_nulls', 'on', false),
     set_config('statement_timeout', $1, false),
+    set_config('lock_timeout', '0', false),
     set_config('idle_in_transaction_session_timeout', $1, false),
     set_config('synchronous_commit',
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
@@ -66,7 +67,8 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
 # The same for one transaction, where the connection is not ours: else a statement that waits for somebody's lock would
 # do so when its caller and its connection are gone, and then grant what nobody has.
 _LIMITS = b"""\
-SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
+SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
+    set_config('idle_in_transaction_session_timeout', $1, true)
 """
 # Classes of errors that are not about what a statement says or would write; a trigger raises any of the others.
 _NOT_REFUSED = frozenset(("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX"))
