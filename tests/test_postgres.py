@@ -129,6 +129,32 @@ def test_the_rights_on_the_page_are_enough(postgres: PostgresServer, postgres_ur
         app.purge(0)
 
 
+@pytest.mark.parametrize(
+    "lacking, told",
+    [
+        ("DELETE ON dibs_lease_line", ['DELETE on "public"."dibs_lease_line"']),
+        ("UPDATE, DELETE ON dibs_lease_job", ['UPDATE, DELETE on "public"."dibs_lease_job"']),
+        ("ALL ON dibs_lease_job, dibs_lease_job_end, dibs_lease_job_turn", []),
+    ],
+)
+def test_doctor_names_a_right_that_is_missing(
+    postgres: PostgresServer, postgres_url: str, lacking: str, told: list[str]
+) -> None:
+    """Also one that a lock which is free does not need, but one that is waited for. A login may have no queues."""
+    database = database_of(postgres_url)
+    role = f"app_{database}"
+    postgres.create_user(role)
+    with dibs.connect(postgres_url) as admin:
+        admin.setup()
+    postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    with closing(locate(postgres.url(database, user=role))[0].open()) as store:
+        deadline = Deadline(RealClock(), RealClock.now() + 10)
+        assert all(finding.kept for finding in store.check(deadline))
+        postgres.psql(f'REVOKE {lacking} FROM "{role}"', database=database)
+        failed = [finding for finding in store.check(deadline) if not finding.kept]
+        assert [finding.detail for finding in failed] == [f"this login lacks {what}: GRANT that" for what in told]
+
+
 def test_schema_and_table_are_options(postgres_url: str) -> None:
     """`?schema=` and `?table=` are quoted, and the schema is made by setup."""
     url = postgres_url + "?schema=od%22d%20Ops&table=lo%22cks"

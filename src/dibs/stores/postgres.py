@@ -338,7 +338,8 @@ class PostgresStore:
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.open(deadline)
-        return postgres_check.findings(self._connection.facts, self._connection.pooled)
+        found = postgres_check.findings(self._connection.facts, self._connection.pooled)
+        return found + postgres_check.rights(self._connection, self._tables.names, self.jobs.tables, deadline)
 
     # -- tables ---------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,37 @@
-"""What the settings of a PostgreSQL server leave of dibs's promises.
+"""What the settings of a PostgreSQL server, and the rights of a login, leave of dibs's promises.
 
 ``facts`` are what it told of itself when it was connected: see dibs.stores.postgres_link.
 """
 
 from __future__ import annotations
 
-from dibs._typing import Any
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import Finding
+from dibs.stores.postgres_wire import text, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dibs.clock import Deadline
+    from dibs.stores.postgres_link import Connection
+
+# What is missing, of the tables that are there. (Rights may be given for all columns one by one.)
+_LACKING = b"""\
+SELECT t.name, string_agg(r.name, ', ' ORDER BY r.i)
+FROM unnest($1::text[]) WITH ORDINALITY AS t (name, i)
+JOIN (SELECT c.oid, '"' || n.nspname || '"."' || c.relname || '"' AS name
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')) AS c
+    ON c.name = t.name
+CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) WITH ORDINALITY AS r (name, i)
+WHERE NOT CASE r.name
+    WHEN 'DELETE' THEN has_table_privilege(c.oid, r.name) ELSE has_any_column_privilege(c.oid, r.name) END
+GROUP BY t.i, t.name ORDER BY t.i
+"""
+_ALL = "SELECT, INSERT, UPDATE, DELETE"
 
 
 def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
-    """What ``dibs doctor`` says."""
+    """What ``dibs doctor`` says of the settings."""
     version, loose, read_only = facts["version"], volatile(facts), facts["read_only"] != "off"
     return [
         Finding("reachable", True, f"PostgreSQL {version // 10000}.{version % 10000}"),
@@ -36,6 +57,16 @@ def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
             "LISTEN/NOTIFY" if not pooled else "behind a connection pooler waiters poll once a second",
         ),
     ]
+
+
+def rights(connection: Connection, tables: Sequence[str], of_jobs: Sequence[str], deadline: Deadline) -> list[Finding]:
+    """What it says of rights that are missing: the lock that doctor tries needs the fewest."""
+    rows = connection.run(_LACKING, (texts([*tables, *of_jobs]),), deadline)
+    lacking = {text(rows.get_value(r, 0)): text(rows.get_value(r, 1)) for r in range(rows.ntuples)}
+    if all(lacking.get(table) == _ALL for table in of_jobs):  # a login that has no queues
+        lacking = {table: lacking[table] for table in lacking if table not in of_jobs}
+    told = "; ".join(f"{which} on {table}" for table, which in lacking.items())
+    return [Finding("rights suffice", False, f"this login lacks {told}: GRANT that")] if told else []
 
 
 def volatile(facts: dict[str, Any]) -> str:

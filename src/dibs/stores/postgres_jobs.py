@@ -317,6 +317,11 @@ class PostgresJobs:
         (result,) = self._flights.run([("FORGET", (name.encode(), wire.ids(ids), b"%r" % older_than))], deadline)
         return integer(result.get_value(0, 0))
 
+    @property
+    def tables(self) -> list[str]:
+        """As a statement names them."""
+        return self._tables.names
+
     def schema(self) -> str:
         return self._tables.schema
 

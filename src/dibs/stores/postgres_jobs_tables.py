@@ -28,6 +28,8 @@ class JobTables:
             "end": qualified + quoted_table(table + "_job_end"),
             "turn": qualified + quoted_table(table + "_job_turn"),
         }
+        #: As a statement names them.
+        self.names = list(self._names.values())
         self._names |= {f"{index}_index": quoted_table(f"{table}_job_{index}") for index in _INDEXES}
         digest = sha256(self._names["job"].encode()).digest()
         self._names["lock_seed"] = str(int.from_bytes(digest[:6], "big"))

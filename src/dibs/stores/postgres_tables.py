@@ -39,6 +39,11 @@ class Tables:
             self.sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
 
     @property
+    def names(self) -> list[str]:
+        """The tables of leases, as a statement names them."""
+        return [self._names[key] for key in ("lease", "line", "pool", "meta")]
+
+    @property
     def lease(self) -> str:
         """The table of the leases, as a statement names it."""
         return self._names["lease"]
