@@ -140,6 +140,37 @@ def test_rights_on_the_tables_are_enough(mysql: MariaDBServer, url: str) -> None
         app.lock("x").acquire(timeout=0)
 
 
+def test_doctor_names_the_tables_from_which_a_user_may_not_delete(mysql: MariaDBServer, url: str) -> None:
+    """A lock that is free does without that, but not one that was waited for. A user may have no queues at all."""
+    database = database_of(url)
+    user = f"few_{database}"
+    mysql.create_user(user)
+    with dibs.connect(url) as admin:
+        admin.setup()
+    for table in TABLES[:5]:
+        mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.`{table}` TO '{user}'@'127.0.0.1'")
+    where = mysql.url(database, user=user) + "?" + url.partition("?")[2]
+    with dibs.connect(where) as app:
+        assert all(finding.kept for finding in _findings(app))
+    mysql.sql(f"REVOKE DELETE ON `{database}`.dibs_lease_line FROM '{user}'@'127.0.0.1'")
+    with dibs.connect(where) as app:
+        (failed,) = [finding for finding in _findings(app) if not finding.kept]
+        assert failed.detail == "this login lacks DELETE on dibs_lease_line: GRANT that"
+
+
+def test_doctor_sees_the_engine_of_a_table_whose_name_the_server_writes_otherwise() -> None:
+    """lower_case_table_names=1: `?table=Locks` is `locks` there, and still is a table of dibs's."""
+    with MariaDBServer({"lower-case-table-names": 1}) as server:
+        url = f"{server.create_database()}?table=Locks"
+        with dibs.connect(url) as client:
+            with client.lock("x", timeout=0):
+                pass
+            server.sql("ALTER TABLE Locks ENGINE = MyISAM", database=database_of(url))
+            (failed,) = [finding for finding in _findings(client) if not finding.kept]
+        assert failed.promise == "grants are transactions"
+        assert "'locks': 'MyISAM'" in failed.detail
+
+
 def _findings(client: dibs.Client) -> list[Any]:
     from dibs.steps import run
 

@@ -65,6 +65,12 @@ def findings(facts: dict[str, str], engines: dict[str, str]) -> list[Finding]:
     return found
 
 
+def rights(lacking: list[str]) -> list[Finding]:
+    """What it says of tables from which this login may not delete."""
+    told = ", ".join(lacking)
+    return [Finding("rights suffice", False, f"this login lacks DELETE on {told}: GRANT that")] if told else []
+
+
 def volatile(facts: dict[str, str]) -> str:
     """The setting that lets a crash lose an acknowledged commit; "" when none does."""
     if facts.get("innodb_flush_log_at_trx_commit") not in ("1", "3"):  # 3: MariaDB's, stricter than 1

@@ -193,6 +193,14 @@ class Connection:
         assert self._wire is not None
         return answer, self._wire.columns()
 
+    def denies(self, statement: str, deadline: Deadline) -> bool:
+        """Whether this login lacks a right that the statement needs, which changes nothing."""
+        try:
+            self.attempt(statement, deadline)
+        except SetupRequired as error:
+            return isinstance(error.__cause__, ServerError) and error.__cause__.code in _RIGHTS
+        return False
+
     def refused(self, error: StoreUnavailable) -> bool:
         """Whether the server refused the statement itself, for what it says or would write."""
         code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
