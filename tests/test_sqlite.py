@@ -120,6 +120,23 @@ def test_clients_that_make_the_file_at_the_same_time_keep_their_locks(
         assert lease.release()
 
 
+def test_tokens_of_permits_outlive_their_table(sqlite_url: str) -> None:
+    """When only the table of pools was emptied, holders keep their slots and tokens go on from theirs."""
+    with dibs.connect(sqlite_url) as client:
+        gpu = client.semaphore("gpu", 3)
+        leases = [gpu.acquire(timeout=0) for _ in range(3)]
+        last = leases[2]
+        assert last is not None
+        assert leases[1] is not None
+        leases[1].release()
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            connection.execute("DELETE FROM dibs_lease_pool")
+        again = gpu.acquire(timeout=0)
+        assert again is not None
+        assert (again.slot, again.fencing_token) == (2, last.fencing_token + 1)
+        assert gpu.acquire(timeout=0) is None
+
+
 def test_a_program_that_uses_dibs_never_opens_the_file_itself(url: str, path: Path) -> None:
     """Nothing but SQLite opens it, whatever is asked for: a close would take the locks of the whole process away."""
     program = """

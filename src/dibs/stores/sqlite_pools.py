@@ -26,7 +26,7 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
         if row is not None and row[-1] is None:  # (else it is of a pool whose table was dropped)
             return Mismatch(0)
         file.floor = file.meta(db, "token_floor")
-    permits, token = pool or (None, 0)
+    permits, token = pool or (None, *db.execute(file.sql["last_token"], (name,)).fetchone())
     holdings = db.execute(file.sql["holdings"], (now, name, file.boot, now)).fetchall()
     line = db.execute(file.sql["read_line"], (now, name)).fetchall()
     state = State(permits, max(token, file.floor), [Holding(*row) for row in holdings], [Waiting(*row) for row in line])

@@ -178,6 +178,7 @@ _STATEMENTS = {
         "SELECT permits, max(fencing_token,"
         " coalesce((SELECT max(l.fencing_token) FROM {lease} l WHERE l.name = p.name), 0)) FROM {pool} p WHERE name = ?"
     ),
+    "last_token": "SELECT coalesce(max(fencing_token), 0) FROM {lease} WHERE name = ?",
     "write_pool": "INSERT OR REPLACE INTO {pool} (name, permits, fencing_token) VALUES (?, ?, ?)",
     "lift_pools": "UPDATE {pool} SET fencing_token = max(fencing_token, ?)",
     # The boot and the greatest token that are known without the table of such things.
