@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import socketserver
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,9 @@ from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_check import _answers_early
 from dibs.stores.etcd_gateway import Access, Gateway
+from dibs.stores.etcd_keys import Layout
+from dibs.stores.etcd_leases import keepalives
+from dibs.stores.etcd_watch import EtcdWatch
 from dibs.stores.etcd_wire import unchunked
 from dibs.testing.case import within
 from tests import test_store_machine as machine
@@ -258,8 +262,6 @@ def test_the_release_wakes_the_waiter(client: dibs.Client, etcd_url: str) -> Non
 
 def test_losing_every_hint_costs_one_poll(client: dibs.Client, etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """P12: with all hints lost a waiter still acquires within one poll of the name being free."""
-    from dibs.stores.etcd_watch import EtcdWatch
-
     monkeypatch.setattr(EtcdWatch, "follow", lambda *_: None)
     with dibs.connect(etcd_url) as other:
         lease = client.lock("x").acquire()
@@ -955,6 +957,94 @@ def test_a_login_that_ended_is_made_again(guarded: EtcdServer) -> None:
         guarded.process.spawn(guarded._command())
         eventually(lambda: _renewed(lease))
         lease.release()
+
+
+def test_authentication_that_is_switched_on_meanwhile(own_etcd: EtcdServer) -> None:
+    """The URL has a login from the start: whoever was connected before it counted logs in when it does, off and on."""
+    own_etcd.let_in("root", "hunter1")
+    own_etcd.let_in("app", "hunter2", "dibs/")
+    with dibs.connect(own_etcd.url(user="app", password="hunter2")) as client:
+        lease = client.lock("x", ttl=30).acquire(timeout=0)
+        assert lease is not None
+        lease.renew()
+        for _ in range(2):
+            own_etcd.ask("auth/enable", {})
+            lease.renew()
+            with client.lock("y", timeout=0):
+                pass
+            token = own_etcd.ask("auth/authenticate", {"name": "root", "password": "hunter1"})["token"]
+            own_etcd.ask("auth/disable", {}, token)
+            lease.renew()
+        assert lease.release() is True
+
+
+def test_a_password_that_is_changed_and_mended(guarded: EtcdServer) -> None:
+    """While the password is another, that is SetupRequired and says so each time; when it is back, all goes on."""
+    with dibs.connect(guarded.url(user="app", password="hunter2")) as client:
+        with client.lock("x", timeout=0):
+            pass
+        token = guarded.ask("auth/authenticate", {"name": "root", "password": "hunter1"})["token"]
+        guarded.ask("auth/user/changepw", {"name": "app", "password": "hunter4"}, token)
+        for _ in range(2):
+            with pytest.raises(dibs.SetupRequired, match="Check user and password"):
+                client.lock("x").acquire(timeout=0)
+        guarded.ask("auth/user/changepw", {"name": "app", "password": "hunter2"}, token)
+        with client.lock("x", timeout=0):
+            pass
+
+
+def changed_password(server: EtcdServer) -> None:
+    """Make the logins of app void; its password stays."""
+    token = server.ask("auth/authenticate", {"name": "root", "password": "hunter1"})["token"]
+    server.ask("auth/user/changepw", {"name": "app", "password": "hunter2"}, token)
+
+
+def test_a_watch_whose_login_ended_is_watched_again(guarded: EtcdServer) -> None:
+    """Nothing says that a login has ended but the end of the stream: the next one has a new login, and tells."""
+    store = locate(guarded.url(user="app", password="hunter2"))[0].open()
+    watch = store.watch("w", soon())
+    assert isinstance(watch, EtcdWatch)
+    try:
+        for name in ("default:x", "default:y"):
+            outcome = store.act([Acquire(name, "c-1", 30, "h")], soon())[0]
+            assert type(outcome) is Granted
+            assert store.act([Release(name, "c-1")], soon()) == [RELEASED]
+            key = Layout("dibs/").claim(name, "c-1")
+
+            def is_told(name: str = name, key: str = key, revision: int = outcome.fencing_token) -> bool:
+                watch.follow(name, key, revision)
+                return name in watch.changed([name])
+
+            eventually(is_told)
+            changed_password(guarded)
+    finally:
+        watch.close()
+        store.close()
+
+
+def test_a_login_that_is_void_for_a_part_of_a_flight(certificates: Path) -> None:
+    """Tokens of the kind jwt are void when any user was changed, yet keep leases alive: that is no wrong login.
+
+    Who waits sends such flights. The flight is over, and the next one has a new login.
+    """
+    private, public = certificates / "token.key", certificates / "token.pem"
+    subprocess.run(["openssl", "genrsa", "-out", private, "2048"], check=True, capture_output=True)
+    subprocess.run(["openssl", "rsa", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
+    private.chmod(0o644)  # for the server's user, too
+    jwt = f"--auth-token=jwt,pub-key={public},priv-key={private},sign-method=RS256"
+    with EtcdServer([jwt]) as server:
+        server.let_in("root", "hunter1")
+        server.let_in("app", "hunter2", "dibs/")
+        server.ask("auth/enable", {})
+        gateway = Gateway(Access((("127.0.0.1", server.port),), None, "app", "hunter2", []))
+        lease = gateway.one("lease/grant", '{"TTL":"30"}', soon())["ID"]
+        changed_password(server)
+        look = f'{{"key":"{Layout("dibs/").claim("n", "")}"}}'
+        asked = [("lease/keepalive", keepalives([lease])), ("kv/range", look)]
+        with pytest.raises(dibs.StoreUnavailable, match="revision of auth store is old"):
+            gateway.flight(asked, soon())
+        assert len(gateway.flight(asked, soon())) == 2
+        gateway.close()
 
 
 def _renewed(lease: Any) -> bool:

@@ -138,10 +138,11 @@ class Gateway:
         """
         self.open(deadline)
         answers = self._exchange(asked, deadline)
-        if self._token and all(
+        if self._access.user and all(
             type(answer) is Refusal and answer.code in (UNAUTHENTICATED, INVALID_ARGUMENT) for answer in answers
         ):
-            # Logins end, and are void when users or roles were changed meanwhile. Nothing was done: once more.
+            # Logins end, and are void when users or roles were changed meanwhile; or there was none, because
+            # authentication was off, or the password another. Nothing was done: once more.
             self._log_in(deadline)
             answers = self._exchange(asked, deadline)
         for answer in answers:
@@ -297,6 +298,12 @@ class Gateway:
         if wire is not None:
             wire.close()
 
+    def forget_login(self) -> None:
+        """Close the connection and log in anew for the next one."""
+        self._token = ""
+        self._heads.clear()
+        self.close()
+
     def drop(self) -> None:
         """Close the connection and go to the next endpoint for the next one."""
         self.close()
@@ -318,14 +325,13 @@ class Gateway:
                 return StoreUnavailable(text)
             self.close()
             return SetupRequired(f"{text}. Is that etcd's client port, its JSON gateway on? With TLS write etcds://")
-        if refusal.code == UNAUTHENTICATED and self._token and not alone:
-            self._token = ""  # it ended in the middle of a flight: the next one logs in
-            self.close()
-            return StoreUnavailable(text)
-        # What is too much has the code of a wrong login, so here the words have to tell.
+        # What is too much has the code of a login that is void, so here the words have to tell.
         limit = next((limit for words, limit in _LIMITS.items() if words in refusal.text), None)
         if refusal.code == INVALID_ARGUMENT and limit is not None:
             return SetupRequired(f"{text}. Raise {limit} of the servers")
+        if refusal.code in (UNAUTHENTICATED, INVALID_ARGUMENT) and self._access.user and not alone:
+            self.forget_login()  # only some of the flight needed it: the next one logs in
+            return StoreUnavailable(text)
         if refusal.code in (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT):
             return SetupRequired(f"{text}. Check the login in the URL, and its rights on the prefix")
         if refusal.code == RESOURCE_EXHAUSTED:

@@ -126,6 +126,7 @@ class EtcdWatch:
                 self._followed.discard(followed.key)
         except (OSError, ValueError, KeyError):
             over = True  # whoever it was for asks within a poll, and follows again
+            self._gateway.forget_login()  # a login that has ended is told by nothing but that
         if over or not stream.followed:
             self._followed.difference_update(followed.key for followed in stream.followed.values())
             self._end(stream)
