@@ -38,14 +38,16 @@ from dibs.store import (
 )
 from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
+from dibs.stores.etcd_address import Access
 from dibs.stores.etcd_check import _answers_early
-from dibs.stores.etcd_gateway import Access, Gateway
+from dibs.stores.etcd_gateway import Gateway
 from dibs.stores.etcd_keys import Layout
 from dibs.stores.etcd_leases import keepalives
 from dibs.stores.etcd_watch import EtcdWatch
 from dibs.stores.etcd_wire import unchunked
 from dibs.testing.case import within
 from tests import test_store_machine as machine
+from tests.chaos.proxy import Proxy
 from tests.servers.certificates import certificates_for_all
 from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
@@ -768,6 +770,29 @@ def test_another_endpoint_takes_over(own_etcd: EtcdServer) -> None:
     url = own_etcd.url().replace("127.0.0.1", f"127.0.0.1:{free_port()},127.0.0.1")
     with dibs.connect(url) as client, client.lock("x", timeout=0) as lease:
         assert lease.held
+
+
+def test_a_frozen_member_is_left_for_the_next(etcd: EtcdServer, etcd_url: str) -> None:
+    """A member that takes connections and says nothing: who comes new and who was there before go on at the next."""
+    with Proxy(etcd.port) as network:
+        url = etcd_url.replace(f"127.0.0.1:{etcd.port}", f"127.0.0.1:{network.port},127.0.0.1:{etcd.port}")
+        with dibs.connect(url) as client, dibs.connect(url) as other, dibs.connect(url) as new:
+            lease = client.lock("x", ttl=8).acquire(timeout=0)
+            assert lease is not None
+            lease.renew()
+            other.ping()
+            got: list[Any] = []
+            waiter = waiting_for(other, "x", got)
+            eventually(lambda: any(row.waiting for row in client.leases("x")))
+            network.spoil("late")
+            with new.lock("y", timeout=0):
+                pass
+            before = lease.trusted_until
+            eventually(lambda: network.done["late"] >= 3 and lease.trusted_until > before)  # other, new, and a renewal
+            assert waiter.is_alive()
+            assert lease.release() is True
+            waiter.join()
+            got[0][1].release()
 
 
 def test_a_server_killed_with_9_keeps_grants_and_tokens(own_etcd: EtcdServer) -> None:

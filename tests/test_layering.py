@@ -446,6 +446,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.etcd": {
         *CONTRACT,
         "dibs.stores",
+        "dibs.stores.etcd_address",
         "dibs.stores.etcd_check",
         "dibs.stores.etcd_flights",
         "dibs.stores.etcd_gateway",
@@ -457,9 +458,16 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.etcd_watch",
         "dibs.stores.turns",
     },
-    "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_gateway"},
+    "dibs.stores.etcd_address": {*CONTRACT},
+    "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_address", "dibs.stores.etcd_gateway"},
     "dibs.stores.etcd_flights": {"dibs.stores", "dibs.stores.etcd_gateway", "dibs.stores.etcd_keys"},
-    "dibs.stores.etcd_gateway": {*CONTRACT, "dibs.stores.etcd_wire", "dibs.stores.greetings"},
+    "dibs.stores.etcd_gateway": {
+        *CONTRACT,
+        "dibs.stores.etcd_address",
+        "dibs.stores.etcd_wire",
+        "dibs.stores.greetings",
+        "dibs.stores.parts",
+    },
     "dibs.stores.etcd_keys": set(),
     "dibs.stores.etcd_leases": {*CONTRACT, "dibs.stores.etcd_flights", "dibs.stores.etcd_gateway", "dibs.trust"},
     "dibs.stores.etcd_locks": {

@@ -8,7 +8,7 @@ import pytest
 
 import dibs
 from dibs.connecting import locate
-from dibs.stores.etcd_gateway import access_to
+from dibs.stores.etcd_address import access_to
 from dibs.stores.memcached_address import servers
 from dibs.stores.memcached_spread import RISK
 from dibs.stores.postgres_address import place

@@ -53,8 +53,9 @@ from dibs.store import (
 )
 from dibs.stores import etcd_check, etcd_watch
 from dibs.stores import etcd_keys as keys
+from dibs.stores.etcd_address import Access, access_to
 from dibs.stores.etcd_flights import Flights, LeaseGone
-from dibs.stores.etcd_gateway import Access, Gateway, access_to
+from dibs.stores.etcd_gateway import Gateway
 from dibs.stores.etcd_leases import Leases, Row, whole
 from dibs.stores.etcd_locks import Locks
 from dibs.stores.etcd_pools import ASK_AGAIN, Pools

@@ -11,7 +11,8 @@ from dibs.stores.etcd_gateway import OUT_OF_RANGE, Refusal
 
 if TYPE_CHECKING:
     from dibs.clock import Deadline
-    from dibs.stores.etcd_gateway import Access, Gateway
+    from dibs.stores.etcd_address import Access
+    from dibs.stores.etcd_gateway import Gateway
 
 # A history of more revisions than this, none of which was ever compacted, is one that grows for ever.
 HISTORY_MAX = 200_000

@@ -15,20 +15,19 @@ from __future__ import annotations
 import json
 import ssl
 from contextlib import closing
-from urllib.parse import unquote
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
+from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.stores.etcd_wire import Wire, reach
 from dibs.stores.greetings import heard, speaks_tls, was_cut
+from dibs.stores.parts import ONE_OF_SEVERAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from urllib.parse import SplitResult
 
     from dibs.clock import Deadline
+    from dibs.stores.etcd_address import Access
 
-PORT = 2379
 API = "/v3/"
 # How long an interrupted caller waits for the answers to what it sent.
 FINISH_S = 0.5
@@ -49,55 +48,6 @@ _LIMITS = {
 _FOREIGN = -1
 
 
-class Access(NamedTuple):
-    """Where etcd is and how to be let in. ``known_good`` is shared: has anybody ever been let in?"""
-
-    endpoints: tuple[tuple[str, int], ...]
-    tls: ssl.SSLContext | None
-    user: str
-    password: str
-    known_good: list[bool]
-
-
-def access_to(url: SplitResult, options: dict[str, str]) -> Access:
-    """What a URL and its options say; InvalidOption for what cannot be meant. Certificates are read here."""
-    hosts = url.netloc.rpartition("@")[2]
-    if not hosts:
-        raise InvalidOption("an etcd URL names a host: etcd://host:2379,host:2379")
-    if url.path not in ("", "/"):
-        raise InvalidOption("an etcd URL has no path; keys are kept under ?prefix=…")
-    if url.password and not url.username:
-        raise InvalidOption("the etcd URL has a password and no user")
-    files = {name: options.pop(name) for name in ("ca", "cert", "key") if name in options}
-    tls = None
-    if url.scheme == "etcds":
-        tls = ssl.create_default_context()
-        try:
-            if "ca" in files:
-                tls = ssl.create_default_context(cafile=files["ca"])
-            if "cert" in files:
-                tls.load_cert_chain(files["cert"], files.get("key"))
-        except (OSError, ValueError) as error:
-            raise InvalidOption(f"ca, cert or key in the etcd URL cannot be read: {error}") from None
-        if "key" in files and "cert" not in files:
-            raise InvalidOption("the etcd URL has a key and no cert")
-    elif files:
-        raise InvalidOption(f"{', '.join(files)} in the URL is for TLS: write etcds://")
-    endpoints = tuple(_host_and_port(part) for part in hosts.split(","))
-    return Access(endpoints, tls, unquote(url.username or ""), unquote(url.password or ""), [])
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.lstrip(":")
-    else:
-        host, _, port = text.partition(":")
-    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise InvalidOption(f"{text!r} in the etcd URL is no host:port")
-    return unquote(host), int(port or PORT)
-
-
 class Refusal(NamedTuple):
     """What etcd said instead of doing what it was asked."""
 
@@ -116,6 +66,7 @@ class Gateway:
         self._access = access
         self._at = 0  # which endpoint; the next one after a failure
         self._wire: Wire | None = None
+        self._was_silent = False  # the last flight was not answered
         self._token = ""
         self._heads: dict[str, str] = {}
 
@@ -185,8 +136,11 @@ class Gateway:
         assert wire is not None
         answers: list[tuple[int, bytes]] = []
         try:
-            return self._converse(wire, memoryview("".join(framed).encode()), len(framed), answers, deadline)
+            self._converse(wire, memoryview("".join(framed).encode()), len(framed), answers, deadline, self._silence())
+            self._was_silent = False
+            return answers
         except (OSError, ValueError) as error:  # a socket's or TLS's, or what is no HTTP
+            self._was_silent = True
             text = f"etcd at {self._shown()}: {error}"
             self.close()
             wrong = not self._access.known_good and not answers and self._misled(error, deadline)
@@ -221,21 +175,37 @@ class Gateway:
             return isinstance(refusal, ssl.SSLError) and not was_cut(refusal)
         return False
 
+    def _silence(self) -> float:
+        """The part of its time for which a member may say nothing: one of several leaves some for the next.
+
+        But not two in turn, or what is slow, and not away, would never be done.
+        """
+        return 1.0 if len(self._access.endpoints) == 1 or self._was_silent else ONE_OF_SEVERAL
+
     def _converse(
-        self, wire: Wire, unsent: memoryview, count: int, answers: list[tuple[int, bytes]], deadline: Deadline
-    ) -> list[tuple[int, bytes]]:
+        self,
+        wire: Wire,
+        unsent: memoryview,
+        count: int,
+        answers: list[tuple[int, bytes]],
+        deadline: Deadline,
+        silence: float = 1.0,
+    ) -> None:
         """Send, and read until as many answers are there. What arrives is read while there is more to send."""
+        limit = deadline.within(deadline.remaining() * silence)
         while True:
             if unsent:
                 unsent = wire.give(unsent)
             while (answer := wire.answer()) is not None:
                 answers.append(answer)
             if len(answers) >= count:
-                return answers
-            if not wire.take():
-                left = deadline.remaining()
-                if not (wire.ready.writable(left) if unsent else wire.ready.readable(left)):
-                    raise TimeoutError("no answer in time")
+                return
+            if wire.take():
+                limit = deadline
+                continue
+            left = limit.remaining()
+            if not (wire.ready.writable(left) if unsent else wire.ready.readable(left)):
+                raise TimeoutError("no answer in time")
 
     def _framed(self, path: str, body: str) -> str:
         head = self._heads.get(path)
@@ -285,13 +255,26 @@ class Gateway:
         for tries_left in range(len(endpoints), 0, -1):
             try:
                 part = deadline.within(deadline.remaining() / tries_left)
-                return reach(*self._server(), self._access.tls, part)
+                wire = reach(*self._server(), self._access.tls, part)
+                if len(endpoints) > 1:
+                    self._hear(wire, part)
+                return wire
             except OSError as error:
                 if self._access.tls and not self._access.known_good and self._misled(error, deadline):
                     raise SetupRequired(f"etcd at {self._shown()}: no TLS connection: {error}. {_ABOUT_TLS}") from error
                 troubles.append(f"{self._shown()}: {error}")
                 self._at += 1
         raise StoreUnavailable(f"etcd cannot be reached ({'; '.join(troubles)})", maybe_applied=False)
+
+    def _hear(self, wire: Wire, deadline: Deadline) -> None:
+        """Let a member say something, whatever it is: the system takes connections also to one that is frozen."""
+        try:
+            self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
+        except ValueError:
+            pass  # what is no HTTP shows when it is asked for something
+        except BaseException:
+            wire.close()
+            raise
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
