@@ -889,6 +889,20 @@ def test_no_server_is_unavailable_at_once(own_zookeeper: ZooKeeperServer) -> Non
         assert time.monotonic() - before < 3
 
 
+def test_a_server_with_too_many_connections_is_unavailable() -> None:
+    """A host that has all the connections it may have is turned away: StoreUnavailable, which names the setting."""
+    with ZooKeeperServer({"maxClientCnxns": 1}) as server, dibs.connect(server.url()) as client:
+        lease = client.lock("x").acquire(timeout=0)
+        assert lease is not None
+        with (
+            dibs.connect(server.url()) as other,
+            pytest.raises(dibs.StoreUnavailable, match="maxClientCnxns"),
+        ):
+            other.lock("x").acquire(timeout=0)
+        lease.renew()
+        assert lease.release() is True
+
+
 def test_no_route_is_unavailable() -> None:
     """A host that never answers, or has no address: StoreUnavailable after the request's time-out."""
     for host in ("192.0.2.1", "no-such-host.invalid"):

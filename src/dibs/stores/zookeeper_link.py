@@ -242,6 +242,8 @@ class Session:
         cut = was_cut(trouble) or isinstance(trouble, kazoo_errors.ConnectionDropped)
         if (cause is not None and not cut) or (cut and self._misled(deadline)):
             return SetupRequired(f"{text}. Check tls, ssl_ca, ssl_cert and ssl_key in the URL")
+        if cut:  # as when it is restarted, but that is soon over
+            text += ". Has this host as many connections as the servers' maxClientCnxns allows?"
         return StoreUnavailable(text, maybe_applied=False)
 
     def _misled(self, deadline: Deadline) -> bool:
