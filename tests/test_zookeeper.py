@@ -34,6 +34,7 @@ from dibs.stores.zookeeper_link import Session
 from dibs.stores.zookeeper_pool import Place
 from dibs.testing.conformance import Run, runs
 from dibs.trust import DRIFT
+from tests.chaos.proxy import Proxy
 from tests.servers.process import START_LIMIT_S
 from tests.servers.zookeeper import Ensemble, ZooKeeperServer, tls_settings
 
@@ -924,6 +925,30 @@ def test_an_ensemble_outlives_its_leader() -> None:
         lease.release()
         with client.lock("x", timeout=20) as again:
             assert again.fencing_token > lease.fencing_token
+
+
+def test_a_frozen_server_is_left_for_another(zookeeper: ZooKeeperServer, zookeeper_url: str) -> None:
+    """A server that owes answers and says nothing is left, also while its client goes on asking; the session stays."""
+    here = f"127.0.0.1:{zookeeper.port}"
+    with Proxy(zookeeper.port) as one, Proxy(zookeeper.port) as two:
+        url = zookeeper_url.replace(here, f"127.0.0.1:{one.port},127.0.0.1:{two.port}")
+        with dibs.connect(url) as client:
+            lease = client.lock("x").acquire(timeout=0)
+            assert lease is not None
+            (taken,) = [network for network in (one, two) if network._links]
+            taken.spoil("late")
+
+            def works() -> bool:
+                try:
+                    with client.lock("y", timeout=0):
+                        return True
+                except dibs.StoreUnavailable:
+                    return False
+
+            eventually(works)
+            assert taken.done["late"]
+            lease.renew()
+            assert lease.release() is True
 
 
 # -- logins, rights, TLS ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ except ImportError as missing:
     raise InvalidOption("ZooKeeper needs kazoo: pip install 'dibs[zookeeper]'") from missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from ssl import SSLContext
 
     from dibs.clock import Deadline
@@ -44,6 +44,8 @@ RECONNECT_MAX_S = 0.5
 # by the servers.
 CONNECT_MIN_S = 1.0
 CONNECT_MAX_S = 5.0
+# How long one of several servers may owe an answer and say nothing; less where CONNECT_MIN_S and so on say less.
+SILENCE_S = 2.0
 # Every address is tried this often before the first connection is given up.
 FIRST_TRIES = 2
 
@@ -99,22 +101,44 @@ Operation = tuple[Any, ...]
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads, with three differences.
+    """Kazoo's threads, with four differences.
 
-    One attempt to connect is limited: kazoo would spend a whole session on a server that accepts and says nothing. TLS
+    One attempt to connect is limited: kazoo would spend a whole session on a server that accepts and says nothing. So
+    is the silence of a server that owes an answer, where there are others: kazoo notices it when nothing has been asked
+    for a third of a session, and so never while its client goes on asking. TLS
     is ours: kazoo leaves the socket open when the handshake fails. And hints are told by the thread that reads them, as
     ours do not block; a thread more would cost every hand-over a switch.
     """
 
     connect_limit_s = CONNECT_MIN_S
     connecting = False
+    #: Whether there are other servers; what this one owes, and since when it has said nothing.
+    others = False
+    owed: Collection[Any] = ()
+    owed_since: float | None = None
     tls: SSLContext | None = None
 
     def select(self, *arguments: Any) -> Any:
         *descriptors, timeout = arguments
-        if self.connecting and (timeout is None or timeout > self.connect_limit_s):
-            timeout = self.connect_limit_s
+        if self.connecting:
+            self.owed_since = None
+            if timeout is None or timeout > self.connect_limit_s:
+                timeout = self.connect_limit_s
+        elif self.others and len(descriptors[0]) == 2:  # the connection, and what wakes its thread to send on it
+            return self._select_unless_silent(descriptors, timeout)
         return super().select(*descriptors, timeout)
+
+    def _select_unless_silent(self, descriptors: list[Any], timeout: float) -> Any:
+        limit_s = min(SILENCE_S, self.connect_limit_s)
+        since = self.owed_since = (self.owed_since or boot_now()) if self.owed else None
+        if since is not None:
+            timeout = min(timeout, max(0.0, since + limit_s - boot_now()))
+        ready = super().select(*descriptors, timeout)
+        if descriptors[0][0] in ready[0]:
+            self.owed_since = None
+        elif since is not None and boot_now() >= since + limit_s:
+            raise ConnectionResetError(f"no answer in {limit_s:g} s")
+        return ready
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
@@ -151,6 +175,7 @@ class Session:
         handler.tls = settings.tls
         share_s = timeout_ms / 3000.0 / len(settings.hosts)
         handler.connect_limit_s = min(max(CONNECT_MIN_S, share_s), CONNECT_MAX_S)
+        handler.others = len(settings.hosts) > 1
         self._news = handler.event_object()
         retry = KazooRetry(
             max_tries=-1, delay=RECONNECT_MIN_S, max_delay=RECONNECT_MAX_S, sleep_func=handler.sleep_func
@@ -165,6 +190,7 @@ class Session:
             logger=_logger(),
             use_ssl=settings.tls is not None,
         )
+        handler.owed = client._pending
         # Kazoo does not tell which time-out the server gave, nor why it cannot connect. Both pass through here.
         connect = client._connection._connect
 
