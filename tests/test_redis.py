@@ -1031,6 +1031,18 @@ def test_sentinels_lead_to_the_master_across_a_failover(own_redis: RedisServer, 
                 bare.ping()
 
 
+def test_a_frozen_master_is_left_for_the_one_that_sentinels_name(own_redis: RedisServer, replica: RedisServer) -> None:
+    """A master that says nothing does not take all the time there is: who waits is served by the next one."""
+    with RedisSentinel(own_redis) as sentinel:
+        eventually(lambda: len(sentinel.ask("SENTINEL", "REPLICAS", sentinel.MASTER)) == 1)
+        with dibs.connect(sentinel.url()) as client:
+            client.ping()
+            with own_redis.paused():
+                lease = granted(client.lock("x"), timeout=20)
+                assert replica.ask("ROLE")[0] == "master"
+                assert lease.release()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisCluster]:
     with RedisCluster() as cluster:
@@ -1142,6 +1154,15 @@ def test_a_silent_node_concerns_nobody_elses_names(named: bool, cluster: RedisCl
 
 def slot_of(node: RedisServer, key: str) -> int:
     return int(node.ask("CLUSTER", "KEYSLOT", key))
+
+
+def test_too_few_replicas_of_several_nodes(cluster: RedisCluster) -> None:
+    """Waiting for replicas takes its time on each node, and none is away for it: what was granted is given back."""
+    store = locate(f"{cluster.url()}&min_replicas=1&prefix=few")[0].open()
+    with pytest.raises(dibs.StoreUnavailable, match="min_replicas=1"):
+        store.act([Acquire(f"n:{number}", "c-1", 30, "h") for number in range(9)], soon(5))
+    assert store.leases("n:", "n;", soon()) == []
+    store.close()
 
 
 def test_a_cluster_must_be_said_to_be_one(cluster: RedisCluster, redis: RedisServer) -> None:

@@ -46,18 +46,27 @@ class Link:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._wire: Wire | None = None
+        self._was_silent = False  # the last flight was not answered
         #: The nodes to which requests went since this was cleared.
         self.flown: set[str | None] = set()
 
-    def fly(self, requests: Iterable[Request], deadline: Deadline) -> list[Any]:
-        """Send all of these in one flight, and bring their answers."""
+    def fly(self, requests: Iterable[Request], deadline: Deadline, *, patient: bool = False) -> list[Any]:
+        """Send all of these in one flight, and bring their answers.
+
+        A master that says nothing is left in time for another that sentinels may name, unless what it was asked may
+        well take long (``patient``). But not twice in turn, or what is slow, and not away, would never be done.
+        """
         wire = self._wire or self.open(deadline)
+        hasty = self.place.sentinel is not None and not self._was_silent and not patient
         self.flown.add(None)
         try:
             for request in requests:  # the server is at work on one while the next is put together
                 wire.send(request.data, 1, deadline)
-            return wire.receive(deadline)
+            answers = wire.receive(deadline, _part_of(deadline) if hasty else None)
+            self._was_silent = False
+            return answers
         except StoreUnavailable:
+            self._was_silent = True
             self.close()
             raise
         except BaseException:
@@ -76,7 +85,7 @@ class Link:
     def _find(self, deadline: Deadline) -> Wire:
         place = self.place
         if place.sentinel is not None:
-            return connect(place, _master_of(place, place.sentinel, deadline), place.login, deadline)
+            return connect(place, _master_of(place, place.sentinel, deadline), place.login, _part_of(deadline))
         return connect(place, None if place.path is not None else place.hosts[0], place.login, deadline)
 
     def servers(self, deadline: Deadline) -> list[tuple[str | None, Wire]]:
@@ -110,12 +119,17 @@ def _check_role(wire: Wire, place: Place) -> None:
         raise SetupRequired(f"{wire.where} is a replica: name the master, or its sentinels with ?sentinel=")
 
 
+def _part_of(deadline: Deadline) -> Deadline:
+    """Until when one server may say nothing where another one may be asked."""
+    return deadline.within(deadline.remaining() * ONE_OF_SEVERAL)
+
+
 def _master_of(place: Place, name: str, deadline: Deadline) -> tuple[str, int]:
     """Where the first sentinel that answers says the master is."""
     trouble: list[str] = []
     unknown = 0
     for host in place.hosts:
-        some = deadline.within(deadline.remaining() * ONE_OF_SEVERAL)
+        some = _part_of(deadline)
         try:
             wire = connect(place, host, place.sentinel_login, some)
             try:
@@ -144,7 +158,7 @@ class ClusterLink(Link):
         self._seeds = [f"{host}:{port}" for host, port in place.hosts]
         self._parts = place.parts
 
-    def fly(self, requests: Iterable[Request], deadline: Deadline) -> list[Any]:
+    def fly(self, requests: Iterable[Request], deadline: Deadline, *, patient: bool = False) -> list[Any]:
         left = dict(enumerate(requests))
         answers: list[Any] = [None] * len(left)
         try:
@@ -152,7 +166,7 @@ class ClusterLink(Link):
                 if not self._nodes:
                     self._learn_slots(deadline)
                 moved = {}
-                for index, answer in self._once(left, deadline):
+                for index, answer in self._once(left, deadline, patient):
                     answers[index] = answer
                     if isinstance(answer, Refusal) and answer.code in ("MOVED", "ASK"):
                         moved[index] = self._redirected(left[index], answer)
@@ -169,7 +183,7 @@ class ClusterLink(Link):
             self.close()
             raise
 
-    def _once(self, requests: dict[int, Request], deadline: Deadline) -> Iterator[tuple[int, Any]]:
+    def _once(self, requests: dict[int, Request], deadline: Deadline, patient: bool) -> Iterator[tuple[int, Any]]:
         """One flight to each node, all under way at the same time."""
         flights: dict[str, list[int]] = {}
         for index, request in requests.items():
@@ -178,7 +192,7 @@ class ClusterLink(Link):
         sent = []
 
         def limit(node: str) -> Deadline:
-            many = len(flights) > 1
+            many = len(flights) > 1 and not patient
             return self._parts.limit_of_several(node, deadline) if many else self._parts.limit(node, deadline)
 
         # A node that was silent is asked last: what the others say is there by then.

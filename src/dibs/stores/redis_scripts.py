@@ -122,15 +122,16 @@ class Flights:
                 answers[index] = answer
         return self._accepted(answers, parts=parts)
 
-    def fly(self, requests: Sequence[Request], deadline: Deadline) -> list[Any]:
+    def fly(self, requests: Sequence[Request], deadline: Deadline, *, patient: bool = False) -> list[Any]:
         """Send commands in one flight; their answers, of which none is a refusal."""
-        return self._accepted(self.link.fly(requests, deadline))
+        return self._accepted(self.link.fly(requests, deadline, patient=patient))
 
     def wait_for_replicas(self, wanted: int, deadline: Deadline) -> str | None:
         """Wait until so many replicas have what the last run wrote; if they have not in time, what is to be said."""
         wait_s = deadline.remaining() * WAIT_PART
         wait = packed("WAIT", str(wanted), str(int(wait_s * 1000) + 1))
-        reached = min(self.fly([Request(wait, node=node) for node in self.link.flown], deadline), default=wanted)
+        waits = [Request(wait, node=node) for node in self.link.flown]
+        reached = min(self.fly(waits, deadline, patient=True), default=wanted)
         if reached >= wanted:
             return None
         return f"{reached} replicas acknowledged in {wait_s:.1f} s where min_replicas={wanted} are wanted"

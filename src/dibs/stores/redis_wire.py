@@ -135,17 +135,19 @@ class Wire:
         self._owed += count
         self._torn = False
 
-    def receive(self, deadline: Deadline) -> list[Any]:
-        """The answers to what was sent."""
+    def receive(self, deadline: Deadline, silence: Deadline | None = None) -> list[Any]:
+        """The answers to what was sent. ``silence``: until when something must have been heard."""
         answers = []
+        limit = silence or deadline
         while self._owed:
             try:
                 answer, self._at = _parse(self._data, self._at)
             except _Incomplete:
-                left = deadline.remaining()
+                left = limit.remaining()
                 if not left or not (self._is_read_ahead() or self._ready.readable(left)):
                     raise StoreUnavailable(f"{self.where} did not answer in time") from None
-                self._read()
+                if self._read():
+                    limit = deadline
                 continue
             answers.append(answer)
             self._owed -= 1
