@@ -367,6 +367,23 @@ def test_permits_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
     assert etcd.keys(prefix) == {}
 
 
+def test_a_prefix_of_any_letters(etcd: EtcdServer) -> None:
+    """Names are read from keys also where the prefix is no ASCII: what is held, who waits, and what a purge forgets."""
+    with dibs.connect(etcd.url(options="prefix=b%C3%BCro%20%E2%82%AC/")) as client:
+        lock = client.lock("x", ttl=30).acquire(timeout=0)
+        permit = client.semaphore("rooms", 2).acquire(timeout=0)
+        assert lock is not None
+        assert permit is not None
+        got: list[Any] = []
+        waiter = waiting_for(client, "x", got)
+        eventually(lambda: [(row.name, row.waiting) for row in client.leases()] == [("rooms", 0), ("x", 1)])
+        permit.release()
+        assert client.purge(0) == 1
+        lock.release()
+        waiter.join()
+        got[0][1].release()
+
+
 @pytest.mark.parametrize("others, trips", [(0, 1), (1, 2)])
 def test_a_free_permit_takes_few_round_trips(
     store: EtcdStore, other_store: EtcdStore, monkeypatch: pytest.MonkeyPatch, others: int, trips: int

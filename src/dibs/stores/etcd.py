@@ -284,9 +284,9 @@ class EtcdStore:
         answers, _ = self._flights.operations([keys.get_all(held), keys.get_all(waiting, keys.KEYS_ONLY)], deadline)
         count: dict[str, int] = {}
         for key in keys.kept(answers[1]):
-            name = key.name(len(self._layout.lines))
+            name = key.name(self._layout.lines)
             count[name] = count.get(name, 0) + 1
-        start = len(self._layout.leases)
+        start = self._layout.leases
         found = [key for key in keys.kept(answers[0]) if key.key != self._layout.head(key.name(start))]
         times, _ = self._leases.times_left(dict.fromkeys(key.lease for key in found), deadline)
         now = wall_now()

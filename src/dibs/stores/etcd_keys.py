@@ -73,9 +73,9 @@ class Kept(NamedTuple):
         except (ValueError, KeyError, TypeError):
             return 0.0
 
-    def name(self, start: int) -> str:
-        """The name in a key whose prefix has ``start`` bytes."""
-        return a2b_base64(self.key)[start:].decode("utf-8", "replace").partition("\0")[0]
+    def name(self, start: str) -> str:
+        """The name in a key that begins so."""
+        return unb64(self.key).removeprefix(start).partition("\0")[0]
 
     def shown(self) -> Shown:
         """What the value of a lease's key tells. Values that dibs did not write tell nothing."""

@@ -305,7 +305,7 @@ class Pools:
         (answer,), _ = self._flights.operations([keys.get_all(everything)], deadline)
         before, texts = wall_now() - older_than, []
         for key in keys.kept(answer):
-            name = key.name(len(self._layout.leases))
+            name = key.name(self._layout.leases)
             if key.key == self._layout.head(name) and key.number("at") <= before:
                 idle = [keys.nothing_in(self._layout.slots(name)), keys.nothing_in(self._layout.line(name))]
                 texts.append(keys.txn([keys.same(key), *idle], [keys.delete(key.key)]))
