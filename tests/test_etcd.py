@@ -1169,6 +1169,13 @@ def test_a_wrong_url_is_refused_before_any_io(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_the_printed_commands_name_the_prefix_as_a_shell_takes_it() -> None:
+    """What is printed to be run by a shell: a prefix of several words, or none, is one argument of it."""
+    for prefix, shown in (("ops/", "ops/"), ("my%20app/", "'my app/'"), ("", "''")):
+        store = locate(f"etcd://a/?prefix={prefix}")[0].open()
+        assert f"readwrite --prefix=true {shown}\n" in store.schema()
+
+
 def test_the_address_is_shown_without_the_login() -> None:
     """What is printed names endpoints and prefix."""
     address, _ = locate("etcds://app:secret@a,b:1234,[::1]:99/?prefix=ops/")

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from math import ceil
 from operator import itemgetter
+from shlex import quote
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import wall_now
@@ -325,7 +326,7 @@ class EtcdStore:
         self._flights.operations([keys.get_all(permit, keys.FIRST), keys.delete(permit.first)], deadline)
 
     def schema(self) -> str:
-        prefix = self._layout.prefix
+        prefix = quote(self._layout.prefix)
         return (
             f"# Nothing to make. With authentication on, a user for dibs needs this and no more:\n"
             f"etcdctl role add dibs\netcdctl role grant-permission dibs readwrite --prefix=true {prefix}\n"
