@@ -61,6 +61,12 @@ def test_as_metrics(dibs: Dibs) -> None:
     assert sum(line.startswith("# TYPE dibs_workers_needed gauge") for line in lines) == 1
 
 
+def test_metrics_are_exact(dibs: Dibs) -> None:
+    """A great number of jobs is told to the last one."""
+    write(dibs, "mail", {**BUSY, "depths": [(0.0, 1_234_567)]})
+    assert 'dibs_queue_depth{queue="mail"} 1234567' in dibs("advise", "mail", "--metrics").stdout.splitlines()
+
+
 def test_nothing_to_say(dibs: Dibs, tmp_path: Path) -> None:
     """No queue has jobs; wrong usage."""
     done = dibs("--namespace", "empty", "advise")

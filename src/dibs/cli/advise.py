@@ -79,5 +79,5 @@ def metrics(advices: Sequence[Advice]) -> str:
             if advice.needed is None and field not in ("workers", "depth"):
                 continue
             label = advice.queue.replace("\\", "\\\\").replace('"', '\\"')
-            lines.append(f'{name}{{queue="{label}"}} {value:g}')
+            lines.append(f'{name}{{queue="{label}"}} {value:.15g}')
     return "\n".join(lines) + "\n"
