@@ -184,6 +184,13 @@ def test_wait_for_a_name(dibs: Dibs, client: library.Client) -> None:
         assert again.fencing_token == lease.fencing_token + 1
 
 
+def test_wait_tells_how_many_hold_a_name_with_permits(dibs: Dibs, client: library.Client) -> None:
+    """One of them, and how many more there are."""
+    semaphore = client.semaphore("rooms", 2)
+    with semaphore, semaphore:
+        assert dibs("wait", "rooms", "--timeout", "0").stderr.endswith(" (and 1 more)\n")
+
+
 def test_wait_ends_with_ctrl_c(dibs: Dibs, client: library.Client) -> None:
     """130, and not a word."""
     with client.lock("x"):

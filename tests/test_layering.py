@@ -925,7 +925,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.new_jobs",
     },
-    "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names"},
+    "dibs.cli.looking": {"dibs.cli", "dibs.cli.looks", "dibs.names", "dibs.steps"},
     "dibs.cli.looks": {"dibs.cli.streams", "dibs.names"},
     "dibs.cli.operators": {
         "dibs.cli.streams",

@@ -6,6 +6,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import BUSY, CommandError, connect, duration, whole
 from dibs.cli.looks import json_option, json_text, local, print_json, table
 from dibs.names import check_name, lasting, people_call
+from dibs.steps import run
 
 if TYPE_CHECKING:
     import argparse
@@ -83,8 +84,7 @@ def wait(args: argparse.Namespace) -> int:
 def _holders(client: Client, name: str) -> list[LeaseRecord]:
     if name.endswith("*"):
         return client.leases(name[:-1])
-    record = client.holder(name)
-    return [] if record is None else [record]
+    return run(client._desk.leases_of(name))
 
 
 def history(args: argparse.Namespace) -> int:
