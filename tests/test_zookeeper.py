@@ -1081,6 +1081,7 @@ def test_limits_of_ttl_follow_the_ticks() -> None:
         "zookeeper://host/a/../b",
         "zookeeper://host/zookeeper",
         "zookeeper://host/?tickTime=2s",
+        "zookeeper://host/?tickTime=%C2%B2%C2%B2",
         "zookeeper://host/?tick_time=2000",
         "zookeeper://host/?maxSessionTimeout=1000",
         "zookeeper://host/?tls=yes",

@@ -47,7 +47,7 @@ def _host_and_port(text: str) -> str:
     host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not colon:
         host, port = text, str(PORT_DEFAULT)
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host) != host.startswith("["):
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host) != host.startswith("["):
         raise InvalidOption(f"{text!r} is no server: zookeeper://host:2181,host:2181/chroot")
     return f"{host}:{port}"
 
@@ -55,7 +55,7 @@ def _host_and_port(text: str) -> str:
 def _milliseconds(option: str, text: str | None, default: int) -> int:
     if text is None:
         return default
-    if not text.isdigit() or not 10 <= int(text) <= 86_400_000:
+    if not text.isdecimal() or not 10 <= int(text) <= 86_400_000:
         raise InvalidOption(f"{option}={text!r} is no number of milliseconds, as it stands in zoo.cfg")
     return int(text)
 
