@@ -229,6 +229,19 @@ def test_a_wrong_line_is_named_and_those_before_it_were_put(dibs: Dibs, client: 
     assert "line 1 cannot be put" in done.stderr
 
 
+def test_lines_that_cannot_be_read_on_leave_those_before_them_put(dibs: Dibs, client: library.Client) -> None:
+    """Exit 74, and how many lines were put, so that one can go on behind them."""
+    ours, theirs = pty.openpty()
+    process = dibs.start("put", "q", "--lines", stdin=theirs)
+    os.close(theirs)
+    os.write(ours, b"1\n2\n")
+    until(lambda: client.queue("q").depth().ready == 2)
+    os.close(ours)  # from here on a read fails
+    said = process.communicate(timeout=PATIENCE_S)[1]
+    assert said == "dibs: cannot read the lines: Input/output error; the first 2 lines were put\n"
+    assert process.returncode == 74
+
+
 def test_a_bar_shows_how_far_it_is(dibs: Dibs) -> None:
     """On a terminal, when it takes longer than a second; and no trace of it is left."""
     ours, theirs = pty.openpty()

@@ -7,7 +7,7 @@ import os
 import sys
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.cli import INTERRUPTED, USAGE, CommandError, exit_code
+from dibs.cli import INTERRUPTED, UNWRITABLE, USAGE, CommandError, exit_code
 from dibs.cli.streams import can_be_drawn_on
 from dibs.clock import boot_now
 from dibs.errors import DibsError
@@ -68,6 +68,8 @@ def put_lines(queue: Queue, parts: Iterator[list[bytes]], as_bytes: bool, option
     except KeyboardInterrupt:
         bar.clear()
         raise CommandError(INTERRUPTED, f"interrupted; {_were_put(seen)}, and perhaps some after that") from None
+    except OSError as error:
+        raise CommandError(UNWRITABLE, f"cannot read the lines: {error.strerror}; {_were_put(seen)}") from None
     finally:
         bar.clear()
     return count
