@@ -14,6 +14,7 @@ import pymysql
 import pytest
 
 import dibs
+from dibs.stores.postgres_link import Connection
 from tests.between import Between
 from tests.callers import raw
 from tests.servers.mysql import MariaDBServer
@@ -522,3 +523,24 @@ def test_the_loop_stops_before_the_deadline(yard: Yard) -> None:
     assert (batch.left, batch.lost) == ([2, 3], [])
     with yard.claims().take([1, 2, 3]) as other:
         assert other.won == [1, 2, 3]
+
+
+def test_ctrl_c_while_a_statement_is_prepared(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever answer the first claim of a connection was waiting for: the next claim is made as any other."""
+    yard, answers = Yard(postgres_url), Connection._results
+    for place in range(8):
+        waits = iter(range(100))
+
+        def interrupted(*asked: Any, waits: Any = waits, place: int = place) -> Any:
+            if next(waits) == place:
+                raise KeyboardInterrupt
+            return answers(*asked)
+
+        claims = yard.claims()
+        monkeypatch.setattr(Connection, "_results", interrupted)
+        with pytest.raises(KeyboardInterrupt), claims.take([1]):
+            pass
+        monkeypatch.setattr(Connection, "_results", answers)
+        with claims.take([2]) as batch:
+            assert batch.won == [2]
+    yard.close()
