@@ -5,8 +5,6 @@ How a name with permits is granted is told in ``etcd_pools``.
 
 from __future__ import annotations
 
-import json
-
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now, wall_now
 from dibs.store import GONE, Acquire, Granted, Held, Mismatch
@@ -84,9 +82,7 @@ class Locks:
             if self._has_permits(row, views):
                 continue
             ahead = view.holder is not None or self._somebody_ahead(row.request.name, view, now)
-            if view.holder is not None and view.holder.key == self._layout.claim(
-                row.request.name, row.request.claim_id
-            ):
+            if view.holder is not None and view.holder.key == self._claim_of(row):
                 continue  # its own, see below
             if not ahead:
                 trying.append(row)
@@ -123,13 +119,7 @@ class Locks:
             request = row.request
             permit, line, own = self._layout.permit(request.name), self._layout.line(request.name), []
             ticket = request.ticket if hopeful else views[row.place].ticket
-            granting = [
-                keys.put(
-                    self._claim_of(row),
-                    keys.value_of(request, since, request.take),
-                    lease,
-                )
-            ]
+            granting = [keys.put(self._claim_of(row), keys.value_of(request, since, request.take), lease)]
             if ticket is not None:  # it takes the line before it along, of which hope says that there is none
                 place = self._layout.place(request.name, ticket, request.claim_id)
                 line, own = keys.Span(line.first, place), [keys.get(place)]
@@ -193,12 +183,11 @@ class Locks:
             name, ticket = row.request.name, views[row.place].ticket
             assert ticket is not None
             place, line = self._layout.place(name, ticket, row.request.claim_id), self._layout.line(name)
-            value = f'{{"holder":{json.dumps(row.request.holder, ensure_ascii=False)}}}'
             look = [
                 keys.get_all(self._layout.permit(name), keys.FIRST),
                 keys.get_all(keys.Span(line.first, place), keys.LAST),
             ]
-            return keys.txn([], [keys.put(place, value, lease), *look])
+            return keys.txn([], [keys.put(place, keys.place_of(row.request), lease), *look])
 
         sent = self._leases.in_line(rows, text, deadline)
         first = []
