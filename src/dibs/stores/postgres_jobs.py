@@ -96,7 +96,7 @@ class PostgresJobs:
         runs: list[list[Row]] = []
         for row in rows:
             keyed, large = _keyed(row[1]), _bytes_of(row[1]) > PART_BYTES_MAX
-            if runs and not keyed and not large and runs[-1][-1][1] is not None and _fits(runs[-1], row[1]):
+            if runs and not keyed and not large and _fits(runs[-1], row[1]):
                 runs[-1].append(row)
             else:
                 runs.append([row])
