@@ -320,8 +320,8 @@ PIN = f"SELECT {SERVER} FROM {{database}}.{{guard}} WHERE name = x'%s' AND slot 
 UNLOCKED = "SELECT 1 FROM {guard} WHERE name = x'%s' AND slot = %d FOR UPDATE SKIP LOCKED"
 UNLOCKED_OF = "SELECT name, slot FROM {guard} WHERE name IN (%s) ORDER BY name, slot FOR UPDATE SKIP LOCKED"
 # (Told in a list, MariaDB may scan the table for them, and wait for what others have pinned.)
-_THESE = "{asked} STRAIGHT_JOIN {%s} AS x FORCE INDEX (PRIMARY) ON x.name = UNHEX(a.name) AND x.slot = a.slot"
-UNGUARD = "DELETE x FROM " + _THESE % "guard"
+_LISTED = "{asked} STRAIGHT_JOIN {%s} AS x FORCE INDEX (PRIMARY) ON x.name = UNHEX(a.name) AND x.slot = a.slot"
+UNGUARD = "DELETE x FROM " + _LISTED % "guard"
 # Those of leases that are no more.
 UNLOCKED_REST = """\
 SELECT g.name, g.slot FROM {guard} AS g
@@ -381,7 +381,7 @@ PURGE_SOME = f"""\
 SELECT l.name, l.slot FROM {{lease}} AS l WHERE {_OLD}
 AND l.fencing_token <= (SELECT value FROM {{meta}} WHERE what = 'token_floor')
 ORDER BY l.name, l.slot LIMIT {PURGE_ROWS} {locking("l")} SKIP LOCKED"""
-PURGE_THESE = "DELETE x FROM " + _THESE % "lease"
+PURGE_THESE = "DELETE x FROM " + _LISTED % "lease"
 # The places of waiters that died in line for rows that are gone.
 PURGE_LINE = f"""\
 DELETE w FROM {{line}} AS w LEFT JOIN {{lease}} AS l ON l.name = w.name

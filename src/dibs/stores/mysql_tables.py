@@ -51,7 +51,7 @@ class Tables:
             key: sql.quoted(name)
             for key, name in zip(("lease", "line", "pool", "meta", "guard", "job", "job_end"), self.called, strict=True)
         }
-        self._names["database"] = "`" + database.replace("`", "``") + "`"
+        self._names["database"] = sql.quoted(database)
         #: The statements, by their verbs, ready for their values.
         self.sql = {verb: self.text(getattr(sql, verb), *columns) for verb, columns in _ASKED.items()}
         self.sql["ANY_FREE"] = self.text(mysql_jobs_sql.ANY_FREE, "name")
