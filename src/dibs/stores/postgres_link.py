@@ -151,14 +151,19 @@ class Connection:
 
     def execute_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip and one transaction (libpq before 14: one after the other)."""
-        if len(statements) > 1 and not PIPELINES:
-            return [self.execute(sql, parameters, deadline) for sql, parameters in statements]
-        if not (self.pooled and PIPELINES):
-            return self._flight(statements, deadline)
+        if not self.pooled:
+            return self._sent(statements, deadline)
         begun = statements[0][0].startswith(b"BEGIN")  # how a transaction is isolated must be said first
+        if not (PIPELINES or begun):  # it would be for the transaction that saying it is
+            return self._sent(statements, deadline)
         limits = (_LIMITS, (milliseconds(deadline),))
-        results = self._flight([*statements[:begun], limits, *statements[begun:]], deadline)
+        results = self._sent([*statements[:begun], limits, *statements[begun:]], deadline)
         return results[:begun] + results[begun + 1 :]
+
+    def _sent(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
+        if len(statements) == 1 or PIPELINES:
+            return self._flight(statements, deadline)
+        return [self._flight([statement], deadline)[0] for statement in statements]
 
     def _flight(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         pg = self._pg

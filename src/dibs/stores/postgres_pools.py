@@ -17,7 +17,7 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
-from dibs.stores.postgres_wire import acquired, float8, instant, integer, milliseconds, numbers, text, texts
+from dibs.stores.postgres_wire import acquired, float8, instant, integer, numbers, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,10 +62,7 @@ class Pools:
         def execute(statements: Sequence[Statement]) -> list[PGresult]:
             return self._connection.execute_all(self._texts(statements), deadline)
 
-        begin: list[Statement] = [("BEGIN", ())]
-        if self._connection.pooled:
-            begin.append(("LIMITS", (milliseconds(deadline),)))
-        acquire(execute, begin, rows, outcomes)
+        acquire(execute, rows, outcomes)
 
     def _texts(self, statements: Sequence[Statement]) -> list[Sql]:
         return [(self._sql[verb], given) for verb, given in statements]
@@ -97,10 +94,10 @@ def _taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
     return [row for place, row in enumerate(rows) if place not in granted]
 
 
-def acquire(execute: Execute, begin: list[Statement], rows: list[Row], outcomes: list[Any]) -> None:
+def acquire(execute: Execute, rows: list[Row], outcomes: list[Any]) -> None:
     """Decide these acquires of permits, one a name, in one transaction."""
     asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
-    heads, holdings, lines = _locked(execute, list(asked), begin)
+    heads, holdings, lines = _locked(execute, list(asked), [("BEGIN", ())])
     new = [name for name in asked if name not in heads]
     if new:
         make = ("POOL_MAKE", (texts(new), numbers([asked[name][1].permits for name in new])))

@@ -216,16 +216,10 @@ DELETE FROM {pool} AS p
 WHERE p.name = ANY($1::text[]) AND EXISTS (
     SELECT FROM {lease} AS l WHERE l.name = p.name AND l.slot = 1 AND l.take IS NULL)
 """
-# A process that is stopped in the middle of a decision must not keep everybody else out (behind a pooler, where the
-# connection has no settings of ours).
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-LIMITS = """\
-SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
-"""
 COMMIT = "COMMIT"
 VERBS = (
     "BEGIN",
-    "LIMITS",
     "POOL_QUEUE",
     "POOL_TAKE_NEW",
     "POOL_TRANSFER",
