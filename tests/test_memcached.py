@@ -22,7 +22,7 @@ import dibs
 from dibs import desk
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
-from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store
+from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store, Transfer
 from dibs.stores import memcached as module
 from dibs.stores import memcached_values
 from dibs.stores.memcached_verbs import Verbs
@@ -364,7 +364,7 @@ def test_a_full_server_that_evicts_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_full_server_that_does_not_evict_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """-M and no memory: a new lease is StoreUnavailable, not "held"; asking for a held name does not harm its lease."""
+    """-M and no memory: a new lease is StoreUnavailable, not "held"; what is asked for a held name does it no harm."""
     monkeypatch.setattr(MemcachedServer, "MEMORY_MB", 2)
     with MemcachedServer(["-M"]) as server:
         store = locate(server.url())[0].open()
@@ -379,6 +379,8 @@ def test_a_full_server_that_does_not_evict_refuses(monkeypatch: pytest.MonkeyPat
         for _ in range(3):
             (outcome,) = store.act([asking("n:held", "c-2", info=big)], soon())
             assert isinstance(outcome, Held)
+        with pytest.raises(dibs.StoreUnavailable, match="memory"):
+            store.act([Transfer("n:held", "c-2", 30, "host/1/c", "c-1", big)], soon())
         (outcome,) = store.act([Release("n:held", "c-1")], soon())
         assert type(outcome).__name__ == "Released"
         store.close()

@@ -104,7 +104,8 @@ class Verbs:
                 value = value_of(
                     claim_id, f"+{self._token_base}", round(self.now, 3), request.holder, name, request.info
                 )
-                yield b"cas %b 0 %d %d %d\r\n%b\r\n" % (key, ticks, len(value), lease.cas, value), 1
+                (answer,) = yield b"cas %b 0 %d %d %d\r\n%b\r\n" % (key, ticks, len(value), lease.cas, value), 1
+                done(answer)  # (raises where there is no memory for it)
                 continue  # the next look shows whether that was stored, and the CAS number that makes the token
             if lease.ticks < ticks:
                 (answer,) = yield change(key, lease, claim_id, ticks), 1
