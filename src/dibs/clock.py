@@ -98,6 +98,10 @@ class Deadline:
         """This deadline, or one ``seconds`` from now, whichever is sooner."""
         return Deadline(self._clock, min(self.at, self._clock.now() + seconds))
 
+    def now(self) -> float:
+        """This moment, on the clock of the deadline."""
+        return self._clock.now()
+
     def remaining(self) -> float:
         """Seconds left, never less than 0."""
         return max(0.0, self.at - self._clock.now())

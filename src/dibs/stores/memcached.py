@@ -129,7 +129,7 @@ class MemcachedStore:
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         connection = self._open(deadline)
-        now = _boot_time(deadline)
+        now = deadline.now()
         self._verbs.now = self._offset + now
         if not requests:
             connection.fly([b"mn\r\n"], [1], deadline)
@@ -138,7 +138,7 @@ class MemcachedStore:
             told = self._alone(connection, requests[0], now, deadline)
             if told is not None:
                 return [told]
-            now = _boot_time(deadline)
+            now = deadline.now()
         outcomes: list[Outcome] = [GONE] * len(requests)
         talks, behind = self._begin(requests)
         while talks:
@@ -178,7 +178,7 @@ class MemcachedStore:
             for _ in range(FLIGHTS_MAX):
                 command, count = steps.send(connection.fly((command,), (count,), deadline))
         except StopIteration as end:
-            after = _boot_time(deadline)
+            after = deadline.now()
             doubted = after - before > SLOW_S
             self._heard_at = NEVER if doubted else after
             return None if doubted and type(end.value) in _WITH_AN_END else end.value
@@ -212,7 +212,7 @@ class MemcachedStore:
             commands.insert(0, CLOCK_LOOK if looks == 1 else CLOCK_MAKE + CLOCK_LOOK)
             counts.insert(0, looks)
         replies = connection.fly(commands, counts, deadline)
-        after = _boot_time(deadline)
+        after = deadline.now()
         doubted = 0 if after - before < SLOW_S else SLOW
         if looks and self._clock_is_behind(replies[looks - 1], before, after):
             doubted = BEHIND
@@ -249,7 +249,7 @@ class MemcachedStore:
         if not keys:
             return []
         replies = connection.fly([b"mg %b v c t\r\n" % key for key in keys], [1] * len(keys), deadline)
-        now = self._offset + _boot_time(deadline)
+        now = self._offset + deadline.now()
         found = []
         for reply in replies:
             lease = lease_of(reply)
@@ -316,7 +316,7 @@ class MemcachedStore:
         self._connection, self._facts, self._settings = connection, facts, settings
         server_time = int(facts["time"])
         self._verbs = Verbs((server_time - int(facts["uptime"])) << CAS_BITS)
-        self._offset_at = _boot_time(deadline)
+        self._offset_at = deadline.now()
         self._offset = server_time - self._offset_at
         self._heard_at = NEVER
         self._clock_made = False
@@ -392,8 +392,3 @@ def _keys(connection: Connection, first: str, before: str, deadline: Deadline) -
             if may_be_of(key, first, before):
                 keys.add(key)
     return sorted(keys)
-
-
-def _boot_time(deadline: Deadline) -> float:
-    """Boot time, as far as a store may know it."""
-    return deadline.at - deadline.remaining()

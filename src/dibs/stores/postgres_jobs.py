@@ -32,7 +32,7 @@ from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_flights import BEGIN, COMMIT, JobFlights
 from dibs.stores.postgres_jobs_places import QUEUES_MAX
 from dibs.stores.postgres_jobs_tables import JobTables
-from dibs.stores.postgres_jobs_takes import Takes, now_of
+from dibs.stores.postgres_jobs_takes import Takes
 from dibs.stores.postgres_jobs_within import check_nulls, rows_of, said
 from dibs.stores.postgres_wire import elements, float8, instant, integer, text, texts
 
@@ -224,7 +224,7 @@ class PostgresJobs:
 
     def _hint(self, names: Iterable[str], deadline: Deadline) -> None:
         """Tell everybody who watches, unless they were told just now. It may get lost."""
-        now = now_of(deadline)
+        now = deadline.now()
         names = [name for name in dict.fromkeys(names) if now - self._hinted.get(name, float("-inf")) >= HINT_EVERY_S]
         if not names:
             return

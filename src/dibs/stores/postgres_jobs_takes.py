@@ -43,7 +43,7 @@ class Takes:
             mine = self._mine(request, deadline)
             if mine is not None:
                 return mine
-        now = now_of(deadline)
+        now = deadline.now()
         look_back, levels_s = place is None or place.is_due(now), 0.0
         if look_back:
             ranks, levels_s = self._levels(name, deadline)
@@ -124,8 +124,3 @@ class _Found(NamedTuple):
     exhausted: list[int]
     took_s: float
     everything: bool
-
-
-def now_of(deadline: Deadline) -> float:
-    """This moment, on the clock of the deadline."""
-    return deadline.at - deadline.remaining()
