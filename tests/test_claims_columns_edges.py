@@ -544,3 +544,18 @@ def test_ctrl_c_while_a_statement_is_prepared(postgres_url: str, monkeypatch: py
         with claims.take([2]) as batch:
             assert batch.won == [2]
     yard.close()
+
+
+def test_a_trigger_that_rolls_everything_back(sqlite_url: str) -> None:
+    """RAISE(ROLLBACK) undoes what was claimed beside that row, too: nothing is claimed, and the error says why."""
+    yard = Yard(sqlite_url)
+    yard.run(
+        "CREATE TRIGGER no BEFORE UPDATE ON event WHEN NEW.id = 2 BEGIN SELECT RAISE(ROLLBACK, 'not that one'); END"
+    )
+    claims = yard.claims()
+    with pytest.raises(dibs.StoreUnavailable, match=r"not that one.*RAISE\(ABORT"), claims.take([1, 2, 3]):
+        pass
+    assert [yard.row(number) for number in (1, 2, 3)] == [(None, None, None)] * 3
+    with claims.take([1, 3]) as batch:
+        assert batch.won == [1, 3]
+    yard.close()

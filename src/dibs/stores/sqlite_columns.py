@@ -14,7 +14,7 @@ import sqlite3
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_id, boot_now, wall_now
 from dibs.columns import COLUMNS, row_of
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.store import Granted, Pin
 from dibs.stores.columns import (
     Columns,
@@ -197,7 +197,13 @@ class SQLiteColumns:
         self._db.execute("SAVEPOINT dibs")
         try:
             part()
-        except TableRefuses:
+        except TableRefuses as error:
+            if not self._db.in_transaction:
+                raise StoreUnavailable(
+                    f"SQLite: {error}. That has undone all that was asked for at once, other rows' claims, too: let "
+                    "the table's triggers and constraints RAISE(ABORT, …), not ROLLBACK",
+                    maybe_applied=False,
+                ) from error
             self._db.execute("ROLLBACK TO dibs")
             self._db.execute("RELEASE dibs")
             raise
