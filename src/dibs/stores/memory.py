@@ -230,8 +230,8 @@ class MemoryStore:
     def purge(self, older_than: float, deadline: Deadline) -> int:
         shelf = self._shelf
         with shelf.mutex:
-            before = shelf.now() - older_than
             now = shelf.now()
+            before = now - older_than
             old = [
                 name
                 for name, permit in shelf.permits.items()

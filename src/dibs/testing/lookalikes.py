@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 
-# Names that some store somewhere takes for one another.
 LOOKALIKES = [
     "job",
     "JOB",
