@@ -187,6 +187,18 @@ def test_partitioned_tables_keep_claims(served: Yard) -> None:
     assert batch.lost == []
 
 
+def test_indexes_of_any_name_do_not_matter(sqlite_url: str) -> None:
+    """SQLite calls the index of a UNIQUE after its table, and people call theirs as they like."""
+    yard, table = Yard(sqlite_url), "events_of_all_customers_since_the_beginning_of_time"
+    yard.run(f"CREATE TABLE {table} (number INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE)")
+    yard.run(f'CREATE INDEX "{"by_number_and_code_" * 5}\n" ON {table} (number, code)')
+    yard.run(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
+    yard.migrate(table)
+    with yard.client().claims(table, mode="columns", key="code").take(["a", "c"]) as batch:
+        assert (batch.won, batch.stale) == (["a"], ["c"])
+    yard.close()
+
+
 def test_a_table_without_rowids_keeps_claims(sqlite_url: str) -> None:
     """SQLite's tables without rowids keep claims like any other, and so does one with checked types."""
     yard = Yard(sqlite_url)

@@ -235,8 +235,8 @@ class SQLiteColumns:
         if [name for name, (_, place) in columns.items() if place] == [key]:
             return True
         for _, index, unique, _, partial, *_ in self._db.execute(f"PRAGMA index_list({table})").fetchall():
-            of_index = self._db.execute(f"PRAGMA index_info({quoted_part(index, 'index')})").fetchall()
-            if unique and not partial and [name for _, _, name in of_index] == [key]:
+            of_index = self._db.execute("SELECT name FROM pragma_index_info(?)", (index,)).fetchall()
+            if unique and not partial and of_index == [(key,)]:
                 return True
         return False
 
