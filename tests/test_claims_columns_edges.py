@@ -199,6 +199,27 @@ def test_indexes_of_any_name_do_not_matter(sqlite_url: str) -> None:
     yard.close()
 
 
+def test_columns_in_other_letters_are_the_same(sqlite_url: str) -> None:
+    """To SQLite ID and id are one column; É and é are two."""
+    yard = Yard(sqlite_url)
+    yard.run("CREATE TABLE Loud (ID INTEGER PRIMARY KEY, CODE TEXT UNIQUE, DIBS_TOKEN INTEGER, DIBS_CLAIM TEXT,"
+             " DIBS_UNTIL REAL)")  # fmt: skip
+    yard.run("INSERT INTO Loud (ID, CODE) VALUES (1, 'a'), (2, 'b')")
+    client = yard.client()
+    with client.claims("loud", mode="columns").take([1, 3]) as batch:
+        assert (batch.won, batch.stale) == ([1], [3])
+        with client.claims("Loud", mode="columns", key="code").take(["a", "b"]) as other:
+            assert (other.won, other.busy) == (["b"], ["a"])
+    yard.run('CREATE TABLE two ("É" INTEGER UNIQUE, "é" INTEGER)')
+    yard.run("INSERT INTO two VALUES (1, 7), (2, 7)")
+    yard.migrate("two")
+    with client.claims("two", mode="columns", key="É").take([1]) as batch:
+        assert batch.won == [1]
+    with pytest.raises(dibs.InvalidOption, match="unique index"):
+        client.claims("two", mode="columns", key="é").take([7])
+    yard.close()
+
+
 def test_a_table_without_rowids_keeps_claims(sqlite_url: str) -> None:
     """SQLite's tables without rowids keep claims like any other, and so does one with checked types."""
     yard = Yard(sqlite_url)

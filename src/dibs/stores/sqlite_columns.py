@@ -10,6 +10,7 @@ since a power cut would let a token be granted twice.
 from __future__ import annotations
 
 import sqlite3
+from string import ascii_lowercase, ascii_uppercase
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import boot_id, boot_now, wall_now
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 # Of a boot's id, so much is enough to tell it from the others of a machine.
 _BOOT_CHARS = 13
 _MISTAKE, _CONSTRAINT = 1, 19
+_SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 # 1 key, 2 boot and claim with a space behind, 3 now, 4 boot with a space behind; then the values of the verb.
 _OURS = "substr(dibs_claim, 1, length(?2)) = ?2"
@@ -217,18 +219,19 @@ class SQLiteColumns:
         name = quoted_part(table, "table")
         # By name: its type, and its place in the primary key, from 1.
         facts = self._db.execute(f"PRAGMA table_info({name})").fetchall()
-        columns = {row[1]: (row[2].upper(), row[5]) for row in facts}
+        columns, key = {_same(row[1]): (row[2].upper(), row[5]) for row in facts}, _same(where.key)
         if not columns:
             raise InvalidOption(f"SQLite has no table {where.table!r} in {self._file.path!r}, to keep claims in")
-        if where.key not in columns or not self._unique(name, where.key, columns):
+        if key not in columns or not self._unique(name, key, columns):
             raise not_unique(where)
-        kind = columns[where.key][0]
+        kind = columns[key][0]
         if kind in ("", "ANY") or "BLOB" in kind:
             raise InvalidOption(
                 f"key={where.key!r} of {where.table!r} is a column without a type, or a BLOB: give it one"
             )
-        ours = (f"{name} {kind}{' not null' * required}" for _, name, kind, required, *_ in facts if name in COLUMNS)
-        check_columns(where, "sqlite", "\n".join(ours))
+        ours = [row for row in facts if _same(row[1]) in COLUMNS]
+        told = (f"{name} {kind}{' not null' * required}" for _, name, kind, required, *_ in ours)
+        check_columns(where, "sqlite", "\n".join(told))
         return SQLiteRows(lambda: self._db, where, table, whole="INT" in kind)
 
     def _unique(self, table: str, key: str, columns: dict[str, tuple[str, int]]) -> bool:
@@ -236,9 +239,14 @@ class SQLiteColumns:
             return True
         for _, index, unique, _, partial, *_ in self._db.execute(f"PRAGMA index_list({table})").fetchall():
             of_index = self._db.execute("SELECT name FROM pragma_index_info(?)", (index,)).fetchall()
-            if unique and not partial and of_index == [(key,)]:
+            if unique and not partial and [_same(column or "") for (column,) in of_index] == [key]:
                 return True
         return False
+
+
+def _same(name: str) -> str:
+    """The same for all spellings that are one column to SQLite: of the letters of ASCII it tells no capitals."""
+    return name.translate(_SMALL)
 
 
 def boot() -> str:
