@@ -34,7 +34,6 @@ from dibs.stores.zookeeper_link import Session
 from dibs.stores.zookeeper_pool import Place
 from dibs.testing.conformance import Run, runs
 from dibs.trust import DRIFT
-from tests import test_store_machine as machine
 from tests.chaos.proxy import Proxy
 from tests.servers.process import START_LIMIT_S
 from tests.servers.zookeeper import Ensemble, ZooKeeperServer, tls_settings
@@ -77,11 +76,6 @@ def hands_on(server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-
-
-def test_it_answers_as_memory_does(zookeeper_url: str) -> None:
-    """The ZooKeeper store gives the memory store's outcomes, tokens and order in line, whatever is asked."""
-    machine.compare(locate(zookeeper_url)[0].open, 40)
 
 
 def test_a_released_name_leaves_nothing(client: dibs.Client, zookeeper_url: str, by_hand: KazooClient) -> None:

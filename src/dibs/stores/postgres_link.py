@@ -49,16 +49,11 @@ IDLE_S = 5.0
 _SETTINGS = b"""\
 SELECT set_config('default_transaction_isolation', 'read committed', false),
     set_config('plan_cache_mode', 'force_generic_plan', false),
-    set_config('enable_hashjoin', 'off', false),
-    set_config('enable_mergejoin', 'off', false),
-    set_config('enable_seqscan', 'off', false),
-    set_config('enable_bitmapscan', 'off', false),
-    set_config('enable_material', 'off', false),
-    set_config('jit', 'off', false),
-    set_config('client_min_messages', 'error', false),
-    set_config('array_nulls', 'on', false),
-    set_config('statement_timeout', $1, false),
-    set_config('lock_timeout', '0', false),
+    set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
+    set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_material', 'off', false), set_config('jit', 'off', false),
+    set_config('client_min_messages', 'error', false), set_config('array_nulls', 'on', false),
+    set_config('statement_timeout', $1, false), set_config('lock_timeout', '0', false),
     set_config('idle_in_transaction_session_timeout', $1, false),
     set_config('synchronous_commit',
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
@@ -151,10 +146,8 @@ class Connection:
 
     def execute_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip and one transaction (libpq before 14: one after the other)."""
-        if not self.pooled:
-            return self._sent(statements, deadline)
         begun = statements[0][0].startswith(b"BEGIN")  # how a transaction is isolated must be said first
-        if not (PIPELINES or begun):  # it would be for the transaction that saying it is
+        if not self.pooled or not (PIPELINES or begun):  # they would be for the transaction that saying them is
             return self._sent(statements, deadline)
         limits = (_LIMITS, (milliseconds(deadline),))
         results = self._sent([*statements[:begun], limits, *statements[begun:]], deadline)
