@@ -111,14 +111,20 @@ def sql_of_the_page(begins: str) -> str:
     return str(block)
 
 
-def test_the_rights_on_the_page_are_enough(postgres: PostgresServer, postgres_url: str) -> None:
-    """A role with the rights that the page names, and no others, can do all that clients do."""
+def role_of_the_page(postgres: PostgresServer, postgres_url: str) -> tuple[str, str]:
+    """The database, set up, and a new role in it with the rights that the page names."""
     database = database_of(postgres_url)
     role = f"app_{database}"
     postgres.create_user(role)
     with dibs.connect(postgres_url) as admin:
         admin.setup()
     postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    return database, role
+
+
+def test_the_rights_on_the_page_are_enough(postgres: PostgresServer, postgres_url: str) -> None:
+    """A role with the rights that the page names, and no others, can do all that clients do."""
+    database, role = role_of_the_page(postgres, postgres_url)
     with dibs.connect(postgres.url(database, user=role)) as app:
         with app.lock("x", timeout=0), app.semaphore("s", 2, timeout=0), app.rwlock("r", timeout=0).write():
             assert len(app.leases()) == 3
@@ -141,12 +147,7 @@ def test_doctor_names_a_right_that_is_missing(
     postgres: PostgresServer, postgres_url: str, lacking: str, told: list[str]
 ) -> None:
     """Also one that a lock which is free does not need, but one that is waited for. A login may have no queues."""
-    database = database_of(postgres_url)
-    role = f"app_{database}"
-    postgres.create_user(role)
-    with dibs.connect(postgres_url) as admin:
-        admin.setup()
-    postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    database, role = role_of_the_page(postgres, postgres_url)
     with closing(locate(postgres.url(database, user=role))[0].open()) as store:
         deadline = Deadline(RealClock(), RealClock.now() + 10)
         assert all(finding.kept for finding in store.check(deadline))
@@ -287,12 +288,7 @@ def test_tokens_of_permits_outlive_their_table(postgres: PostgresServer, postgre
 
 def test_a_floor_that_row_security_hides_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
     """The tables are there, and a login sees no floor under the tokens: SetupRequired at once, whatever it may make."""
-    database = database_of(postgres_url)
-    role = f"app_{database}"
-    postgres.create_user(role)
-    with dibs.connect(postgres_url) as admin:
-        admin.setup()
-    postgres.psql(sql_of_the_page("GRANT").replace(" app;", f' "{role}";'), database=database)
+    database, role = role_of_the_page(postgres, postgres_url)
     postgres.psql(f'GRANT CREATE ON SCHEMA public TO "{role}"', database=database)
     postgres.psql("ALTER TABLE dibs_lease_meta ENABLE ROW LEVEL SECURITY", database=database)
     with dibs.connect(postgres.url(database, user=role), patience=60) as client:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
@@ -269,9 +269,8 @@ class Gateway:
     def _hear(self, wire: Wire, deadline: Deadline) -> None:
         """Let a member say something, whatever it is: the system takes connections also to one that is frozen."""
         try:
-            self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
-        except ValueError:
-            pass  # what is no HTTP shows when it is asked for something
+            with suppress(ValueError):  # of what is no HTTP the first request tells
+                self._converse(wire, memoryview(b"GET /version HTTP/1.1\r\nHost: etcd\r\n\r\n"), 1, [], deadline)
         except BaseException:
             wire.close()
             raise
