@@ -6,9 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "dibs"
 LINES_MAX = 400
@@ -1042,6 +1041,7 @@ def is_library(name: str) -> bool:
     return not (name == "dibs.testing" or name.startswith("dibs.testing."))
 
 
+@cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
@@ -1069,19 +1069,22 @@ def running_imports(node: ast.AST) -> Iterator[str]:
 LIBRARY = [name for name in MODULES if is_library(name)]
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_imports_point_one_way(name: str) -> None:
+def test_imports_point_one_way() -> None:
     """A module imports only what stands below it: faces → primitives → session → lanes → contract."""
-    assert name in ALLOWED, f"{name} is new: say in ALLOWED where it stands"
-    imported = {module for module in running_imports(tree(name)) if module.split(".")[0] == "dibs"}
-    imported.discard("dibs._typing")  # it stands in for what everybody may import
-    assert imported <= ALLOWED[name], f"{name} reaches up or sideways: {sorted(imported - ALLOWED[name])}"
+    new = [name for name in LIBRARY if name not in ALLOWED]
+    assert not new, "say in ALLOWED where these stand"
+    # dibs._typing stands in for what everybody may import.
+    reaching = {name: own_imports(name) - ALLOWED[name] - {"dibs._typing"} for name in LIBRARY}
+    assert not {name: sorted(up) for name, up in reaching.items() if up}, "these reach up or sideways"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_nobody_pays_for_typing(name: str) -> None:
+def own_imports(name: str) -> set[str]:
+    return {module for module in running_imports(tree(name)) if module.split(".")[0] == "dibs"}
+
+
+def test_nobody_pays_for_typing() -> None:
     """No module imports `typing` when it runs: dibs._typing says why."""
-    assert "typing" not in running_imports(tree(name))
+    assert not [name for name in MODULES if "typing" in running_imports(tree(name))]
 
 
 def test_the_map_is_of_what_there_is() -> None:
@@ -1097,39 +1100,46 @@ def test_the_map_is_of_what_there_is() -> None:
         done |= ready
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_asyncio_lives_in_one_package(name: str) -> None:
+def test_asyncio_lives_in_one_package() -> None:
     """Only the package `dibs.aio` imports asyncio."""
-    assert name.startswith("dibs.aio.") or not any(m.split(".")[0] == "asyncio" for m in running_imports(tree(name)))
+    importing = [name for name in LIBRARY if any(m.split(".")[0] == "asyncio" for m in running_imports(tree(name)))]
+    assert not [name for name in importing if not name.startswith("dibs.aio.")]
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_time_and_threads_live_in_one_module(name: str) -> None:
+def test_time_and_threads_live_in_one_module() -> None:
     """Only `dibs.clock` reads a clock, sleeps, waits for descriptors or makes threads; exceptions have reasons."""
-    module = tree(name)
-    for library in ("time", "threading", "select", "sched", "selectors"):
-        if not any(m == library for m in running_imports(module)):
-            continue
-        allowed = CLOCKWORK.get((name, library), set())
-        used = {
-            node.attr
-            for node in ast.walk(module)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == library
-        }
-        used |= {
-            alias.name
-            for node in ast.walk(module)
-            if isinstance(node, ast.ImportFrom) and node.module == library
-            for alias in node.names
-        }
-        assert "*" in allowed or (allowed and used <= allowed), f"{name} uses {library}.{sorted(used - allowed)}"
+    wrong: dict[tuple[str, str], list[str]] = {}
+    for name in LIBRARY:
+        module = tree(name)
+        imported = set(running_imports(module))
+        for library in imported & {"time", "threading", "select", "sched", "selectors"}:
+            allowed = CLOCKWORK.get((name, library), set())
+            used = used_of(library, module)
+            if "*" not in allowed and not (allowed and used <= allowed):
+                wrong[name, library] = sorted(used - allowed)
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_the_wall_clock_is_asked_in_one_module(name: str) -> None:
+def used_of(library: str, module: ast.Module) -> set[str]:
+    """What a module takes out of a library, by `library.name` or `from library import name`."""
+    attributes = {
+        node.attr
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == library
+    }
+    return attributes | {
+        alias.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and node.module == library
+        for alias in node.names
+    }
+
+
+def test_the_wall_clock_is_asked_in_one_module() -> None:
     """Nobody asks datetime what time it is."""
     asked = [
-        f"line {node.lineno}: {node.func.value.id}.{node.func.attr}()"
+        f"{name}, line {node.lineno}: {node.func.value.id}.{node.func.attr}()"
+        for name in LIBRARY
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -1137,11 +1147,10 @@ def test_the_wall_clock_is_asked_in_one_module(name: str) -> None:
         and node.func.value.id in ("datetime", "date")
         and node.func.attr in ("now", "utcnow", "today")
     ]
-    assert not asked, f"{name}: {asked}"
+    assert not asked
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_drivers_stay_in_their_stores(name: str) -> None:
+def test_drivers_stay_in_their_stores() -> None:
     """A driver is imported by its store alone; what borrows an address may let the driver read its own string."""
     allowed = {
         "dibs.borrowed": {"psycopg"},
@@ -1154,25 +1163,28 @@ def test_drivers_stay_in_their_stores(name: str) -> None:
         "dibs.stores.sqlite_many": {"sqlite3"},
         "dibs.stores.sqlite_columns": {"sqlite3"},
         "dibs.stores.sqlite_history": {"sqlite3"},
-    }.get(name, set())
-    for module in running_imports(tree(name)):
-        driver = module.split(".")[0]
-        assert DRIVERS.get(driver, name) == name or driver in allowed, f"{name} imports {module}"
+    }
+    wrong = [
+        f"{name} imports {module}"
+        for name in LIBRARY
+        for module in running_imports(tree(name))
+        for driver in [module.split(".")[0]]
+        if DRIVERS.get(driver, name) != name and driver not in allowed.get(name, set())
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_module_says_what_it_answers_for(name: str) -> None:
+def test_every_module_says_what_it_answers_for() -> None:
     """A module opens with a sentence about itself."""
-    text = ast.get_docstring(tree(name))
-    assert text
-    assert text.split("\n\n")[0].rstrip().endswith((".", "::", ":", "?")), f"{name}: {text.splitlines()[0]!r}"
+    opening = {name: (ast.get_docstring(tree(name)) or "").split("\n\n")[0].rstrip() for name in MODULES}
+    assert not {name: text for name, text in opening.items() if not text.endswith((".", "::", ":", "?"))}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_are_short(name: str) -> None:
+def test_modules_are_short() -> None:
     """A module has at most 400 lines, or a reason."""
-    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
-    assert lines <= LINES_MAX or name in LONG, f"{name} has {lines} lines: split it, or say in LONG why not"
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    long = {name: count for name, count in lines.items() if count > LINES_MAX and name not in LONG}
+    assert not long, "split these, or say in LONG why not"
 
 
 # -- what is loaded ---------------------------------------------------------------------------------------------------
