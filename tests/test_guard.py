@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -583,6 +584,36 @@ def test_the_row_of_a_lease_that_is_over_is_not_made_again(scene: Scene, monkeyp
     caller.run("SELECT count(*) FROM resource")
     with pytest.raises(dibs.LeaseLost):
         lease.guard(caller.given)
+    caller.rollback()
+
+
+@pytest.mark.parametrize("kind", ["pymysql"])
+@pytest.mark.parametrize("permits", [0, 2])
+def test_a_row_is_not_deleted_before_it_is_locked(scene: Scene, monkeypatch: pytest.MonkeyPatch, permits: int) -> None:
+    """Another looked while the lease before this one was over, and is late to clear up after that one.
+
+    A caller's transaction that finds no row keeps everybody from making it anew, and so would wait for itself.
+    """
+    made, late_one = Pins.make, scene.other._desk.session()
+
+    def clear_up(store: Any, by: Any) -> None:
+        store._connection.transaction(partial(store._pins.drop, ["default:x"]), by)
+
+    def late(pins: Pins, *arguments: Any) -> str:
+        lock = made(pins, *arguments)
+        late_one.aside(clear_up)
+        return lock
+
+    monkeypatch.setattr(Pins, "make", late)
+    caller = scene.caller()
+    lock = scene.holder.semaphore("x", permits) if permits else scene.holder.lock("x")
+    lease = lock.acquire()
+    assert lease is not None
+    caller.run("SELECT count(*) FROM resource")
+    lease.guard(caller.given)
+    lease.release()
+    if not permits:
+        assert scene.kept_out()
     caller.rollback()
 
 

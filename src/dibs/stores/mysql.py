@@ -110,7 +110,7 @@ class MySQLStore:
         self._pins = Pins(self._tables.text)
         self._columns = Columns(partial(mysql_columns.rows_of, self._connection))
         self._plain = mysql_pools_plain.Plain(self._tables.text)
-        self._pools = mysql_pools.Pools(self._tables.text, self._pins.drop, self._plain.tallies)
+        self._pools = mysql_pools.Pools(self._tables.text, self._pins, self._plain.tallies)
         self._operators = Operators(self._connection, self._tables, self._pools, self._pins)
 
     @cached_property
@@ -346,7 +346,8 @@ class MySQLStore:
             if self._connection.write(self._sql["TRANSFERRED"], (lasting, name, claim), deadline):
                 return self._read_ours([row], deadline).get(0)
             # Pinned, perhaps, by a transaction that has ended: then it is once more.
-            if not self._connection.transaction(partial(self._pins.drop, [request.name]), deadline):
+            drop = partial(self._pins.drop_ended, request.name, request.slot)
+            if not self._connection.transaction(drop, deadline):
                 break
         return None
 

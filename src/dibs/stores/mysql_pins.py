@@ -29,6 +29,7 @@ class Pins:
             text(sql.UNLOCKED_OF),
             text(sql.UNLOCKED_REST),
         )
+        self._over = text(sql.PINS_OVER, "name", "slot")
         self._unguard = text(sql.UNGUARD, "name", "slot")
 
     def make(self, request: Renew, execute: Execute) -> str:
@@ -45,15 +46,27 @@ class Pins:
         return told == [server] and not execute(self._unlocked % (hexed(request.name), request.slot)).rows
 
     def drop(self, names: Iterable[str], execute: Execute) -> set[str]:
-        """Inside a transaction: delete what nobody has locked; the names in which something was deleted."""
+        """Inside a transaction: delete what nobody has locked, and whose lease is over; the names of what was deleted.
+
+        A row of a lease in force is left alone, although nobody has locked it: its holder's transaction is about to.
+        """
         listed = ",".join(f"x'{hexed(name)}'" for name in sorted(names))
-        return self._drop(execute(self._unlocked_of % listed).rows, execute)
+        return self._drop_over(execute(self._unlocked_of % listed).rows, execute)
 
     def drop_rest(self, execute: Execute) -> set[str]:
         """Inside a transaction: the same, some of those whose leases are no more."""
-        return self._drop(execute(self._rest % ()).rows, execute)
+        return self._drop_over(execute(self._rest % ()).rows, execute)
 
-    def _drop(self, rows: Sequence[tuple[Any, ...]], execute: Execute) -> set[str]:
-        if rows:
-            execute(self._unguard % keys(rows))
-        return {name.decode() for name, _ in rows}
+    def drop_ended(self, name: str, slot: int, execute: Execute) -> bool:
+        """Inside a transaction: delete this row, whatever its lease, unless it is locked; whether it did."""
+        where = hexed(name), slot
+        if not execute(self._unlocked % where).rows:
+            return False
+        execute(self._unguard % keys([(name.encode(), slot)]))
+        return True
+
+    def _drop_over(self, rows: Sequence[tuple[Any, ...]], execute: Execute) -> set[str]:
+        over: Sequence[tuple[Any, ...]] = execute(self._over % keys(rows)).rows if rows else ()
+        if over:
+            execute(self._unguard % keys(over))
+        return {name.decode() for name, _ in over}

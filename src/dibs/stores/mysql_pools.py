@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dibs.store import Acquire, Transfer
     from dibs.stores.mysql_drivers import Answer
+    from dibs.stores.mysql_pins import Pins
     from dibs.stores.mysql_pools_plain import Tally
     from dibs.stores.rounds import Row
 
@@ -137,11 +138,10 @@ class Pools:
     def __init__(
         self,
         text: Callable[..., str],
-        unpin: Callable[[list[str], Execute], object],
+        pins: Pins,
         tallies: Callable[[list[Acquire], Execute], dict[str, Tally]],
     ) -> None:
-        #: Deletes the rows of pins that are over.
-        self._unpin = unpin
+        self._pins = pins
         #: What the slots of names amount to that are plain to see.
         self._tallies = tallies
         self._lock = text(LOCK)
@@ -227,7 +227,7 @@ class Pools:
         seen = self._see(list(asked), execute)
         over = [name for name in asked if seen[name].over]
         if over:
-            self._unpin(over, execute)
+            self._pins.drop(over, execute)
             execute(self._end % _names(over))
             seen |= self._see(over, execute)
         new = [name for name in asked if name not in heads and not seen[name].is_lock]
@@ -329,7 +329,7 @@ class Pools:
         heads = self._locked([request.name], execute)
         if request.name not in heads:
             return None
-        self._unpin([request.name], execute)
+        self._pins.drop_ended(request.name, request.slot, execute)
         name, claim, lasting = _name(request.name), hexed(request.claim_id), us(request.ttl)
         one = self._see([request.name], execute)[request.name]
         permits, token = heads[request.name]
@@ -356,7 +356,7 @@ class Pools:
     def purge(self, names: list[str], older_than_us: int, execute: Execute) -> int:
         """Forget those of the pools that are unused indeed; how many slots they had."""
         self._locked(names, execute)
-        self._unpin(names, execute)
+        self._pins.drop(names, execute)
         execute(self._end % _names(names))  # what is not over now is seen by its claim, and nobody else can take any
         rows: Sequence[tuple[Any, ...]] = execute(
             self._still_idle % (_names(names), older_than_us, "OR l.claim_id IS NOT NULL")

@@ -321,6 +321,10 @@ UNLOCKED = "SELECT 1 FROM {guard} WHERE name = x'%s' AND slot = %d FOR UPDATE SK
 UNLOCKED_OF = "SELECT name, slot FROM {guard} WHERE name IN (%s) ORDER BY name, slot FOR UPDATE SKIP LOCKED"
 # (Told in a list, MariaDB may scan the table for them, and wait for what others have pinned.)
 _LISTED = "{asked} STRAIGHT_JOIN {%s} AS x FORCE INDEX (PRIMARY) ON x.name = UNHEX(a.name) AND x.slot = a.slot"
+# Of these rows, those whose leases are over. Asked once they are locked: nobody is granted what they stand for before
+# they are deleted, so what is over then stays so.
+_OVER = f"l.name IS NULL OR l.claim_id IS NULL OR l.expires_at <= {NOW}"
+PINS_OVER = f"SELECT UNHEX(a.name), a.slot FROM {{asked}} LEFT JOIN {_SLOT} WHERE {_OVER}"
 UNGUARD = "DELETE x FROM " + _LISTED % "guard"
 # Those of leases that are no more.
 UNLOCKED_REST = """\
