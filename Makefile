@@ -24,7 +24,9 @@ help: ## Show this
 demo: setup-demo ## See it work: workers share a feed checker, one is killed, the others take over
 	@$(venv) examples/demo.py $(ARGS)
 
-test: lint ## Check everything: linters, then all tests, with private servers of their own
+test: setup-test ## Check everything: linters, then all tests, with private servers of their own
+	@# Each of the test processes would compile all tests: it is done once, beside the linters, which use one processor.
+	@$(venv) -m pytest --collect-only -q > /dev/null & $(MAKE) --no-print-directory lint && wait
 	@$(venv) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: setup-bench ## Measure dibs beside the raw driver and its peers (ARGS="--help" shows the choices)
