@@ -629,6 +629,25 @@ def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Be
         assert old.held
 
 
+@pytest.mark.parametrize("ttl", [30, 1])
+def test_leases_that_are_over_at_once_wake_nobody(monkeypatch: pytest.MonkeyPatch, ttl: float) -> None:
+    """The renewer's thread, which finds nothing as the lease is over that woke it, is not woken by each that follows."""
+    rings: list[object] = []
+    ring = dibs.clock.RealBell.ring
+
+    def counted(bell: dibs.clock.RealBell) -> None:
+        rings.append(bell)
+        ring(bell)
+
+    monkeypatch.setattr(dibs.clock.RealBell, "ring", counted)
+    with dibs.connect("memory://") as client, client.lock("kept", ttl=300):
+        for _ in range(40):
+            with client.lock("x", ttl=ttl):
+                pass
+            time.sleep(0.005)  # so that the thread looks, and finds that it is over
+        assert len(rings) <= 4
+
+
 # Longer than the waiting thread was to sleep; and nearly as long, so that by the clock it would wake in time.
 @pytest.mark.parametrize("slept_s", [150, 99.6])
 def test_after_a_sleep_of_the_machine_waiters_ask_in_time(

@@ -73,6 +73,9 @@ class Renewer:
         self._wake_at = -FOREVER  # the thread looks at everything before it sleeps
         #: For how long it was to sleep when it went to; 0 while it is awake.
         self._sleeps_s = 0.0
+        #: The longest that it sleeps next. Whoever rings it may be over before it has looked, and be followed by others
+        #: like it: if it slept on without that, each of a thousand short leases a second would ring it for nothing.
+        self._nap_s = FOREVER
         self._bell: Bell | None = None
         #: When the call under way must be over, and which holds, granted since it began, may end before.
         self._call_until = -FOREVER
@@ -112,10 +115,9 @@ class Renewer:
             hold.due = t0 + delay
         # How long the thread was to sleep counts as well as until when: while the machine sleeps its time-out does not
         # go on, as clocks do, so it may wake much later than it was to.
-        if hold.due < self._wake_at or delay < self._sleeps_s:
+        if hold.due < self._wake_at or delay < self._sleeps_s or self._bell is None:
+            self._nap_s = min(self._nap_s, delay)
             self._wake()
-        elif self._bell is None:
-            self._start()
 
     def track_again(self, hold: Hold, t0: float) -> None:
         """The same for a hold that was renewed by its holder; a renewal of ours that is under way does so by itself."""
@@ -201,15 +203,18 @@ class Renewer:
                 self._batch, self._unwanted = batch, unwanted
                 if batch:
                     self._call_until = min(now + self._request_timeout_s, self._earliest_deadline(batch))
-                self._wake_at = -FOREVER if batch or lost or unwanted else self._next_due()
-                wake_at = self._wake_at
-                self._sleeps_s = max(0.0, IDLE_S if wake_at == FOREVER else wake_at - now)
-                if batch or lost or unwanted or wake_at != FOREVER:
+                due = -FOREVER if batch or lost or unwanted else self._next_due()
+                if due != FOREVER:
                     busy_at = now
                 elif self._closing or now - busy_at >= IDLE_S:
                     self._bell = None
                     store, self._store = self._store, None  # the next thread opens its own
                     break
+                else:
+                    due = now + IDLE_S
+                self._wake_at = min(due, now + self._nap_s)
+                self._sleeps_s = max(0.0, self._wake_at - now)
+                self._nap_s *= 2
             for hold in lost:
                 self._lose(hold, hold.why_over())
             for hold in unwanted:
