@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
     "dibs.stores.greetings": {"dibs.clock"},
+    "dibs.stores.inlet": {"dibs.clock"},
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
@@ -404,7 +405,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.memcached_values": {"dibs.errors", "dibs.stores.memcached_wire"},
     "dibs.stores.memcached_verbs": {"dibs.store", "dibs.stores.memcached_values", "dibs.stores.memcached_wire"},
     "dibs.stores.memcached_watch": {"dibs.stores.memcached_values", "dibs.stores.memcached_wire"},
-    "dibs.stores.memcached_wire": {*CONTRACT, "dibs.stores.greetings"},
+    "dibs.stores.memcached_wire": {*CONTRACT, "dibs.stores.greetings", "dibs.stores.inlet"},
     "dibs.stores.redis": {
         *CONTRACT,
         "dibs.stores",
@@ -441,7 +442,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.redis_keys": set(),
     "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_wire"},
     "dibs.stores.redis_scripts": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_links", "dibs.stores.redis_wire"},
-    "dibs.stores.redis_wire": {*CONTRACT, "dibs.stores.greetings"},
+    "dibs.stores.redis_wire": {*CONTRACT, "dibs.stores.greetings", "dibs.stores.inlet"},
     "dibs.stores.etcd": {
         *CONTRACT,
         "dibs.stores",

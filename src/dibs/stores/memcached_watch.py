@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.stores.memcached_values import key_of
-from dibs.stores.memcached_wire import RECORD_BYTES_MAX
+from dibs.stores.memcached_wire import RECEIVE_BYTES, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,17 +28,17 @@ class MemcachedWatch:
         self._left = b""
 
     def fileno(self) -> int | None:
-        return self._connection.socket.fileno()
+        return self._connection.inlet.fileno()
 
     def changed(self, names: Collection[str]) -> Collection[str]:
         if not self._asked:
             if names:
                 self._ask(list(names))
-                self._left = self._connection.send(self._left)
+                self._left = self._connection.inlet.send(self._left)
             return ()
         if self._left:
-            self._left = self._connection.send(self._left)
-        self._answers += self._connection.receive()
+            self._left = self._connection.inlet.send(self._left)
+        self._answers += self._connection.inlet.receive(RECEIVE_BYTES)
         lines = self._answers.split(b"\r\n")
         if len(lines) <= len(self._asked):
             return ()

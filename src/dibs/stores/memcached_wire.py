@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-from struct import pack
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable
 from dibs.stores.greetings import heard, speaks_tls, was_cut
+from dibs.stores.inlet import Inlet
 
 try:
     import pymemcache
@@ -30,11 +29,8 @@ if TYPE_CHECKING:
 FINISH_S = 0.5
 # Much more than this would be fetched from and given back to the operating system for every reply.
 RECEIVE_BYTES = 1 << 14
-CLOSED = "the server closed the connection"
 # With TLS, memcached before 1.6.39 forgets what it did not take at once: commands go in records that it can take whole.
 RECORD_BYTES_MAX = 8 * 1024
-# What a non-blocking connection raises when there is nothing to do.
-WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS = (b"ERROR", b"CLIENT_ERROR")
 # How a server begins that is at its limit of connections; and one that is not, or not any more.
 _FULL, _LETS_IN = b"ERROR Too many open connections", (b"VERSION ", b"CLIENT_ERROR")
@@ -61,13 +57,7 @@ class Connection:
     def __init__(self, place: Place, deadline: Deadline) -> None:
         self._place = place
         self._client = place.connected(deadline)
-        self.socket: socket.socket = self._client.sock
-        # Without TLS the system waits for replies (SO_RCVTIMEO): a lone pair then takes a tenth less than with a poll
-        # before each. Whatever must not wait says so in its flags.
-        self._flags = socket.MSG_DONTWAIT if place.tls is None else 0
-        self.socket.settimeout(None if self._flags else 0)
-        self._patience_s = 0.0
-        self._ready = Readiness(self.socket.fileno())
+        self.inlet = Inlet(self._client.sock)
         self.closed = False
 
     def fly(self, commands: Sequence[bytes], counts: Sequence[int], deadline: Deadline) -> list[Reply]:
@@ -120,44 +110,6 @@ class Connection:
                 raise
             raise
 
-    # What a flight is made of
-
-    def send(self, data: bytes) -> bytes:
-        """Send what can be sent without waiting; the rest."""
-        try:
-            return data[self.socket.send(data, self._flags) :]
-        except WOULD_BLOCK:
-            return data
-
-    def receive(self) -> bytes:
-        """What has come, without waiting; nothing when nothing has."""
-        try:
-            received = self.socket.recv(RECEIVE_BYTES, self._flags)
-        except WOULD_BLOCK:
-            return b""
-        if not received:
-            raise ConnectionResetError(CLOSED)
-        return received
-
-    def wait(self, sending: bool, deadline: Deadline) -> bytes:
-        """What comes first by the deadline; perhaps nothing when there is more to send, and it can be sent."""
-        seconds = deadline.remaining()
-        if sending or not self._flags:
-            if not (self._ready.writable(seconds) if sending else self._ready.readable(seconds)):
-                raise TimeoutError("no answer in time")
-            return self.receive()
-        if not self._patience_s * 0.95 <= seconds <= self._patience_s * 1.2:
-            self._patience_s = max(seconds, 0.001)
-            timeval = pack("@ll", int(self._patience_s), int(self._patience_s % 1 * 1e6))
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-        try:
-            received = self.socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            raise TimeoutError("no answer in time") from None
-        if not received:
-            raise ConnectionResetError(CLOSED)
-        return received
-
     def close(self) -> None:
         self.closed = True
         self._client.close()
@@ -181,19 +133,26 @@ class _Flight:
 
     def run(self, deadline: Deadline) -> None:
         """Until all is sent and answered. Called again after an interruption, it goes on where it was."""
-        connection = self._connection
+        inlet = self._connection.inlet
         if self._count and len(self.replies) == self._count:
             return
         while True:
+            seconds = deadline.remaining()
             if self._left:
                 self.begun = True
-                self._left = connection.send(self._left)
-            received = connection.wait(bool(self._left), deadline)
+                self._left = inlet.send(self._left)
+            if self._left:
+                if not inlet.writable(seconds):
+                    raise TimeoutError("no answer in time")
+                seconds = 0.0
+            received = inlet.receive(RECEIVE_BYTES, seconds)
+            if not received and not self._left and not deadline.remaining():
+                raise TimeoutError("no answer in time")
             while received:
                 self.buffer += received
                 if self._complete():
                     return
-                received = connection.receive()  # TLS may have more in hand than can be waited for
+                received = inlet.receive(RECEIVE_BYTES)  # TLS may have more in hand than can be waited for
 
     def _complete(self) -> bool:
         buffer, replies, count, at = self.buffer, self.replies, self._count, 0

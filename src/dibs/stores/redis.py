@@ -158,6 +158,9 @@ class RedisStore:
 
     def _chunks(self, requests: Sequence[StoreRequest]) -> Iterator[tuple[str, int, Sequence[int]]]:
         """The requests by verb and slot, in their order, as one run of a script takes them."""
+        if len(requests) == 1:  # as most are, of a caller who is alone
+            yield _verb(requests[0]), self._slot(requests[0].name), (0,)
+            return
         for verb, run in groupby(range(len(requests)), key=lambda index: _verb(requests[index])):
             if self._place.cluster:
                 slots = {index: slot_of(tagged(requests[index].name).encode()) for index in run}

@@ -14,9 +14,9 @@ from __future__ import annotations
 import ssl
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.clock import Readiness
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.stores.greetings import heard, speaks_tls, was_cut
+from dibs.stores.inlet import Inlet
 
 try:
     import redis
@@ -104,9 +104,7 @@ class Wire:
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
-        self._socket = connection._sock  # the driver has no public name for it
-        self._socket.setblocking(False)
-        self._ready = Readiness(self._socket.fileno())
+        self._inlet = Inlet(connection._sock)  # the driver has no public name for it
         self._data = b""
         self._at = 0
         #: How many answers are still to come, and whether a command has left in part only.
@@ -124,12 +122,13 @@ class Wire:
         self._torn = True
         while data:
             try:
-                data = data[self._socket.send(data) :]
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                left = deadline.remaining()
-                if not left or not self._ready.writable(left):
-                    raise StoreUnavailable(f"{self.where} did not take the request in time") from None
-                self._read()  # answers that wait to be read would look like room to write
+                rest = self._inlet.send(data)
+                if len(rest) == len(data):
+                    left = deadline.remaining()
+                    if not left or not self._inlet.writable(left):
+                        raise StoreUnavailable(f"{self.where} did not take the request in time")
+                    self._read()  # answers that wait to be read would look like room to write
+                data = rest
             except OSError as error:
                 raise StoreUnavailable(f"{self.where}: {error}") from error
         self._owed += count
@@ -144,10 +143,10 @@ class Wire:
                 answer, self._at = _parse(self._data, self._at)
             except _Incomplete:
                 left = limit.remaining()
-                if not left or not (self._is_read_ahead() or self._ready.readable(left)):
-                    raise StoreUnavailable(f"{self.where} did not answer in time") from None
-                if self._read():
+                if self._read(left):
                     limit = deadline
+                elif not left:
+                    raise StoreUnavailable(f"{self.where} did not answer in time") from None
                 continue
             answers.append(answer)
             self._owed -= 1
@@ -162,7 +161,7 @@ class Wire:
             pass  # it is closed anyway
 
     def arrived(self) -> list[Any]:
-        """The messages that are there, without waiting for more. What is left makes the descriptor readable again."""
+        """The messages that are there, without waiting for more."""
         messages = []
         while self._read():
             try:
@@ -170,30 +169,23 @@ class Wire:
                     message, self._at = _parse(self._data, self._at)
                     messages.append(message)
             except _Incomplete:
-                if not self._is_read_ahead():
-                    break
+                pass  # TLS may hold more, which the descriptor no longer shows
         return messages
 
-    def _is_read_ahead(self) -> bool:
-        """Whether TLS holds what the descriptor no longer shows."""
-        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-
-    def _read(self) -> bool:
-        """Take what has come; False when there was nothing."""
+    def _read(self, wait_s: float = 0.0) -> bool:
+        """Take what has come, or comes first within so many seconds; False when nothing did."""
         try:
-            data = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return False
+            data = self._inlet.receive(READ_BYTES, wait_s)
         except OSError as error:
             raise StoreUnavailable(f"{self.where}: {error}") from error
         if not data:
-            raise StoreUnavailable(f"{self.where} closed the connection")
+            return False
         self._data = self._data[self._at :] + data
         self._at = 0
         return True
 
     def fileno(self) -> int:
-        return int(self._socket.fileno())
+        return self._inlet.fileno()
 
     def close(self) -> None:
         self._connection.disconnect()
