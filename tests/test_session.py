@@ -631,7 +631,7 @@ def test_after_a_sleep_of_the_machine_new_leases_are_renewed_in_time(between: Be
 
 @pytest.mark.parametrize("ttl", [30, 1])
 def test_leases_that_are_over_at_once_wake_nobody(monkeypatch: pytest.MonkeyPatch, ttl: float) -> None:
-    """The renewer's thread, which finds nothing as the lease is over that woke it, is not woken by each that follows."""
+    """The renewer's thread, which finds nothing as what woke it is over, is not woken by each that follows."""
     rings: list[object] = []
     ring = dibs.clock.RealBell.ring
 
