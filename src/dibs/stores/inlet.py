@@ -7,6 +7,7 @@ tenth less.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from struct import pack
@@ -24,9 +25,13 @@ class Inlet:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        # Whatever must not wait says so; TLS knows no flags, and does not wait by itself.
-        self._flags = 0 if isinstance(connected, ssl.SSLSocket) else socket.MSG_DONTWAIT
-        connected.settimeout(None if self._flags else 0)
+        # Whatever must not wait says so. TLS knows no flags, and the sockets of gevent never let the system wait: where
+        # one would, they let others run, for as long as it takes.
+        connected.settimeout(None)
+        waits = not isinstance(connected, ssl.SSLSocket) and os.get_blocking(connected.fileno())
+        self._flags = socket.MSG_DONTWAIT if waits else 0
+        if not waits:
+            connected.settimeout(0)
         self._patience_s = 0.0
         self._ready = Readiness(connected.fileno())
 
@@ -51,7 +56,7 @@ class Inlet:
             if flags:
                 flags = 0
                 self._wait_for(seconds)
-            elif not self._socket.pending() and not self._ready.readable(seconds):  # type: ignore[attr-defined]
+            elif not self._has_more() and not self._ready.readable(seconds):
                 return b""
         try:
             data = self._socket.recv(size, flags)
@@ -60,6 +65,10 @@ class Inlet:
         if not data:
             raise ConnectionResetError("the server closed the connection")
         return data
+
+    def _has_more(self) -> bool:
+        """Whether TLS holds what the descriptor no longer shows."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _wait_for(self, seconds: float) -> None:
         least, most = NEARLY
