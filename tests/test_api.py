@@ -935,8 +935,12 @@ def test_a_lease_that_a_lock_remembers_is_not_dropped(client: dibs.Client) -> No
 
 # -- signals and the end ----------------------------------------------------------------------------------------------
 
+# (It rests in short sleeps: one long one would outlast a signal that came just before it began.)
 WAITER = """
 import os, sys, time, signal, dibs
+def rest():
+    for _ in range(600):
+        time.sleep(0.1)
 url, what = sys.argv[1:]
 client = dibs.connect(url, ttl=float(os.environ.get("ttl", "20")))
 if what == "waiting":
@@ -947,11 +951,11 @@ if what == "waiting":
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         if "stay" in os.environ:
-            time.sleep(60)
+            rest()
 elif what == "holding":
     with client.lock("signalled"):
         print("ready", flush=True)
-        time.sleep(60)
+        rest()
 elif what == "exit":
     lease = client.lock("signalled").acquire()
     kept = [lease]

@@ -66,8 +66,12 @@ def fails() -> None:
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
+# (It rests in short sleeps: one long one would outlast a signal that came just before it began.)
 RUNNER = """
 import sys, time, dibs
+def rest():
+    for _ in range(600):
+        time.sleep(0.1)
 url, what = sys.argv[1:]
 client = dibs.connect(url, ttl=1)
 once = client.once("job", keep=300)
@@ -75,11 +79,11 @@ if what == "holding":
     with once as run:
         assert run
         print("ready", flush=True)
-        time.sleep(60)
+        rest()
 elif what == "done":
     once.run(lambda: "by a process that is gone")
     print("ready", flush=True)
-    time.sleep(60)
+    rest()
 elif what == "busy":
     print("ready", flush=True)
     while True:
