@@ -213,7 +213,8 @@ class Renewer:
                 else:
                     due = now + IDLE_S
                 self._wake_at = min(due, now + self._nap_s)
-                self._sleeps_s = max(0.0, self._wake_at - now)
+                # Not the difference of these, whose rounding would have a lease ring that is as long as the nap.
+                self._sleeps_s = max(0.0, min(due - now, self._nap_s))
                 self._nap_s *= 2
             for hold in lost:
                 self._lose(hold, hold.why_over())

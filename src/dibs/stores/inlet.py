@@ -56,7 +56,7 @@ class Inlet:
             if flags:
                 flags = 0
                 self._wait_for(seconds)
-            elif not self._has_more() and not self._ready.readable(seconds):
+            elif not self.has_more() and not self._ready.readable(seconds):
                 return b""
         try:
             data = self._socket.recv(size, flags)
@@ -66,7 +66,7 @@ class Inlet:
             raise ConnectionResetError("the server closed the connection")
         return data
 
-    def _has_more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether TLS holds what the descriptor no longer shows."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 

@@ -123,14 +123,14 @@ class Wire:
         while data:
             try:
                 rest = self._inlet.send(data)
-                if len(rest) == len(data):
-                    left = deadline.remaining()
-                    if not left or not self._inlet.writable(left):
-                        raise StoreUnavailable(f"{self.where} did not take the request in time")
-                    self._read()  # answers that wait to be read would look like room to write
-                data = rest
             except OSError as error:
                 raise StoreUnavailable(f"{self.where}: {error}") from error
+            if len(rest) == len(data):
+                left = deadline.remaining()
+                if not left or not self._inlet.writable(left):
+                    raise StoreUnavailable(f"{self.where} did not take the request in time")
+                self._read()  # answers that wait to be read would look like room to write
+            data = rest
         self._owed += count
         self._torn = False
 
@@ -161,7 +161,7 @@ class Wire:
             pass  # it is closed anyway
 
     def arrived(self) -> list[Any]:
-        """The messages that are there, without waiting for more."""
+        """The messages that are there, without waiting for more. What is left makes the descriptor readable again."""
         messages = []
         while self._read():
             try:
@@ -169,7 +169,8 @@ class Wire:
                     message, self._at = _parse(self._data, self._at)
                     messages.append(message)
             except _Incomplete:
-                pass  # TLS may hold more, which the descriptor no longer shows
+                if not self._inlet.has_more():
+                    break
         return messages
 
     def _read(self, wait_s: float = 0.0) -> bool:
