@@ -471,6 +471,8 @@ INSIDE = {
         "RESERVE_STEP_S": "how long a reserve sees nobody lead before it asks, for each step of its priority",
         "PRIORITY_MIN": "lowest priority of a candidate",
         "LOOK_UP_S": "a standby looks up from waiting this often, at what it was told and after its seat",
+    },
+    "dibs.leaders": {
         "OBSERVE_MIN_S": "an observer reads the store at most this often",
         "OBSERVE_JITTER": "by up to which part its pauses are longer than asked",
     },

@@ -612,7 +612,7 @@ def test_who_leaves_while_others_do_leaves_its_own(client: dibs.Client) -> None:
         def __eq__(self, other: object) -> bool:
             if other is mine and len(core._grips) in (6, 4):
                 for place in range(len(core._grips) - 1, len(core._grips) - 3, -1):
-                    assert core.leave(owners[place]) is leases[place]
+                    assert core.leave(owners[place], core.block_of(owners[place])) is leases[place]
             return self is other
 
         __hash__ = object.__hash__
@@ -622,8 +622,8 @@ def test_who_leaves_while_others_do_leaves_its_own(client: dibs.Client) -> None:
     for owner, lease in zip(owners, leases, strict=True):
         core._grip(owner, lease)
         core.enter(lease)
-    assert core.leave(mine) is leases[0]
-    assert core.leave(owners[1]) is leases[1]
+    assert core.leave(mine, core.block_of(mine)) is leases[0]
+    assert core.leave(owners[1], core.block_of(owners[1])) is leases[1]
     for lease in leases:
         assert lease.release()
 

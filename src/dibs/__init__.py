@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from dibs.lockable import Lock
     from dibs.multilock import MultiLease, MultiLock
     from dibs.new_jobs import NewJob
-    from dibs.once import Once, OnceRecord, OnceRun
+    from dibs.once import Once, OnceRun
+    from dibs.once_record import OnceRecord
     from dibs.pausing import Pause
     from dibs.queue import Job, JobBatch, Queue
     from dibs.queue_records import JobRecord, QueueDepth
@@ -188,7 +189,7 @@ _LAZY = {
     "NewJob": "dibs.new_jobs",
     "NotHeld": "dibs.errors",
     "Once": "dibs.once",
-    "OnceRecord": "dibs.once",
+    "OnceRecord": "dibs.once_record",
     "OnceRun": "dibs.once",
     "Pause": "dibs.pausing",
     "Queue": "dibs.queue",

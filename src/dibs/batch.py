@@ -312,13 +312,14 @@ class BatchFacts(Generic[V]):
 
         It has failed if a transaction has refused to end it: what was to be committed with its end has been undone.
         """
-        item, self._current = self._current, None
+        item = self._current
         if item is not None:
             with suppress(LeaseLost):
                 if item._refused is None:
                     item.done()
                 else:
                     item.fail(item._refused)
+            self._current = None  # last: after a Ctrl-C it is given back with the rest
 
     def _move_on(self) -> Item[V] | None:
         """Finish the item at hand; the next one, or None at the end."""
@@ -333,8 +334,9 @@ class BatchFacts(Generic[V]):
             elif item.remaining() <= self._margin_s:
                 break
             else:
-                self._current = self._rest.popleft()
-                return self._current
+                self._current = item  # first, as above
+                self._rest.popleft()
+                return item
         return None
 
     def _ending(self) -> Steps[None]:

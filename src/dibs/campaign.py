@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from dibs.ask import Ask
     from dibs.desk import Desk, LeaseRecord
     from dibs.hold import Hold
     from dibs.names import Seconds
@@ -57,10 +56,6 @@ assert LOOK_MAX_S + 0.5 <= RESERVE_STEP_S
 PRIORITY_MIN = -9
 # A standby looks up from waiting this often: at what it was told, and at the clock. It asks the store only if it must.
 LOOK_UP_S = 0.3
-# An observer reads the store at most this often; its pauses are up to OBSERVE_JITTER longer, so that observers that
-# were started together do not read together for ever.
-OBSERVE_MIN_S = 1.0
-OBSERVE_JITTER = 0.3
 
 L = TypeVar("L", bound=LeaseFacts)
 
@@ -127,7 +122,11 @@ class ElectionCore(LockCore[L]):
     def obtain(self, owner: object, limit_s: float | None, *, gripped: bool = False) -> Steps[L | None]:
         term = yield from self._elected(owner, limit_s)
         if gripped and term is not None:
-            self._grip(owner, term)
+            try:
+                self._grip(owner, term)
+            except BaseException:  # Ctrl-C: nobody has it in hand
+                term._end()
+                raise
         return term
 
     def _elected(self, owner: object, limit_s: float | None) -> Steps[L | None]:
@@ -311,9 +310,6 @@ class ElectionCore(LockCore[L]):
             return None
         return Leader(record.fencing_token, (record.info or {}).get(VALUE), record.holder, record.acquired_at)
 
-    def watch(self, interval: Seconds) -> Watch:
-        return Watch(self._desk, self, check_seconds("interval", interval, least=OBSERVE_MIN_S))
-
 
 def election_core(
     desk: Desk,
@@ -344,57 +340,3 @@ def election_core(
     if value is not None:
         value = json.loads(terms.info or "{}").get(VALUE)  # as others see it, and nobody changes it
     return ElectionCore(desk, name, terms, make_term, value, priority, standby_max, standby_full == "replace")
-
-
-class Over(Exception):
-    """There will be no more leaders to tell of: the observer or its client was closed."""
-
-
-class Watch:
-    """From one leader to the next, in steps for either face."""
-
-    def __init__(self, desk: Desk, core: ElectionCore[Any], interval_s: float) -> None:
-        self._desk = desk
-        self._core = core
-        self._interval_s = interval_s
-        self._look_at = float("-inf")
-        #: Whom the last step told of, in a tuple; empty before the first.
-        self._told: tuple[Leader | None, ...] = ()
-        self._pause: Ask | None = None
-        self._closed = False
-
-    def next(self) -> Steps[Leader | None]:
-        """Who leads, once that is another than last time. Raises Over at the end."""
-        while not (self._closed or self._desk.closed):
-            session = self._desk.session()
-            if session.closed:
-                break
-            pause_s = self._look_at - session.clock.now()
-            if pause_s > 0:
-                self._pause = session.pause()
-                if not self._closed:
-                    yield session, self._pause, pause_s
-                self._pause = None
-                continue
-            self._look_at = session.clock.now() + self._interval_s * (1 + OBSERVE_JITTER * session.clock.jitter())
-            try:
-                leader = yield from self._core.leader()
-            except StoreUnavailable:
-                if self._desk.closed:
-                    break
-                raise
-            if not self._told or _term(leader) != _term(self._told[0]):
-                self._told = (leader,)
-                return leader
-        raise Over
-
-    def close(self) -> None:
-        self._closed = True
-        pause = self._pause
-        if pause is not None:
-            pause.settle(None)
-
-
-def _term(leader: Leader | None) -> object:
-    """What tells one term from another, also where numbers are best effort."""
-    return leader and (leader.number, leader.holder)

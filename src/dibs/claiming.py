@@ -136,16 +136,16 @@ class ClaimsCore(Generic[B]):
                 if self._tries is not None and len(won) > had:
                     yield from self._count(session, self._tries, won, had, busy, ends)
                 fruitful = len(won) > had
+            batch = self._make_batch(won if limit is None else won[:limit], busy, ends, self._margin_s)
+            batch._stale += missing
+            if limit is not None and len(won) > limit:
+                batch._give_back(won[limit:])
+                yield from ends.settling()
+            return batch
         except BaseException:
             ends.release(*won)
             session.lane.start()
             raise
-        batch = self._make_batch(won if limit is None else won[:limit], busy, ends, self._margin_s)
-        batch._stale += missing
-        if limit is not None and len(won) > limit:
-            batch._give_back(won[limit:])
-            yield from ends.settling()
-        return batch
 
     def take(
         self,

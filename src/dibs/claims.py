@@ -38,7 +38,16 @@ class Batch(BatchFacts[V]):
 
     def release(self) -> None:
         """Give back what is left, and wait until the store has confirmed everything; ``lost`` is exact then."""
-        run(self._ending())
+        self._end(None)
+
+    def _end(self, exc_type: type[BaseException] | None) -> None:
+        try:
+            self._ends.session.end(self._ending(), exc_type)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way
+            self._give_back(self._unfinished())
+            raise
 
     def __iter__(self) -> Iterator[Item[V]]:
         return self
@@ -53,7 +62,7 @@ class Batch(BatchFacts[V]):
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        self._ends.session.end(self._ending(), exc_type)
+        self._end(exc_type)
 
 
 class Claims:

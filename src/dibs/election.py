@@ -6,8 +6,9 @@ A module of its own because ``dibs run``, which stands in crontabs, has no need 
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.campaign import Over, TermFacts
+from dibs.campaign import TermFacts
 from dibs.errors import LeaseLost
+from dibs.leaders import Over, Watch
 from dibs.lease import Lease
 from dibs.lock import check_decorated
 from dibs.lockable import Lockable
@@ -20,7 +21,7 @@ from dibs.threads import aside
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.campaign import ElectionCore, Leader, Watch
+    from dibs.campaign import ElectionCore, Leader
     from dibs.names import Seconds
 
     OnElected = Callable[["Term"], object]
@@ -82,11 +83,7 @@ class Lead:
         self._timeout = timeout
 
     def __enter__(self) -> Term:
-        term = run(self._core.campaign(this_thread(), self._timeout))
-        if term is None:
-            raise self._core.timed_out()
-        self._core.enter(term)
-        return term
+        return self._block._enter(self._core.campaign(this_thread(), self._timeout))
 
     def __exit__(self, *exc: Any) -> None:
         self._block.__exit__(*exc)
@@ -174,7 +171,7 @@ class Election:
         client is closed, and holds nothing meanwhile. Raises StoreUnavailable when the store gives no answer; the same
         iterator can then be asked again.
         """
-        return Leaders(self._core.watch(interval))
+        return Leaders(Watch(self._core, interval))
 
     def __repr__(self) -> str:
         return f"<dibs.Election {self.name!r}>"

@@ -48,6 +48,8 @@ class Releasable(Protocol):
     @property
     def _holds(self) -> Sequence[Hold]: ...
     def _releasing(self) -> Steps[bool]: ...
+    def _end(self) -> None:
+        """Give it back, if that has not begun, without waiting for the answer."""
 
 
 L = TypeVar("L", bound=Releasable)
@@ -120,8 +122,14 @@ class Gripped(ABC, Generic[L]):
             if self.terms.reentrant and self._grips:
                 raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can release it")
             raise NotHeld(f"release of {self.name!r}, which is not held through this lock")
-        lease = self._let_go(grip)
-        return True if lease is None else (yield from lease._releasing())
+        try:
+            lease = self._let_go(grip)
+            return True if lease is None else (yield from lease._releasing())
+        except Exception:
+            raise
+        except BaseException:
+            self._cut_short(grip, 0)
+            raise
 
     def _latest(self) -> list[Grip[L]]:
         """The grips as they are now, the latest first: a copy, as other threads add and remove theirs meanwhile."""
@@ -135,12 +143,20 @@ class Gripped(ABC, Generic[L]):
                 grip.blocks += 1
                 return
 
-    def leave(self, owner: object) -> L | None:
-        """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held."""
+    def block_of(self, owner: object) -> Grip[L] | None:
+        """The innermost ``with`` block that this owner has entered and not left; None without any."""
         for grip in self._latest():
             if grip.blocks and grip.owner == owner:
-                grip.blocks -= 1
-                return self._let_go(grip)
+                return grip
+        return None
+
+    def leave(self, owner: object, block: Grip[L] | None) -> L | None:
+        """The end of a ``with`` block: the lease to be released; None when an outer block goes on or none is held.
+
+        ``block`` is what ``block_of`` has just found.
+        """
+        if block is not None:
+            return self._let_go(block, 1)
         own = next((grip for grip in self._grips[::-1] if grip.owner == owner and _ours(grip)), None)
         if owner in self._released_inside:  # and perhaps acquired again there, as threading.Condition does
             self._released_inside.remove(owner)
@@ -160,10 +176,32 @@ class Gripped(ABC, Generic[L]):
         elif grips:
             if self.terms.reentrant:
                 raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can leave its block")
-            grip = next((grip for grip in grips if grip.lease._over), grips[0])
-            grip.blocks -= 1
-            return self._let_go(grip)
+            return self._let_go(next((grip for grip in grips if grip.lease._over), grips[0]), 1)
         return None
+
+    # Where a Ctrl-C came in between (Python lets it in wherever a function begins), what was begun is done all the
+    # same, and the store's answer is not waited for. Else a lease would be renewed that nobody has in hand.
+
+    def drop(self, lease: L) -> None:
+        """A lease was acquired for a block that has not begun."""
+        for grip in self._latest():
+            if grip.lease is lease:
+                self._cut_short(grip, 0)
+                return
+
+    def cut_short(self, owner: object, block: Grip[L] | None) -> None:
+        """A block was being left. None: it had not been found yet."""
+        block = block or self.block_of(owner)
+        if block is not None:
+            self._cut_short(block, 1)
+
+    def _cut_short(self, grip: Grip[L], blocks: int) -> None:
+        try:
+            lease = self._let_go(grip, min(blocks, grip.blocks))
+        except NotHeld:  # it had been loosened
+            lease = grip.lease
+        if lease is not None:
+            lease._end()
 
     def _find(self, owner: object) -> Grip[L] | None:
         grips = [grip for grip in self._grips[::-1] if _ours(grip)]
@@ -175,8 +213,10 @@ class Gripped(ABC, Generic[L]):
         # A plain lock may be released by anybody: the grip that is held, if there is one.
         return next((grip for grip in grips if not grip.lease._over), None)
 
-    def _let_go(self, grip: Grip[L]) -> L | None:
-        """Loosen a grip; the lease to be released when that was the last of it."""
+    def _let_go(self, grip: Grip[L], blocks: int = 0) -> L | None:
+        """Loosen a grip, and leave so many of its blocks; the lease to be released when that was the last of it."""
+        # With no call in between, so that no Ctrl-C gets there.
+        grip.blocks -= blocks
         if grip.count > 1:
             grip.count -= 1
             return None

@@ -44,7 +44,9 @@ class Hold:
     given = False
     #: The store may by now know it by another slot than it was told.
     any_slot = False
-    #: The Lease object was collected as garbage while it was held.
+    #: Tells when that Lease object is collected as garbage; None once it does not matter any more.
+    watch: object = None
+    #: It was collected while it was held.
     orphan = False
     #: Until when the store keeps it, as the last renewal told (Unix time); None before the first.
     renewed_until: float | None = None

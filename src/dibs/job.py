@@ -12,8 +12,9 @@ import os
 from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from dibs.dropped import Watch, quietly
 from dibs.errors import LeaseLost, once_more
-from dibs.hold import HELD, LOST
+from dibs.hold import LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
 from dibs.names import check_flag, check_seconds
@@ -56,6 +57,9 @@ class Claim:
         #: Since when its jobs are worked: those of one batch one after the other. None where somebody else counts that.
         self.worked_from: float | None = session.clock.now()
         self.hold = hold
+        hold.watch = watch = Watch(self, quietly)
+        watch.hold = hold
+        watch.session = session
         self.queue = queue
         #: For how long results are kept.
         self.keep_s = keep_s
@@ -102,12 +106,6 @@ class Claim:
         now = self.session.clock.now()
         worked_s, self.worked_from = now - self.worked_from, now
         return worked_s
-
-    def __del__(self) -> None:
-        # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
-        hold = self.hold
-        if hold.state == HELD and self.here():
-            hold.orphan = True
 
 
 class JobFacts:

@@ -140,6 +140,7 @@ def finish(
                 hold.lost.update(mine)
             if not hold.live:
                 hold.state = RELEASED
+                hold.watch = None
                 session.renewer.forget(hold)
                 listeners += hold.listeners or ()
                 hold.listeners = None

@@ -163,6 +163,7 @@ class Keeper:
     def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         self._holdings.remove(hold)
+        hold.watch = None
         if hold.of_jobs:
             return self._end_of_jobs(hold, now)
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.

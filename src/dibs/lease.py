@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
+from dibs.dropped import Watch, told
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
@@ -42,6 +43,9 @@ class LeaseFacts:
         self._hold = hold
         self._name = name
         hold.given = True
+        hold.watch = watch = Watch(self, told)
+        watch.hold = hold
+        watch.session = session
 
     @property
     def name(self) -> str:
@@ -122,8 +126,9 @@ class LeaseFacts:
 
     def _end(self) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""
-        session, hold = self._session, self._hold
-        if session.pid == os.getpid() and session.keeper.release(hold) is not None:
+        session = self._session
+        if session.pid == os.getpid():
+            session.keeper.release(self._hold)
             session.lane.start()
 
     def remaining(self) -> float:
@@ -174,11 +179,10 @@ class LeaseFacts:
             raise LeaseLost(self._why())
 
     def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:
-        session = self._session
-        if session.pid != os.getpid():
-            return False
+        session, hold = self._session, self._hold
         try:
-            hold = self._hold
+            if session.pid != os.getpid():
+                return False
             ask = session.keeper.release(hold, keep, info)
             if ask is None:
                 if hold.state == LOST:
@@ -190,8 +194,13 @@ class LeaseFacts:
                 return False
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
-        except BaseException:  # what was queued is sent, whoever was interrupted
-            session.lane.start()
+        except Exception:
+            raise
+        except BaseException:  # whoever was interrupted, it is released, and what was queued is sent
+            if session.pid == os.getpid():
+                if hold.state == HELD:
+                    session.keeper.release(hold, keep, info)
+                session.lane.start()
             raise
         return type(ask.outcome) is Released or self._confirmed(ask)
 
@@ -248,22 +257,6 @@ class LeaseFacts:
         from dibs.copies import LostLease
 
         return LostLease, (self._name, self._hold.granted.fencing_token)
-
-    def __del__(self) -> None:
-        # Runs anywhere, also while the library holds its own mutex: it marks, and the renewer reads the mark.
-        hold = getattr(self, "_hold", None)
-        if hold is not None and hold.state == HELD and self._session.pid == os.getpid():
-            hold.orphan = True
-            # (One that has just run out, and is not marked as lost yet, was not dropped too early.)
-            if not self._session.closed and self._session.clock.now() < hold.trusted_until:
-                import warnings
-
-                warnings.warn(
-                    f"a lease on {self._name!r} was dropped without release(); it ends by its ttl",
-                    ResourceWarning,
-                    source=self,
-                    stacklevel=1,
-                )
 
 
 def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
@@ -328,7 +321,13 @@ class Lease(LeaseFacts):
         store by its ttl. False, too, when it was exported, and then nothing is done: it is its adopter's. Raises
         LeaseLost when it had been lost.
         """
-        return run(self._releasing())
+        try:
+            return run(self._releasing())
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C before the first step
+            self._end()
+            raise
 
     def export(self) -> dict[str, Any]:
         """Give it away to another process, and return what that needs for ``client.adopt``: a dict, fit for JSON.
@@ -388,6 +387,11 @@ class Lease(LeaseFacts):
         except LeaseLost:
             if exc_type is None:
                 raise
+        except Exception:
+            raise
+        except BaseException:  # as in ``release``
+            self._end()
+            raise
 
 
 def _instant(seconds: float) -> datetime:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dibs.grips import Gripped
     from dibs.names import Seconds
+    from dibs.steps import Steps
 
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T", bound=Releasable)
@@ -58,23 +59,41 @@ class Lockable(Generic[T]):
         return self._core.locked()
 
     def __enter__(self) -> T:
-        lease = run(self._core.acquire(this_thread()))
-        if lease is None:
-            raise self._core.timed_out()
-        self._core.enter(lease)
-        return lease
+        return self._enter(self._core.acquire(this_thread()))
+
+    def _enter(self, acquiring: Steps[T | None]) -> T:
+        core, lease = self._core, None
+        try:
+            lease = run(acquiring)
+            if lease is None:
+                raise core.timed_out()
+            core.enter(lease)
+            return lease
+        except BaseException:
+            if lease is not None:
+                core.drop(lease)
+            raise
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        lease = self._core.leave(this_thread())
-        if lease is not None:
-            try:
-                if exc_type is GeneratorExit:
-                    lease._session.end(lease._releasing(), exc_type)
-                else:
-                    run(lease._releasing())
-            except LeaseLost:
-                if exc_type is None:
-                    raise
+        block = None
+        try:
+            owner = this_thread()
+            block = self._core.block_of(owner)
+            lease = self._core.leave(owner, block)
+            if lease is None:
+                return
+            if exc_type is GeneratorExit:
+                lease._session.end(lease._releasing(), exc_type)
+            else:
+                run(lease._releasing())
+        except LeaseLost:
+            if exc_type is None:
+                raise
+        except Exception:
+            raise
+        except BaseException:
+            self._core.cut_short(this_thread(), block)
+            raise
 
     # What threading.Condition asks of an RLock, to wait without it. Without, it would take a reentrant lock
     # for one that is not held, and go on without a lock whose time-out is over when it wants it back.
@@ -108,8 +127,8 @@ class Lockable(Generic[T]):
                 if core.terms.on_busy == "skip":
                     return None
                 raise core.timed_out()
-            core.enter(lease)
             try:
+                core.enter(lease)
                 result = ran_inside(function(*args, **kwargs))
             except BaseException:
                 self.__exit__(BaseException)

@@ -19,7 +19,7 @@ from dibs.names import check_name
 from dibs.steps import all_of, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dibs.copies import LostMultiLease
     from dibs.desk import Desk
@@ -93,6 +93,10 @@ class MultiLeaseFacts(Generic[L]):
     def _releasing(self) -> Steps[bool]:
         return releasing_all(list(self.leases.values()))
 
+    def _end(self) -> None:
+        for lease in self.leases.values():
+            lease._end()
+
     def _renewing(self, ttl: Seconds | None) -> Steps[bool]:
         return all_of([_told(lease._renewing(ttl)) for lease in self.leases.values()])
 
@@ -161,6 +165,7 @@ class MultiCore(Gripped[M], Generic[M, L]):
         clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, L] = {}
+        answers: list[L | None] = []
         try:
             while True:
                 rest = [place for place in range(len(self._cores)) if place not in had]
@@ -169,8 +174,8 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 had |= {place: lease for place, lease in zip(rest, answers, strict=True) if lease is not None}
                 if refused is None:
                     break
-                self._drop_all(had)
-                had = {}
+                self._drop_all(had.values())
+                had, answers = {}, []
                 self._refused = self._cores[refused]
                 left_s = None if until is None else until - clock.now()
                 if left_s is not None and left_s <= 0:
@@ -184,12 +189,12 @@ class MultiCore(Gripped[M], Generic[M, L]):
             self._grip(owner, multi)
             return multi
         except BaseException:
-            self._drop_all(had)
+            self._drop_all([*had.values(), *answers])
             raise
 
-    def _drop_all(self, had: dict[int, L]) -> None:
+    def _drop_all(self, had: Iterable[L | None]) -> None:
         """Give back what was had, in one call, without waiting for the answer."""
-        holds = [lease._hold for lease in had.values()]
+        holds = [lease._hold for lease in had if lease is not None]
         for hold in holds:
             hold.given = False  # nobody has it in hand
         if holds:
@@ -238,7 +243,13 @@ class MultiLease(MultiLeaseFacts[Lease]):
 
     def release(self) -> bool:
         """Give all of them back, in one call; see ``Lease.release``."""
-        return run(self._releasing())
+        try:
+            return run(self._releasing())
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C before the first step
+            self._end()
+            raise
 
     def __enter__(self) -> MultiLease:
         if not any(lease.held for lease in self.leases.values()):
@@ -251,6 +262,11 @@ class MultiLease(MultiLeaseFacts[Lease]):
         except LeaseLost:
             if exc_type is None:
                 raise
+        except Exception:
+            raise
+        except BaseException:  # as in ``release``
+            self._end()
+            raise
 
 
 class MultiLock(Lockable[MultiLease]):

@@ -27,14 +27,14 @@ from dibs.lock import LockCore, check_decorated, ran, wait_limit
 from dibs.names import check_flag, check_info, check_name, check_seconds
 from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
+from dibs.once_record import MARK, OnceRecord, kept_result, record_of
 from dibs.owners import this_thread
 from dibs.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
-    from dibs.desk import Desk, LeaseRecord
+    from dibs.desk import Desk
     from dibs.errors import LockTimeout
     from dibs.hold import Hold
     from dibs.names import Seconds
@@ -45,30 +45,10 @@ if TYPE_CHECKING:
 
 # Whoever waits for a run that goes on looks this often whether it has succeeded.
 LOOK_S = 1.0
-# The mark of success stands under this key of the info that is shown with the name.
-MARK = "once"
 
 F = TypeVar("F", bound="Callable[..., Any]")
 L = TypeVar("L", bound=LeaseFacts)
 R = TypeVar("R", bound="OnceRunFacts[Any]")
-
-
-class OnceRecord(NamedTuple):
-    """A successful run, as the store shows it to anybody while it is kept.
-
-    ``name`` is name/key, ``result`` what it left behind, ``holder`` who ran it (host/pid/client). It began at
-    ``began_at``, was done at ``done_at``, and is kept until ``kept_until``, ``expires_in`` seconds after the store was
-    asked, all by the store's clock.
-    """
-
-    name: str
-    result: Any
-    holder: str
-    fencing_token: int
-    began_at: datetime
-    done_at: datetime
-    kept_until: datetime
-    expires_in: float
 
 
 class OnceRunFacts(Generic[L]):
@@ -110,6 +90,10 @@ class OnceRunFacts(Generic[L]):
         if self._lease is None:
             raise NotHeld(f"{self._core.name!r} is not this caller's to do, so it has no result to keep")
         self._result = value
+
+    def _give_up(self) -> None:
+        if self._lease is not None:
+            self._lease._end()
 
     def __repr__(self) -> str:
         state = "done" if self._done is not None else "somebody else's" if self._lease is None else repr(self._lease)
@@ -161,7 +145,11 @@ class OnceCore(Generic[L, R]):
         while True:
             lease = yield from self._lock.obtain(owner, slice_s)
             if lease is not None:
-                return self._make_run(self, lease, None)
+                try:
+                    return self._make_run(self, lease, None)
+                except BaseException:  # Ctrl-C: nobody has it in hand
+                    lease._end()
+                    raise
             done = yield from self.look()
             waited = clock.now() - began
             if done is not None or (limit_s is not None and waited >= limit_s):
@@ -172,10 +160,14 @@ class OnceCore(Generic[L, R]):
     def enter(self, owner: object) -> Steps[R]:
         """The beginning of a ``with`` block."""
         begun = yield from self.begin(owner)
-        if begun or begun.done is not None or self.terms.on_busy == "skip":
-            self.blocks.enter(owner, begun)
-            return begun
-        raise self.timed_out()
+        try:
+            if begun or begun.done is not None or self.terms.on_busy == "skip":
+                self.blocks.enter(owner, begun)
+                return begun
+            raise self.timed_out()
+        except BaseException:  # as above
+            begun._give_up()
+            raise
 
     def timed_out(self) -> LockTimeout:
         return self._lock.timed_out()
@@ -213,7 +205,7 @@ class OnceCore(Generic[L, R]):
         if self.keep_result and begun._result is not None:
             try:
                 text = check_info({**self._fields, MARK: {**mark, "result": begun._result}}, "it")
-                begun._result = _kept_result(text)
+                begun._result = kept_result(text)
                 return text, None
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the run has succeeded
                 problem = error
@@ -235,30 +227,12 @@ class OnceCore(Generic[L, R]):
 
     def look(self) -> Steps[OnceRecord | None]:
         """The successful run that is kept, if there is one."""
-        return _record(self.name, (yield from self._desk.holder(self.name)))
+        return record_of(self.name, (yield from self._desk.holder(self.name)))
 
     def forget(self) -> Steps[bool]:
         """Forget the successful run that is kept; False when there is none."""
         done = yield from self.look()
         return done is not None and (yield from self._desk.breaking(self.name, done.fencing_token, True))
-
-
-def _kept_result(text: str | None) -> Any:
-    import json
-
-    return json.loads(text or "{}")[MARK]["result"]
-
-
-def _record(name: str, shown: LeaseRecord | None) -> OnceRecord | None:
-    mark = None if shown is None or shown.info is None else shown.info.get(MARK)
-    if shown is None or not isinstance(mark, dict):
-        return None
-    from datetime import timedelta
-
-    kept_until = shown.expires_at
-    done_at = kept_until - timedelta(seconds=mark.get("keep", 0.0))
-    result, holder, token = mark.get("result"), shown.holder, shown.fencing_token
-    return OnceRecord(name, result, holder, token, shown.acquired_at, done_at, kept_until, shown.expires_in)
 
 
 # -- what a caller may pass -------------------------------------------------------------------------------------------
@@ -323,6 +297,11 @@ class OnceRun(OnceRunFacts[Lease]):
         except LeaseLost:
             if exc_type is None:
                 raise
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way: whoever comes next may try
+            self._give_up()
+            raise
 
 
 class Once:
@@ -378,7 +357,17 @@ class Once:
         return run(self._core.enter(this_thread()))
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        self._core.blocks.leave(this_thread()).__exit__(exc_type, *exc)
+        begun = None
+        try:
+            begun = self._core.blocks.innermost(this_thread())
+            self._core.blocks.leave(this_thread()).__exit__(exc_type, *exc)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way
+            begun = begun or self._core.blocks.innermost(this_thread())
+            if begun is not None:
+                begun._give_up()
+            raise
 
     def __repr__(self) -> str:
         return f"<dibs.Once {self.name!r}>"

@@ -22,6 +22,11 @@ class Blocks(Generic[R]):
     def enter(self, owner: object, run: R) -> None:
         self._runs.setdefault(owner, []).append(run)
 
+    def innermost(self, owner: object) -> R | None:
+        """The run that this owner entered last and has not left."""
+        runs = self._runs.get(owner)
+        return runs[-1] if runs else None
+
     def of_the_gone(self) -> Any:
         """An owner that has ended inside; None without any."""
         return next((owner for owner in list(self._runs) if is_gone(owner)), None)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.desk import Desk
+    from dibs.grips import Grip
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
@@ -66,15 +67,16 @@ class SideCore(LockCore[L]):
                 f"waits to write: {self.instead('lock')}"
             )
 
-    def leave(self, owner: object) -> L | None:
-        # A block that began as a writer's and was downgraded ends as a reader's.
-        other = self._other()
-        if other is not None and other._has_block(owner) and not self._has_block(owner):
-            return super(SideCore, other).leave(owner)
-        return super().leave(owner)
+    # A block that began as a writer's and was downgraded ends as a reader's:
 
-    def _has_block(self, owner: object) -> bool:
-        return any(grip.blocks and grip.owner == owner for grip in self._grips)
+    def block_of(self, owner: object) -> Grip[L] | None:
+        other, grip = self._other(), super().block_of(owner)
+        return super(SideCore, other).block_of(owner) if grip is None and other is not None else grip
+
+    def _let_go(self, grip: Grip[L], blocks: int = 0) -> L | None:
+        other = self._other()
+        side = self if other is None or grip not in other._grips else other
+        return super(SideCore, side)._let_go(grip, blocks)
 
     def locked(self) -> bool:
         return any(grip.lease.held for grip in self._grips)

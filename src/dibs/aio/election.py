@@ -8,8 +8,9 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
 from dibs.aio.tasks import Begun, owner, take
-from dibs.campaign import Over, TermFacts
+from dibs.campaign import TermFacts
 from dibs.errors import LeaseLost
+from dibs.leaders import Over, Watch
 from dibs.lock import check_decorated
 from dibs.names import check_flag, check_timeout
 from dibs.succession import OFFER_S
@@ -17,7 +18,7 @@ from dibs.succession import OFFER_S
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dibs.campaign import ElectionCore, Leader, Watch
+    from dibs.campaign import ElectionCore, Leader
     from dibs.names import Seconds
 
     OnElected = Callable[["AsyncTerm"], Awaitable[object]]
@@ -161,7 +162,7 @@ class AsyncElection:
 
         See ``dibs.Election.observe``.
         """
-        return AsyncLeaders(self._core.watch(interval))
+        return AsyncLeaders(Watch(self._core, interval))
 
     def __repr__(self) -> str:
         return f"<dibs.AsyncElection {self.name!r}>"

@@ -80,7 +80,7 @@ class AsyncLockable(Generic[L]):
         if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
             me = next((block.task for block in self._blocks[:] if block.task() is None), me)
         by_loss = self._end_block(exc_type, me)
-        lease = self._core.leave(me)
+        lease = self._core.leave(me, self._core.block_of(me))
         if by_loss is None:  # another task has entered it: an asynchronous generator, for one, may be closed elsewhere
             me, by_loss = None, lease is not None and self._end_block(exc_type, None, lease._holds) is True
         if lease is not None:

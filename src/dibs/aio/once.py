@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.names import Seconds
-    from dibs.once import OnceCore, OnceRecord
+    from dibs.once import OnceCore
+    from dibs.once_record import OnceRecord
 
 
 class AsyncOnceRun(OnceRunFacts[AsyncLease]):

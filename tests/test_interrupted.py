@@ -1,0 +1,162 @@
+"""Ctrl-C at every point at which Python lets it in: a block that it ends holds nothing.
+
+Python looks for signals where a function begins and after a function written in C. A profiler is called at the same
+points, so one that raises KeyboardInterrupt at the first, the second, … stands for a Ctrl-C that comes there.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from traceback import format_tb
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dibs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+HOME = str(Path(dibs.__file__).parent)
+
+
+def _ours(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(HOME)
+
+
+def _ends(frame: FrameType) -> bool:
+    """Whether a block or lease is to end, and not a line of that has run: nothing can be done about a Ctrl-C there."""
+    name = frame.f_code.co_name
+    return name == "__exit__" or (name == "release" and not _ours(frame.f_back))
+
+
+def interrupted(act: Callable[[], object], at: int) -> str | None:
+    """Do it with a Ctrl-C at the point of this number, and say which that was; None when it was over before."""
+    left = at
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event not in ("call", "c_return") or not _ours(frame):
+            return
+        if frame.f_code.co_name == "<genexpr>" or (event == "call" and _ends(frame)):
+            return
+        left -= 1
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        act()
+    except KeyboardInterrupt as interrupt:
+        return "".join(format_tb(interrupt.__traceback__))
+    finally:
+        sys.setprofile(None)
+    return None
+
+
+def _lock(client: dibs.Client, name: str) -> None:
+    with client.lock(name):
+        pass
+
+
+def _named(client: dibs.Client, name: str) -> None:
+    lock = client.lock(name)
+    with lock as lease:
+        lease.check()
+
+
+def _reentrant(client: dibs.Client, name: str) -> None:
+    lock = client.lock(name, reentrant=True)
+    with lock, lock:
+        pass
+
+
+def _released(client: dibs.Client, name: str) -> None:
+    client.lock(name).acquire().release()  # type: ignore[union-attr]
+
+
+def _released_by_the_lock(client: dibs.Client, name: str) -> None:
+    lock = client.lock(name)
+    try:
+        lock.acquire()
+    finally:
+        lock.release()
+
+
+def _decorated(client: dibs.Client, name: str) -> None:
+    client.lock(name)(lambda: None)()
+
+
+def _semaphore(client: dibs.Client, name: str) -> None:
+    semaphore = client.semaphore(name, 2)
+    with semaphore, semaphore:
+        pass
+
+
+def _writer(client: dibs.Client, name: str) -> None:
+    with client.rwlock(name).write():
+        pass
+
+
+def _downgraded(client: dibs.Client, name: str) -> None:
+    page = client.rwlock(name)
+    with page.write():
+        page.downgrade()
+
+
+def _multilock(client: dibs.Client, name: str) -> None:
+    with client.multilock([name, f"{name}/2"]):
+        pass
+
+
+def _led(client: dibs.Client, name: str) -> None:
+    with client.election(name).lead():
+        pass
+
+
+def _once(client: dibs.Client, name: str) -> None:
+    with client.once(name, "key", keep=60):
+        pass
+
+
+def _claimed(client: dibs.Client, name: str) -> None:
+    batch = client.claims(name).take([1, 2, 3])
+    try:
+        for item in batch:
+            item.check()
+    finally:
+        batch.release()
+
+
+ACTS = (
+    _lock,
+    _named,
+    _reentrant,
+    _released,
+    _decorated,
+    _semaphore,
+    _writer,
+    _downgraded,
+    _multilock,
+    _led,
+    _once,
+    _claimed,
+)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None]) -> None:
+    with dibs.connect("memory://") as client:
+        act(client, "before")  # what is loaded once is loaded
+        holdings, at = client._desk.session().holdings, 0
+        while (where := interrupted(partial(act, client, f"x{at}"), at)) is not None:
+            assert not holdings.held, where
+            assert not holdings.owned, where
+            at += 1
+        assert at > 20  # it was interrupted at all
+        client.ping()  # after what was on its way
+        assert [record for record in client.leases() if "once" not in (record.info or {})] == []
