@@ -91,6 +91,46 @@ def test_term_ends_what_waits_as_the_first_process(dibs: Dibs, words: tuple[str,
         waiting.communicate()
 
 
+# -- modules that are loaded late --------------------------------------------------------------------------------------
+
+# A signal comes while a module is being loaded: raised there, it might leave the import system locked.
+LOADING = """
+import sys, time
+{begin}
+try:
+    {block}
+        import loaded_late
+        print("loaded", flush=True)
+        time.sleep(60)
+except {error}:
+    print("interrupted", hasattr(sys.modules.get("loaded_late"), "whole"))
+"""
+LOADED_LATE = "import os, signal; os.kill(os.getpid(), signal.SIGINT); sum(range(1000)); whole = True"
+
+
+@pytest.mark.parametrize(
+    "begin, block, error",
+    [
+        ("from dibs.cli.ctrl_c import heed_ctrl_c; heed_ctrl_c()", "if True:", "KeyboardInterrupt"),
+        ("from dibs.cli.signals import Interrupted, Signals; signals = Signals()", "with signals:", "Interrupted"),
+    ],
+)
+def test_what_is_being_loaded_is_not_interrupted(tmp_path: Path, begin: str, block: str, error: str) -> None:
+    (tmp_path / "loaded_late.py").write_text(LOADED_LATE)
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + LOADING
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(begin=begin, block=block, error=error)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.stdout.split(), done.stderr) in (
+        (["loaded", "interrupted", "True"], ""),
+        (["interrupted", "True"], ""),
+    )
+
+
 # -- the wrapper dies or stands still ----------------------------------------------------------------------------------
 
 

@@ -6,7 +6,9 @@ points, so one that raises KeyboardInterrupt at the first, the second, … stand
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from traceback import format_tb
@@ -160,3 +162,13 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
         assert at > 20  # it was interrupted at all
         client.ping()  # after what was on its way
         assert [record for record in client.leases() if "once" not in (record.info or {})] == []
+
+
+def test_a_signal_that_no_system_call_has_noticed_ends_the_waiting() -> None:
+    """It came after Python's last look and before the call (no call sees what ``interrupt_main`` asks for, either)."""
+    with dibs.connect("memory://") as client, client.lock("x"):
+        timer = threading.Timer(0.1, _thread.interrupt_main)  # once the main thread waits
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("x").acquire(timeout=60)
+        timer.join()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # One wait of the operating system is never longer than this; longer waits are made of several.
 WAIT_SLICE_S = 3600.0
+# Nor one of the main thread than this: a signal that comes between Python's last look and the system call interrupts
+# neither, and is seen when the thread comes round.
+MAIN_SLICE_S = 0.5
 
 
 class Gate(Protocol):
@@ -123,7 +126,7 @@ wall_now: Callable[[], float] = time.time
 def boot_id() -> str | None:
     """A text that changes with every boot of this machine, or None where the system tells none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip()
     except OSError as error:
         if error.errno in (EMFILE, ENFILE):
@@ -162,12 +165,14 @@ class RealGate:
             pass
 
     def wait(self, timeout: float | None) -> bool:
-        if timeout is None:
-            # In slices: a wait without end cannot be interrupted on every platform.
-            while not self._lock.acquire(True, WAIT_SLICE_S):
-                pass
-            return True
-        return self._lock.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        slice_s = MAIN_SLICE_S if _thread.get_ident() == threading.main_thread().ident else WAIT_SLICE_S
+        until = float("inf") if timeout is None else boot_now() + timeout
+        left_s = until if timeout is None else timeout
+        while left_s > slice_s:
+            if self._lock.acquire(True, slice_s):
+                return True
+            left_s = until - boot_now()
+        return self._lock.acquire(True, max(left_s, 0.0))
 
 
 class RealBell:

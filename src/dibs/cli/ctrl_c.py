@@ -12,11 +12,13 @@ import sys
 from dibs._typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
-    from typing import NoReturn
 
-# A Ctrl-C that came where nothing can be raised is raised again after so long.
+# A Ctrl-C that came where nothing can be raised, or nothing should, is raised again after so long.
 AGAIN_S = 0.01
+# What tracebacks call the file of the import system.
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 FIRST_PROCESS = 1
 
@@ -30,26 +32,43 @@ class Terminated(KeyboardInterrupt):
 def heed_ctrl_c() -> None:
     """From here on there may be something to clean up: Ctrl-C raises KeyboardInterrupt, if it ended the process so far.
 
-    (So it did while dibs was loaded: see ``dibs.__main__``.) Modules are loaded later, too, and where the import system
-    is in a callback of its own, or a ``__del__`` runs, Python can raise nothing: it would show the interrupt and go on.
+    (So it did while dibs was loaded: see ``dibs.__main__``.) Modules are loaded later, too: raised in the midst of it,
+    an interrupt may leave the import system locked for all other threads, so it comes a moment later. So it does where
+    a ``__del__`` runs and Python can raise nothing: it would show the interrupt and go on.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _raise_again
     if os.getpid() == FIRST_PROCESS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _interrupt)
         sys.unraisablehook = _raise_again
 
 
-def _terminate(_signum: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    if is_loading(frame):
+        later(lambda: signal.raise_signal(signum))
+    else:
+        raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         asked = signal.SIGTERM if issubclass(unraisable.exc_type, Terminated) else signal.SIGINT
-        # In a moment, since here, too, nothing can be raised; by a signal, which also ends a system call that waits.
-        signal.signal(signal.SIGALRM, lambda signum, frame: signal.raise_signal(asked))
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        later(lambda: signal.raise_signal(asked))  # here, too, nothing can be raised
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def later(ask: Callable[[], None]) -> None:
+    """Ask again in a moment; by a signal, which also ends a system call that waits."""
+    signal.signal(signal.SIGALRM, lambda _signum, _frame: ask())
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+
+
+def is_loading(frame: FrameType | None) -> bool:
+    """Whether a module is being loaded in this frame, or in one that it was called from."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False

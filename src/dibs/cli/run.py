@@ -214,7 +214,7 @@ def _run(
     mask: set[int | signal.Signals],
 ) -> int:
     code: int | None = None
-    # Loading is over before a signal may interrupt it: in a callback of the import system it would be forgotten.
+    # Most loading is over before a signal may interrupt it.
     client = connect(args)
     # Blocked or not before (the command has it as it was), SIGCHLD is how the end of the command is heard of.
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from dibs._typing import TYPE_CHECKING
-from dibs.cli.ctrl_c import AGAIN_S
+from dibs.cli.ctrl_c import is_loading, later
 from dibs.cli.stderr import is_read
 
 if TYPE_CHECKING:
@@ -56,7 +56,20 @@ class Signals:
         if self._waiting and signum in ENDING and not self._asked:
             self._asked = True  # a second one shall not interrupt the cleaning up
             self.taken()
+            self._interrupt(signum)
+
+    def _interrupt(self, signum: int) -> None:
+        """Interrupt the waiting: now, or where a module is being loaded (see ``dibs.cli.ctrl_c``) in a moment."""
+        if is_loading(sys._getframe()):
+            later(lambda: self._again(signum))
+        else:
             raise Interrupted(signum)
+
+    def _again(self, signum: int) -> None:
+        if self._waiting:
+            self._interrupt(signum)
+        else:
+            self._write(bytes([signum]))  # as if it had come now: it is for the command
 
     def _raise_again(self, unraisable: sys.UnraisableHookArgs) -> None:
         """See ``dibs.cli.ctrl_c``: where Python can raise nothing, it would show the interrupt and go on waiting."""
@@ -64,14 +77,7 @@ class Signals:
             sys.__unraisablehook__(unraisable)
             return
         signum = unraisable.exc_value.signum
-
-        def again(_signum: int, _frame: FrameType | None) -> None:
-            if self._waiting:
-                raise Interrupted(signum)
-            self._write(bytes([signum]))  # as if it had come now: it is for the command
-
-        signal.signal(signal.SIGALRM, again)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        later(lambda: self._again(signum))
 
     def collect(self) -> None:
         """From now on, whatever comes is for the command."""

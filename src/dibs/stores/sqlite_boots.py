@@ -104,7 +104,7 @@ def begin(
 def _machine_id() -> str:
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
-            with open(path, encoding="ascii") as file:
+            with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except (OSError, UnicodeDecodeError):
             continue
