@@ -31,7 +31,7 @@ class TakeAsk(AcquireAsk):
 
     def __init__(self, request: Take, terms: Terms, owner: object, session: Session, blocking: bool) -> None:
         super().__init__(request, terms, owner, session, blocking)
-        if request.group_limit:  # a name has no control characters, so that no other name is a line's
+        if request.group_limit:
             self.line = f"{request.name}\0{request.group_limit}"
 
     def may_be_known(self) -> bool:

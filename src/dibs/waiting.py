@@ -2,7 +2,8 @@
 
 Callers that would wait for one name stand in a *line of this process*, in order of arrival, and only the first of them
 asks the store (which has a line of its own among processes). (Takers of jobs who may have different ones, since they
-keep to different limits of groups, stand in different lines.) The first is in one of three states:
+keep to different limits of groups, stand in different lines. So do those who ask for a name with another number of
+permits: they are told, or change it.) The first is in one of three states:
 
 * *asking*: its request is in the claim lane; a hint that comes meanwhile makes it ask once more;
 * *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
@@ -78,7 +79,7 @@ class Waiting:
         #: Who is first in each line, and those behind, where there are any.
         self._first: dict[str, AcquireAsk] = {}
         self._behind: dict[str, list[AcquireAsk]] = {}
-        #: The lines for a name that are not called after it; seldom any.
+        #: The lines for a name that are not called after it: those for permits, and seldom others.
         self._others: dict[str, set[str]] = {}
         self._asleep: dict[str, AcquireAsk] = {}
         #: Those whose time is over and who only wait for a first answer, by name; seldom any.

@@ -44,8 +44,9 @@ class AcquireAsk(Ask):
         #: It waits its turn, where it is not granted at once.
         self.blocking = blocking
         self._session = session
-        #: Which line of this process it stands in: who may have what the first in line is refused stands in another.
-        self.line: str = request.name
+        #: Which line of this process it stands in: who may be told something else than the first in line stands in
+        #: another. (A name has no control characters, so that no other name is a line's.)
+        self.line: str = f"{request.name}\0{terms.permits}" if terms.permits else request.name
 
     def may_be_known(self) -> bool:
         """Whether the store may have granted it, or have it in line."""

@@ -114,6 +114,18 @@ def the_limit_is_kept_by_the_store(bench: Bench) -> None:
     equal(slot(store.act(permits(name, d, 1))[0], "d"), 1, "d at last")
 
 
+@STORE_CASES.case("P14", pools)
+def a_limit_is_set_also_by_who_is_refused(bench: Bench) -> None:
+    """A greater limit holds at once, though its asker is behind somebody in line and what is new is kept for that one."""
+    store, name, (a, b, c, d) = bench.open(), bench.name(), claims(4)
+    for claim in (a, b):
+        slot(store.act(permits(name, claim, 2))[0], claim)
+    first = held(store.act(permits(name, c, 2, line=True))[0], "c, in line")
+    held(store.act(permits(name, d, 3)._replace(resize=True))[0], "d, with a greater limit, behind c")
+    equal(store.act(permits(name, d, 2)), [Mismatch(3)], "the old limit")
+    equal(slot(store.act(permits(name, c, 3)._replace(wake="w", ticket=first.ticket))[0], "c"), 3, "c's slot")
+
+
 @STORE_CASES.case("P14, P20", pools)
 def a_lock_has_no_permits(bench: Bench) -> None:
     """A name is a lock or has permits; whoever takes it for the other is told."""

@@ -86,6 +86,23 @@ async def limits_must_agree(face: Face) -> None:
         await face.do(each.release)
 
 
+@case("P14", pools)
+async def a_neighbour_that_waits_hides_no_other_limit(face: Face) -> None:
+    """While somebody of the same client waits, another limit or kind is told at once, and a resize is carried out."""
+    client, other = face.client(), face.client()
+    held = [await had(face, other.semaphore("hidden", 2)) for _ in range(2)]
+    waiter = task(face.do(client.semaphore("hidden", 2).acquire, timeout=30))
+    await waiting(face, other, "hidden", 1)
+    for wrong in (client.semaphore("hidden", 3), client.lock("hidden"), client.rwlock("hidden").read()):
+        with raises(LimitMismatch):
+            await face.do(wrong.acquire, timeout=10)
+    wider = await had(face, client.semaphore("hidden", 6, resize=True), timeout=10)
+    with raises(LimitMismatch):  # who waits under the old limit is told, too
+        await waiter
+    for each in (*held, wider):
+        await face.do(each.release)
+
+
 @case("P14, P22", pools)
 async def nested_use_takes_no_second_permit(face: Face) -> None:
     """With ``reentrant`` an owner that holds a permit enters again with the same one."""
