@@ -22,6 +22,8 @@ from dibs.cli import COMMANDS, _parse
 from dibs.cli.looks import table
 from dibs.cli.operators import _break_command
 from dibs.cli.streams import columns_of, cut
+from dibs.clock import Deadline, RealClock
+from dibs.store import Acquire, Release
 from tests.command_line import DIBS, Dibs
 from tests.servers.postgres import PostgresServer
 
@@ -336,6 +338,19 @@ def test_purge(dibs: Dibs, client: library.Client) -> None:
         assert dibs("show", "c").returncode == 0
     with client.lock("a") as lease:
         assert lease.fencing_token == 2
+
+
+def test_a_purge_is_of_one_namespace(dibs: Dibs, client: library.Client) -> None:
+    """What is kept for other namespaces stays, though their names begin alike; what dibs keeps beside its own goes."""
+    store = client._desk.address.open()
+    keys = ["n:a", "n~tries:a/b", "n~standby:a/1", "n-2:a", "n.2:a", "n2:a", "nn:a", "n-2~tries:a/b", "m:a", "o:a"]
+    clock = RealClock()
+    by = Deadline(clock, clock.now() + 60)
+    store.act([Acquire(key, "c-1", 60, "h") for key in keys], by)
+    store.act([Release(key, "c-1") for key in keys], by)
+    assert dibs("--namespace", "n", "purge", "--older-than", "0").stdout == "Purged 3 names.\n"
+    assert store.purge("", "\U0010ffff", 0, by) == 7
+    store.close()
 
 
 def test_setup_and_schema(dibs: Dibs) -> None:

@@ -429,7 +429,7 @@ def test_what_was_idle_may_be_no_more(store: EtcdStore, other_store: EtcdStore, 
     assert act(store, mine) == Mismatch(2)
     act(other_store, permits("n", "b-4", 3)._replace(resize=True), Release("n", "b-4", 1))
     seen_idle()
-    assert other_store.purge(0, soon()) == 1
+    assert other_store.purge("", "\U0010ffff", 0, soon()) == 1
     act(other_store, Acquire("n", "b-5", 30, "h"))
     assert act(store, mine) == Mismatch(0)
     act(other_store, Release("n", "b-5"))
@@ -544,9 +544,9 @@ def test_a_purge_in_between_forgets_no_holder(
 ) -> None:
     """The limit is purged between the look and the grant: the grant makes it again, and another limit is refused."""
     act(store, permits("n", "a-1", 2), Release("n", "a-1", 1))
-    in_between(store, monkeypatch, lambda: other_store.purge(0, soon()))
+    in_between(store, monkeypatch, lambda: other_store.purge("", "\U0010ffff", 0, soon()))
     assert act(store, permits("n", "a-2", 2)).slot == 1
-    assert store.purge(0, soon()) == 0
+    assert store.purge("", "\U0010ffff", 0, soon()) == 0
     assert act(other_store, permits("n", "b-1", 3)) == Mismatch(2)
 
 

@@ -548,13 +548,13 @@ def test_purge_of_pools_keeps_the_floor(mysql: MariaDBServer, url: str) -> None:
     store.act([permits(name, "a-1", 3) for name in names], soon(60))
     store.act([permits(name, "b-1", 3) for name in names], soon(60))
     store.act([Release(name, "a-1", 1) for name in names], soon(60))
-    assert store.purge(0, soon(60)) == 0
+    assert store.purge("", "\U0010ffff", 0, soon(60)) == 0
     store.act([Release(name, "b-1", 2) for name in names[1:]], soon(60))
     store.act(
         [permits(names[2], "c-1", 3, 3), permits(names[2], "d-1", 3, 1, "d"), Release(names[2], "c-1", 1)], soon()
     )
-    assert store.purge(3600, soon(60)) == 0
-    assert store.purge(0, soon(60)) == 2 * 1198
+    assert store.purge("", "\U0010ffff", 3600, soon(60)) == 0
+    assert store.purge("", "\U0010ffff", 0, soon(60)) == 2 * 1198
     left = mysql.sql("SELECT name, fencing_token FROM dibs_lease_pool", database=database_of(url))
     assert left == [(b"p0000", 2), (b"p0002", 3)]
     assert mysql.sql("SELECT COUNT(*) FROM dibs_lease", database=database_of(url)) == [(4,)]
@@ -1337,7 +1337,7 @@ def test_ten_thousand_leases(url: str) -> None:
     assert [i for i, outcome in enumerate(renewed) if not isinstance(outcome, Renewed)] == list(range(0, 10_000, 100))
     released = store.act([Release(name, f"c-{i}") for i, name in enumerate(names)], soon(60))
     assert [i for i, outcome in enumerate(released) if not outcome.was_held] == list(range(0, 10_000, 100))  # type: ignore[union-attr]
-    assert store.purge(0, soon(60)) == 10_000
+    assert store.purge("", "\U0010ffff", 0, soon(60)) == 10_000
     store.close()
 
 

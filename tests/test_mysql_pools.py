@@ -241,7 +241,7 @@ def test_what_was_remembered_is_forgotten(store: MySQLStore, other: MySQLStore) 
     begin("a-7")
     last = granted(store, asked("a-8", 2))
     assert store.act([Release("x", "a-8")], soon()) == [RELEASED]
-    assert other.purge(0, soon()) == 2
+    assert other.purge("", "\U0010ffff", 0, soon()) == 2
     assert granted(store, alone)[::2] == (last.fencing_token + 1, 1)
 
 

@@ -181,8 +181,8 @@ def test_expiry_is_by_the_servers_clock_and_not_by_its_keys(redis: RedisServer, 
         assert redis.ask("EXISTS", f"{prefix}:lease:{{n:x}}") == 1
         assert store.act([Renew("n:x", "c-1", 60)], soon()) == [GONE]
         assert store.leases("n:", "n;", soon()) == []
-        assert store.purge(3600, soon()) == 0
-        assert store.purge(0, soon()) == 1
+        assert store.purge("", "\U0010ffff", 3600, soon()) == 0
+        assert store.purge("", "\U0010ffff", 0, soon()) == 1
         assert redis.ask("EXISTS", f"{prefix}:lease:{{n:x}}") == 0
 
 

@@ -135,7 +135,7 @@ def test_dead_holders_of_permits_leave_nothing(redis: RedisServer, redis_url: st
             assert sorted(look.keys(f"{key}*")) == [key, f"{key}1", f"{key}:slots"]
             assert_counted(look, key)
             assert look.hget(key, "last_slot") == "1"
-        assert (store.purge(3600, soon()), store.purge(0, soon())) == (0, 1)
+        assert (store.purge("", "\U0010ffff", 3600, soon()), store.purge("", "\U0010ffff", 0, soon())) == (0, 1)
         with redis.client() as look:
             assert not look.keys(f"{prefix}:lease:{{n:y}}*")
 
@@ -302,7 +302,7 @@ def test_a_lost_set_is_counted_anew(redis: RedisServer, redis_url: str, prefix: 
             assert_counted(look, key)
         look.delete(f"{key}:slots")
         assert [lease.slot for lease in store.leases("n:", "n;", soon())] == [1, 2, 3]
-        assert store.purge(0, soon()) == 0
+        assert store.purge("", "\U0010ffff", 0, soon()) == 0
         look.delete(f"{key}:slots")
         assert isinstance(store.act([Renew("n:x", "a-1", 60, 2)], soon())[0], Renewed)
         assert store.act([Release("n:x", f"a-{ended - 1}", ended)], soon()) == [RELEASED]
@@ -311,7 +311,7 @@ def test_a_lost_set_is_counted_anew(redis: RedisServer, redis_url: str, prefix: 
         assert outcome.slot == ended
         assert_counted(look, key)
         look.delete(f"{key}:slots", *(f"{key}{slot}" for slot in (1, 2, 3)))
-        assert store.purge(0, soon()) == 1
+        assert store.purge("", "\U0010ffff", 0, soon()) == 1
         assert look.keys(f"{prefix}:*") == [f"{prefix}:token"]
 
 

@@ -568,7 +568,7 @@ def test_a_name_is_a_lock_or_a_semaphore(url: str, purged: bool) -> None:
             if purged and number == at % clients:
                 while True:
                     try:
-                        store.purge(0, deadline())
+                        store.purge("", "\U0010ffff", 0, deadline())
                         break
                     except StoreBusy:
                         continue
@@ -606,7 +606,7 @@ def test_purging_forgets_no_limit_that_is_in_use(url: str) -> None:
 
     def purge() -> None:
         while not stop.is_set():
-            patiently(lambda: purger.purge(0, deadline()))
+            patiently(lambda: purger.purge("", "\U0010ffff", 0, deadline()))
 
     thread = threading.Thread(target=purge)
     thread.start()
@@ -932,7 +932,7 @@ def test_a_slot_that_was_purged_is_used_again(postgres_url: str) -> None:
     granted = [store.act([asked("gap", f"claim-{n}", 9)], deadline())[0] for n in range(3)]
     assert [outcome.slot for outcome in granted if isinstance(outcome, Granted)] == [1, 2, 3]
     assert store.act([Release("gap", "claim-1", 2)], deadline()) == [RELEASED]
-    assert store.purge(0, deadline()) == 1
+    assert store.purge("", "\U0010ffff", 0, deadline()) == 1
     again = [store.act([asked("gap", f"claim-{n}", 9)], deadline())[0] for n in range(3, 5)]
     assert [(outcome.slot, outcome.fencing_token) for outcome in again if isinstance(outcome, Granted)] == [
         (2, 4),

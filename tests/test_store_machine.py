@@ -195,7 +195,7 @@ class Safety(RuleBasedStateMachine):
 
     @rule(older_than=st.sampled_from([0.0, 1.0, 60.0]))
     def purge(self, older_than: float) -> None:
-        self.stores[1].purge(older_than, deadline())
+        self.stores[1].purge("", "\U0010ffff", older_than, deadline())
         # A row that is gone is a claim that is gone: the store may not know it again.
         for name, (claim, _, ends) in list(self.live.items()):
             if ends <= self.now:
@@ -433,8 +433,8 @@ class Comparison(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        self.ours.purge(0, deadline())
-        self.patiently(lambda: self.theirs.purge(0, deadline()))
+        self.ours.purge("", "\U0010ffff", 0, deadline())
+        self.patiently(lambda: self.theirs.purge("", "\U0010ffff", 0, deadline()))
 
     @invariant()
     def the_same_is_shown(self) -> None:

@@ -611,7 +611,7 @@ def test_a_decision_on_a_ledger_that_is_no_more(zookeeper_url: str) -> None:
     assert quick.act([Release("default:x", "a-1")], soon()) == [RELEASED]
     verb = slow._permits.acquire(permits("x", "b-1", 1), soon())
     seen = [zookeeper_link.answer(asked, root, soon()) for asked in next(verb)]
-    assert quick.purge(0, soon()) == 1
+    assert quick.purge("", "\U0010ffff", 0, soon()) == 1
     granted = quick.act([permits("x", "a-2", 1)], soon())[0]
     assert isinstance(granted, Granted)
     now = slow._ask(slow._pool.any_session(soon()).get(f"{root}/lease/default:x,1"), soon())

@@ -359,7 +359,7 @@ class Client:
         return run(self._desk.breaking(name, fencing_token, now))
 
     def purge(self, older_than: Seconds) -> int:
-        """Delete the rows of names that have been free for ``older_than`` seconds; return how many.
+        """Delete the rows of this namespace's names that have been free for ``older_than`` seconds; return how many.
 
         Tidiness only: a dead holder's lease ends by itself. The floor under the fencing tokens is kept.
         """

@@ -38,6 +38,8 @@ TTL_DEFAULT_S = 30.0
 # Different terms that a client remembers having checked.
 TERMS_MAX = 256
 REQUEST_TIMEOUT_MAX_S = 300.0
+# No name is longer than 255 bytes, so all that begin with a prefix sort before the prefix and this, by code point.
+LAST = "\U0010ffff" * 64
 
 
 class LeaseRecord(NamedTuple):
@@ -229,9 +231,7 @@ class Desk:
         if prefix:
             check_name(prefix)
         key = self.key_prefix + prefix
-        # No name is longer than 255 bytes, so all that start with the prefix sort before this, by code point.
-        before = key + "\U0010ffff" * 64
-        rows = yield from self._acting(lambda store, deadline: store.leases(key, before, deadline))
+        rows = yield from self._acting(lambda store, deadline: store.leases(key, key + LAST, deadline))
         return [self._record(row) for row in rows]
 
     def holder(self, name: str) -> Steps[LeaseRecord | None]:
@@ -272,7 +272,13 @@ class Desk:
 
     def purging(self, older_than: Seconds) -> Steps[int]:
         seconds = check_seconds("older_than", older_than)
-        return (yield from self._acting(lambda store, deadline: store.purge(seconds, deadline)))
+        # The names of its users, and those that dibs keeps beside them ('~' is in no namespace).
+        parts = [(start, start + LAST) for start in (self.key_prefix, f"{self.namespace}~")]
+        return (
+            yield from self._acting(
+                lambda store, deadline: sum(store.purge(*part, seconds, deadline) for part in parts),
+            )
+        )
 
     def setting_up(self) -> Steps[None]:
         yield from self._acting(lambda store, deadline: store.setup(deadline))

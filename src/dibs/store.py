@@ -357,8 +357,11 @@ class Store(Protocol):
         """
         ...
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        """Delete what was free for ``older_than`` seconds, keep the floor under its tokens, return how many."""
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        """Delete what was free for ``older_than`` seconds, keep the floor under its tokens, return how many.
+
+        Of the names with ``first <= name < before`` only: others may keep theirs for longer.
+        """
         ...
 
     def setup(self, deadline: Deadline) -> None:

@@ -201,8 +201,8 @@ class Connection:
 
         return self._one(f"ends token {fencing_token}", apply, deadline)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        return self._one("purges", lambda store: store.purge(older_than, deadline), deadline)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        return self._one("purges", lambda store: store.purge(first, before, older_than, deadline), deadline)
 
     def setup(self, deadline: Deadline) -> None:
         """Nothing to make."""

@@ -257,12 +257,15 @@ class SharedDirectoryStore:
             now_ns = self._now_ns()
             return self._change(name, decide)[2]
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         """Only the baton is left of a name, as the floor under its tokens."""
         count = 0
         with self._translating():
             now_ns = self._now_ns()
             for folder in os.scandir(self._names):
+                name = self._name(folder)
+                if name is None or not first <= name < before:
+                    continue
                 baton, _, entries = look(folder.path)
                 old = [entry for entry in entries if token_of(entry) <= baton.token]
                 if old and baton.until_ns <= now_ns - _ns(older_than):

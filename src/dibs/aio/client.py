@@ -268,7 +268,7 @@ class AsyncClient:
         return await take(self._desk.breaking(name, fencing_token, now))
 
     async def purge(self, older_than: Seconds) -> int:
-        """Delete the rows of names that have been free for ``older_than`` seconds; return how many."""
+        """Delete rows of free names; see ``dibs.Client.purge``."""
         return await take(self._desk.purging(older_than))
 
     async def pause(

@@ -99,7 +99,7 @@ examples:
   5 4 * * 0  dibs purge --older-than 90d        in a crontab, where names are many (one per customer or file)
   dibs --url sqlite:////var/lib/app/dibs.db purge --older-than 12h
 
-Fencing tokens go on rising for purged names too: the store keeps a floor under them.
+Other namespaces keep theirs. Fencing tokens go on rising for purged names too: the store keeps a floor under them.
 """
     parser.add_argument(
         "--older-than", type=duration, metavar="T", required=True, help="how long a name must have been free, e.g. 30d"

@@ -316,9 +316,9 @@ class EtcdStore:
                 return False
         return False
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         """Of free locks nothing is kept: the floor under tokens is the cluster's revision. Of others the head is."""
-        return self._pools.purge(older_than, deadline)
+        return self._pools.purge(first, before, older_than, deadline)
 
     def setup(self, deadline: Deadline) -> None:
         """Nothing to make; but what is wrong with address, login or rights is said now."""

@@ -299,14 +299,14 @@ class Pools:
 
     # -- what operators do ----------------------------------------------------------------------------------------
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         """Forget the number of permits of names that nobody holds or waits for; how many there were."""
-        everything, _ = self._layout.between("", "\U0010ffff" * 64)
-        (answer,), _ = self._flights.operations([keys.get_all(everything)], deadline)
-        before, texts = wall_now() - older_than, []
+        within, _ = self._layout.between(first, before)
+        (answer,), _ = self._flights.operations([keys.get_all(within)], deadline)
+        since, texts = wall_now() - older_than, []
         for key in keys.kept(answer):
             name = key.name(self._layout.leases)
-            if key.key == self._layout.head(name) and key.number("at") <= before:
+            if key.key == self._layout.head(name) and key.number("at") <= since:
                 idle = [keys.nothing_in(self._layout.slots(name)), keys.nothing_in(self._layout.line(name))]
                 texts.append(keys.txn([keys.same(key), *idle], [keys.delete(key.key)]))
         if not texts:

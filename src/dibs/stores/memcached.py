@@ -283,7 +283,7 @@ class MemcachedStore:
                 return True
         raise StoreUnavailable(f"memcached: {name!r} changed under every attempt to break its lease")
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         """Nothing is kept of what is free."""
         return 0
 

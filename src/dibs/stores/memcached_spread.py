@@ -66,8 +66,8 @@ class SpreadStore:
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         return self._stores[self._place(name)].break_lease(name, fencing_token, now, deadline)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        return sum(store.purge(older_than, deadline) for store in self._stores)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        return sum(store.purge(first, before, older_than, deadline) for store in self._stores)
 
     def setup(self, deadline: Deadline) -> None:
         for store in self._stores:

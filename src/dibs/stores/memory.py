@@ -227,15 +227,17 @@ class MemoryStore:
             shelf.changes += 1
             return True
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         shelf = self._shelf
         with shelf.mutex:
             now = shelf.now()
-            before = now - older_than
+            since = now - older_than
             old = [
                 name
                 for name, permit in shelf.permits.items()
-                if permit.expires_at <= before and not any(_alive(w, permit, now) for w in shelf.lines.get(name, ()))
+                if first <= name < before
+                and permit.expires_at <= since
+                and not any(_alive(w, permit, now) for w in shelf.lines.get(name, ()))
             ]
             for name in old:
                 shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
@@ -245,8 +247,9 @@ class MemoryStore:
             idle = [
                 name
                 for name, pool in shelf.pools.items()
-                if not pool.holdings
-                and pool.idle_since <= before
+                if first <= name < before
+                and not pool.holdings
+                and pool.idle_since <= since
                 and not any(now < waiter.seen_at + LINE_GRACE_S for _, waiter in pool.line)
             ]
             for name in idle:

@@ -446,8 +446,8 @@ class MySQLStore:
     def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
         return self._operators.end_unchanged(name, fencing_token, expires_at, deadline)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        return self._operators.purge(older_than, deadline)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        return self._operators.purge(first, before, older_than, deadline)
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.reopen(deadline)

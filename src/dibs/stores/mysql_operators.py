@@ -66,37 +66,40 @@ class Operators:
             self._connection.write(self._sql["BREAK_NOW"], which, deadline)
         return bool(ended)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         self._connection.wrote = False
-        self._connection.write(self._sql["PURGE_FLOOR"], (us(older_than),), deadline)
+        within = hexed(first), hexed(before)
+        old = (*within, us(older_than))
+        self._connection.write(self._sql["PURGE_FLOOR"], old, deadline)
         purged = 0
         for _ in range(PURGE_STEPS_MAX):
-            some = self._connection.transaction(partial(self._purge_some, older_than), deadline)
+            some = self._connection.transaction(partial(self._purge_some, old), deadline)
             self._connection.wrote = self._connection.wrote or some > 0
             purged += some
             if some < sql.PURGE_ROWS:
                 break
-        purged += self._purge_pools(older_than, deadline)
-        self._connection.write(self._sql["PURGE_LINE"], (), deadline)
+        purged += self._purge_pools(first, before, us(older_than), deadline)
+        self._connection.write(self._sql["PURGE_LINE"], within, deadline)
         for _ in range(PURGE_STEPS_MAX):
             if not self._connection.transaction(self._pins.drop_rest, deadline):
                 break
         return purged
 
-    def _purge_some(self, older_than: float, execute: Callable[[str], Answer]) -> int:
-        rows = execute(self._sql["PURGE_SOME"] % us(older_than)).rows
+    def _purge_some(self, old: tuple[str, str, int], execute: Callable[[str], Answer]) -> int:
+        rows = execute(self._sql["PURGE_SOME"] % old).rows
         if rows:
             execute(self._sql["PURGE_THESE"] % keys(rows))
         return len(rows)
 
-    def _purge_pools(self, older_than: float, deadline: Deadline) -> int:
+    def _purge_pools(self, first: str, before: str, older_than_us: int, deadline: Deadline) -> int:
         purged, after = 0, ""
         for _ in range(PURGE_STEPS_MAX):
-            names = self._pools.idle(partial(self._connection.ask, deadline=deadline), us(older_than), after)
+            ask = partial(self._connection.ask, deadline=deadline)
+            names = self._pools.idle(ask, older_than_us, first, before, after)
             if not names:
                 break
             after = names[-1]
-            purged += self._connection.transaction(partial(self._pools.purge, names, us(older_than)), deadline)
+            purged += self._connection.transaction(partial(self._pools.purge, names, older_than_us), deadline)
             self._connection.wrote = self._connection.wrote or purged > 0
         return purged
 

@@ -104,7 +104,9 @@ NOT EXISTS (SELECT 1 FROM {{lease}} AS l WHERE l.name = p.name
 AND (l.expires_at > {NOW} - INTERVAL %d MICROSECOND %s))
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = p.name AND w.seen_at > {GRACE})"""
 IDLE_NAMES = 1000
-IDLE = f"SELECT p.name FROM {{pool}} AS p WHERE p.name > x'%s' AND {_UNUSED} ORDER BY p.name LIMIT {IDLE_NAMES}"
+IDLE = f"""\
+SELECT p.name FROM {{pool}} AS p WHERE p.name >= x'%s' AND p.name < x'%s' AND p.name > x'%s' AND {_UNUSED}
+ORDER BY p.name LIMIT {IDLE_NAMES}"""
 RAISE_FLOOR = """\
 UPDATE {meta} SET value = GREATEST(value, (SELECT COALESCE(MAX(p.fencing_token), 0) FROM {pool} AS p
 WHERE p.name IN (%s))) WHERE what = 'token_floor'"""
@@ -345,9 +347,10 @@ class Pools:
 
     # -- purge ----------------------------------------------------------------------------------------------------
 
-    def idle(self, execute: Execute, older_than_us: int, after: str) -> list[str]:
-        """Some names of pools that seem unused, in order, after this one; the floor has been raised to their tokens."""
-        rows: Sequence[tuple[Any, ...]] = execute(self._idle % (hexed(after), older_than_us, "")).rows
+    def idle(self, execute: Execute, older_than_us: int, first: str, before: str, after: str) -> list[str]:
+        """Some names of pools that seem unused, in order, after that one; the floor has been raised to their tokens."""
+        which = hexed(first), hexed(before), hexed(after)
+        rows: Sequence[tuple[Any, ...]] = execute(self._idle % (*which, older_than_us, "")).rows
         names = [name.decode() for (name,) in rows]
         if names:
             execute(self._raise_floor % _names(names))

@@ -375,7 +375,8 @@ WHERE name = x'%s' AND fencing_token = %d AND claim_id IS NOT NULL AND expires_a
 # (Pools go as a whole: see dibs.stores.mysql_pools.)
 PURGE_ROWS = 5000
 _OLD = f"""\
-l.take IS NULL AND l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND {_FREE} AND NOT EXISTS (
+l.name >= x'%s' AND l.name < x'%s'
+AND l.take IS NULL AND l.expires_at <= {NOW} - INTERVAL %d MICROSECOND AND {_FREE} AND NOT EXISTS (
 SELECT 1 FROM {{line}} AS w WHERE w.name = l.name AND GREATEST(w.seen_at, l.expires_at) > {GRACE})"""
 PURGE_FLOOR = f"""\
 UPDATE {{meta}} SET value = GREATEST(value, (SELECT COALESCE(MAX(l.fencing_token), 0) FROM {{lease}} AS l WHERE {_OLD}))
@@ -389,4 +390,4 @@ PURGE_THESE = "DELETE x FROM " + _LISTED % "lease"
 # The places of waiters that died in line for rows that are gone.
 PURGE_LINE = f"""\
 DELETE w FROM {{line}} AS w LEFT JOIN {{lease}} AS l ON l.name = w.name
-WHERE l.name IS NULL AND w.seen_at <= {GRACE}"""
+WHERE w.name >= x'%s' AND w.name < x'%s' AND l.name IS NULL AND w.seen_at <= {GRACE}"""

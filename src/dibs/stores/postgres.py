@@ -332,8 +332,9 @@ class PostgresStore:
             self._connection.run(self._sql["BREAK_NOW"], which, deadline)
         return ended
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        result = self._connection.run(self._sql["PURGE"], (repr(older_than).encode(),), deadline)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        which = (repr(older_than).encode(), first.encode(), before.encode())
+        result = self._connection.run(self._sql["PURGE"], which, deadline)
         return integer(result.get_value(0, 0))
 
     def check(self, deadline: Deadline) -> list[Finding]:

@@ -349,7 +349,7 @@ WITH floor AS MATERIALIZED (
     SELECT value FROM {{meta}} WHERE key = 'token_floor' FOR UPDATE
 ), idle AS MATERIALIZED (  -- pools that nobody holds or waits for; one that is locked is in use
     SELECT p.name FROM {{pool}} AS p
-    WHERE (SELECT value FROM floor) IS NOT NULL
+    WHERE (SELECT value FROM floor) IS NOT NULL AND p.name >= $2 AND p.name < $3
       AND NOT EXISTS (
           SELECT FROM {{line}} AS w
           WHERE w.name = p.name AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
@@ -361,7 +361,8 @@ WITH floor AS MATERIALIZED (
     ORDER BY p.name FOR UPDATE OF p SKIP LOCKED
 ), gone AS (
     DELETE FROM {{lease}} AS l
-    WHERE (SELECT value FROM floor) IS NOT NULL AND l.expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
+    WHERE (SELECT value FROM floor) IS NOT NULL AND l.name >= $2 AND l.name < $3
+      AND l.expires_at <= clock_timestamp() - $1::float8 * interval '1 second'
       AND (l.claim_id IS NULL OR {OVER})  -- not pinned
       AND NOT EXISTS (  -- nobody in line for whom the name is kept
           SELECT FROM {{line}} AS w

@@ -256,7 +256,7 @@ class RedisStore:
         if one:
             names = [first]
         else:
-            names = sorted(n for n in self._scan(beginning(first, before), deadline) if first <= n < before)
+            names = sorted(self._within(first, before, deadline))
         # Who sees a mark of `once` takes the work for done, so replicas must have it, whoever wrote it.
         confirmed = one and self._min_replicas > 0
         calls, asked, wait = [], [], False
@@ -299,8 +299,8 @@ class RedisStore:
         call = self._flights.script("break").calling(self._keys(name), arguments, self._slot(name))
         return bool(self._flights.run([call], deadline)[0])
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        names = self._scan("", deadline)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        names = self._within(first, before, deadline)
         script, arguments = self._flights.script("purge"), (repr(older_than), GRACE, str(ROW_KEEP_MS))
         calls = [
             script.calling([key for name in some for key in self._keys(name)], arguments, slot)
@@ -308,10 +308,10 @@ class RedisStore:
         ]
         return sum(self._flights.run(calls, deadline))
 
-    def _scan(self, prefix: str, deadline: Deadline) -> set[str]:
-        """The names with this prefix that have a row."""
-        keys = self._flights.scan(self._keys(prefix)[0][:-1], deadline)
-        return set(filter(None, map(self.name_in, keys)))
+    def _within(self, first: str, before: str, deadline: Deadline) -> set[str]:
+        """The names from the one to the other that have a row."""
+        keys = self._flights.scan(self._keys(beginning(first, before))[0][:-1], deadline)
+        return {name for name in map(self.name_in, keys) if name and first <= name < before}
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._link.close()  # the settings as they are now

@@ -324,16 +324,17 @@ class SQLiteStore:
             except sqlite3.Error as error:
                 raise self._file.translated(error) from error
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         with self._file.in_use:
             file = self._file
             db, now = file.open(deadline), boot_now()
-            old = {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
+            old: dict[str, object] = {"first": first, "end": before}
+            old |= {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
             purged = file.transaction(db, lambda db: self._purge(db, old))
             file.floor = file.meta(db, "token_floor")
             return purged
 
-    def _purge(self, db: sqlite3.Connection, old: dict[str, float]) -> int:
+    def _purge(self, db: sqlite3.Connection, old: dict[str, object]) -> int:
         file = self._file
         (highest,) = db.execute(self._sql["purge_floor"], old).fetchone()
         db.execute(self._sql["purge_line"], old)

@@ -59,11 +59,16 @@ CREATE TABLE IF NOT EXISTS {meta} (
 
 # Free for long enough, and not kept for anybody in line.
 _OLD = (
-    "(boot <> :boot OR expires_boot <= :before AND (expires_boot <= :alive OR name NOT IN (SELECT name FROM {line}))"
+    "name >= :first AND name < :end"
+    " AND (boot <> :boot OR expires_boot <= :before"
+    " AND (expires_boot <= :alive OR name NOT IN (SELECT name FROM {line}))"
     " AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive))"
 )
 # Pools that nobody has held for long enough, and nobody who is alive waits for.
-_EMPTY = "name NOT IN (SELECT name FROM {lease}) AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive)"
+_EMPTY = (
+    "name >= :first AND name < :end AND name NOT IN (SELECT name FROM {lease})"
+    " AND name NOT IN (SELECT name FROM {line} WHERE seen_boot > :alive)"
+)
 # Somebody holds this slot.
 _HOLDS = "claim_id IS NOT NULL AND boot = ?5 AND expires_boot > ?6"
 # What a grant writes, and where it may be written: the name has a row that is free, or this claim's already, and nobody

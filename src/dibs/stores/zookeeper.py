@@ -284,8 +284,8 @@ class ZooKeeperStore:
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         return self._operators.break_lease(name, fencing_token, now, deadline)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
-        return self._operators.purge(older_than, deadline)
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
+        return self._operators.purge(first, before, older_than, deadline)
 
     # -- set up, and check ----------------------------------------------------------------------------------------
 

@@ -93,11 +93,11 @@ class Operators:
                 return True
         raise StoreUnavailable("ZooKeeper: the lease changed all the time", maybe_applied=False)
 
-    def purge(self, older_than: float, deadline: Deadline) -> int:
+    def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         session = self._pool.any_session(deadline)
-        return int(self._run(self._purge(session, older_than), deadline))
+        return int(self._run(self._purge(session, first, before, older_than), deadline))
 
-    def _purge(self, session: Session, older_than: float) -> Flights:
+    def _purge(self, session: Session, first: str, before: str, older_than: float) -> Flights:
         """Released names leave nothing; names whose holder died leave a directory, and so may a line."""
         (done,) = yield [session.multi([("set_data", self._nodes.leases, b"")])]
         if type(done) is No:
@@ -106,7 +106,8 @@ class Operators:
         count = 0
         for above in (self._nodes.leases, self._nodes.lines):
             (nodes,) = yield [session.children(above)]
-            paths = [] if type(nodes) is No else [f"{above}/{node}" for node in nodes]
+            names = [] if type(nodes) is No else nodes
+            paths = [f"{above}/{node}" for node in names if first <= unquote(node.partition(",")[0]) < before]
             for start in range(0, len(paths), WINDOW):
                 window = paths[start : start + WINDOW]
                 stats = yield [session.exists(path) for path in window]

@@ -245,8 +245,9 @@ class Connection:
     def break_lease(self, name: str, fencing_token: int, *, now: bool) -> bool:
         return self._patiently(lambda deadline: self.store.break_lease(name, fencing_token, now, deadline))
 
-    def purge(self, older_than: float) -> int:
-        return self._patiently(lambda deadline: self.store.purge(older_than, deadline))
+    def purge(self, prefix: str, older_than: float) -> int:
+        before = prefix + "\U0010ffff" * 64
+        return self._patiently(lambda deadline: self.store.purge(prefix, before, older_than, deadline))
 
     def setup(self) -> None:
         self._patiently(self.store.setup)

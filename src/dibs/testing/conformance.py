@@ -143,8 +143,7 @@ def check_store(where: str | StoreAddress | Callable[[], StoreAddress], *, only:
     """Run the conformance suite against a store; return how many cases were run.
 
     where: a URL, a ``StoreAddress``, or a function that returns one. The store may be in use and keeps everything in
-    it, except that rows of free names are purged. only: names of cases; by default all that the store's
-    ``capabilities`` promise.
+    it. only: names of cases; by default all that the store's ``capabilities`` promise.
 
     Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen. Needs about
     two minutes, and must not be called from a coroutine. (``dibs.testing.conformance.runs()`` gives the cases one by

@@ -279,7 +279,7 @@ def a_purge_leaves_the_line_alone(bench: Bench) -> None:
     token = granted(store.acquire(name, mine), "a free name")
     (ticket,) = line_up(store, name, a)
     equal(store.release(name, mine), RELEASED, "the holder's release")
-    store.purge(0)
+    store.purge(bench.namespace, 0)
     held(store.acquire(name, b), "a newcomer")
     rising([token, granted(store.acquire(name, a, line=True, ticket=ticket), "the waiter")], "grants across a purge")
 

@@ -61,7 +61,7 @@ def tokens_of_permits_rise(bench: Bench) -> None:
             tokens.append(first.fencing_token)
         for number, claim in enumerate(them, 1):
             store.act(Release(name, claim, number))
-        store.purge(0)
+        store.purge(bench.namespace, 0)
     rising(tokens, "tokens across slots, releases and purge")
 
 
@@ -78,7 +78,7 @@ def purged_slots_leave_their_tokens(bench: Bench) -> None:
         assert isinstance(granted, Granted)
         tokens.append(granted.fencing_token)
         equal(store.act(Release(name, claim, 2)), [RELEASED], "its end")
-        other.purge(0)
+        other.purge(bench.namespace, 0)
     rising(tokens, "tokens of a slot that was purged")
 
 
@@ -116,7 +116,7 @@ def the_limit_is_kept_by_the_store(bench: Bench) -> None:
 
 @STORE_CASES.case("P14", pools)
 def a_limit_is_set_also_by_who_is_refused(bench: Bench) -> None:
-    """A greater limit holds at once, though its asker is behind somebody in line and what is new is kept for that one."""
+    """A greater limit holds at once, though who sets it is refused: what is new is kept for who is ahead in line."""
     store, name, (a, b, c, d) = bench.open(), bench.name(), claims(4)
     for claim in (a, b):
         slot(store.act(permits(name, claim, 2))[0], claim)

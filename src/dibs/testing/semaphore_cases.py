@@ -87,6 +87,20 @@ async def limits_must_agree(face: Face) -> None:
 
 
 @case("P14", pools)
+async def a_purge_is_of_one_namespace(face: Face) -> None:
+    """A client's purge leaves the limits of other namespaces as they are, also of those whose names begin alike."""
+    client = face.client()
+    others = [face.client(namespace=face.namespace + more) for more in (".x", "-x", "0", "x")]
+    for each in (client, *others):
+        await face.do((await had(face, each.semaphore("purged", 2))).release)
+    await face.do(client.purge, 0)
+    for each in others:
+        with raises(LimitMismatch):
+            await face.do(each.semaphore("purged", 3).acquire, timeout=0)
+    await face.do((await had(face, client.semaphore("purged", 3), timeout=0)).release)
+
+
+@case("P14", pools)
 async def a_neighbour_that_waits_hides_no_other_limit(face: Face) -> None:
     """While somebody of the same client waits, another limit or kind is told at once, and a resize is carried out."""
     client, other = face.client(), face.client()

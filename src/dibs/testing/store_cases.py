@@ -148,14 +148,14 @@ def tokens_rise_across_purge(bench: Bench) -> None:
     for claim in ids[:3]:
         tokens.append(granted(store.acquire(name, claim), "a free name"))
         equal(store.release(name, claim), RELEASED, "its release")
-    purged = store.purge(0)
+    purged = store.purge(bench.namespace, 0)
     assert purged >= 0, f"purge(0) after a release says {purged}"  # 0 where nothing is kept of a free name
     tokens.append(granted(earlier.acquire(name, ids[3]), "a purged name"))
     equal(earlier.release(name, ids[3]), RELEASED, "its release")
-    store.purge(0)
+    store.purge(bench.namespace, 0)
     tokens.append(granted(store.acquire(name, ids[4]), "a name purged again"))
     equal(store.release(name, ids[4]), RELEASED, "its release")
-    store.purge(0)
+    store.purge(bench.namespace, 0)
     tokens.append(granted(bench.open().acquire(name, ids[5]), "a name purged a third time, by a new connection"))
     rising(tokens, "grants across purges")
 
@@ -169,7 +169,7 @@ def a_purge_elsewhere_raises_no_doubt(bench: Bench) -> None:
         store, name, (claim,) = stores[turn % 3], names[(turn * 2) % 3], claims(1)
         tokens[name].append(granted(store.acquire(name, claim), "a free name"))
         store.release(name, claim)
-        stores[(turn + 1) % 3].purge(0)
+        stores[(turn + 1) % 3].purge(bench.namespace, 0)
         name = names[(turn * 2 + 1) % 3]
         tokens[name].append(granted(stores[(turn + 2) % 3].acquire(name, claim), "a free name"))
         store.release(name, claim)
@@ -184,12 +184,24 @@ def purge_leaves_what_is_in_use(bench: Bench) -> None:
     token = granted(store.acquire(name, mine), "a free name")
     granted(store.acquire(recent, mine), "a free name")
     equal(store.release(recent, mine), RELEASED, "its release")
-    store.purge(3600)
-    store.purge(0)
+    store.purge(bench.namespace, 3600)
+    store.purge(bench.namespace, 0)
     lease = store.shown(name)
     assert lease.fencing_token == token, f"the lease in force after a purge: {lease}"
     held(store.acquire(name, other), "a lease in force after a purge")
     assert isinstance(store.renew(name, mine), Renewed), "a lease in force cannot be renewed after a purge"
+
+
+@case("P8")
+def a_purge_keeps_to_its_names(bench: Bench) -> None:
+    """A purge of the names from one to another leaves those before and after them as they are."""
+    store, (before, name, after), (claim,) = bench.open(), bench.names(3), claims(1)
+    for each in (before, name, after):
+        granted(store.acquire(each, claim), "a free name")
+        equal(store.release(each, claim), RELEASED, "its release")
+    one = store.purge(name, 0)
+    assert one in (0, 1), f"of one name that is free {one} were purged"  # 0 where nothing is kept of a free name
+    equal(store.purge(bench.namespace, 0), 2 * one, "those that are left")
 
 
 @case("P2")

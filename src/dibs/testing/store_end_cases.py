@@ -114,7 +114,7 @@ def a_kept_name_is_refused_and_shown(bench: Bench) -> None:
     gone(store.renew(name, mine, 600), "renewal of a kept name by who had it")
     for again in (Release(name, mine), Release(name, mine, keep=600, info="{}"), Release(name, other, keep=600)):
         gone(store.act(again)[0], "another release of a kept name")
-    store.purge(0)
+    store.purge(bench.namespace, 0)
     after = store.shown(name)
     equal((after.info, after.fencing_token), ('{"once":"ü"}', token), "info and token after all that")
     assert after.expires_in <= 60, f"a kept name that was extended: {after}"
