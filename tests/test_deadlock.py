@@ -18,6 +18,7 @@ import dibs
 from dibs.connecting import locate
 from dibs.deadlock import as_said, in_turn, ring_of, stuck
 from dibs.errors import InvalidOption
+from dibs.keeper import Keeper
 from dibs.note import HOLDS_BYTES_MAX, Note, understood
 from dibs.notes import MARK, PROOF_BEATS, TOLD_WITHIN_S
 from dibs.store import StoredLease
@@ -350,6 +351,21 @@ def test_where_no_order_is_broken() -> None:
                 taken(client.lock("b"), client.lock("a"))
     with pytest.raises(InvalidOption, match="neither true nor false"):
         dibs.connect("memory://?lock_order_warnings=perhaps")
+
+
+def test_what_was_lost_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that was lost has no order with what is taken next, also while its loss is still being told."""
+    with dibs.connect("memory://") as client:
+        taken(client.lock("a"), client.lock("b"))
+        with monkeypatch.context() as while_it_is_told:
+            while_it_is_told.setattr(Keeper, "_tell_loss", lambda self, hold: None)
+            lease = client.lock("b", ttl=0.1, renew=False).acquire()
+            assert lease is not None
+            eventually(lambda: not lease.held, "still held")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with client.lock("a", timeout=10):
+                    pass
 
 
 def test_a_multilock_has_an_order_with_what_is_held_besides() -> None:

@@ -604,7 +604,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.note": {"dibs.names"},
     "dibs.deadlock": {"dibs.store"},
     "dibs.notes": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.waiting", "dibs.note", "dibs.deadlock", "dibs.threads"},
-    "dibs.lock_order": {"dibs.errors"},
+    "dibs.lock_order": {"dibs.errors", "dibs.hold"},
     "dibs.rings": {"dibs.hold", "dibs.waiting", "dibs.notes", "dibs.lock_order"},
     # The session, and the desk at which both faces stand.
     "dibs.keeper": {*CONTRACT, "dibs.ask", "dibs.before", "dibs.hold", "dibs.renewer", "dibs.threads"},

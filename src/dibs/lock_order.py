@@ -12,6 +12,7 @@ import warnings
 
 from dibs._typing import TYPE_CHECKING
 from dibs.errors import LockOrderWarning
+from dibs.hold import HELD
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,8 +35,8 @@ class LockOrder:
     def taking(self, key: str, held: Collection[Hold]) -> None:
         """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
         pairs = self._pairs
-        # A copy, as another thread may release one of them meanwhile. A lease that was dropped is in nobody's hands.
-        mine = [hold.key for hold in list(held)[:HELD_MAX] if not hold.orphan]
+        # A copy, as another thread may release one of them meanwhile. What was lost or dropped is in nobody's hands.
+        mine = [hold.key for hold in list(held)[:HELD_MAX] if hold.state == HELD and not hold.orphan]
         new = [other for other in mine if (other, key) not in pairs and other != key]
         if not new:
             return

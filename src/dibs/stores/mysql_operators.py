@@ -92,13 +92,13 @@ class Operators:
         return len(rows)
 
     def _purge_pools(self, first: str, before: str, older_than_us: int, deadline: Deadline) -> int:
-        purged, after = 0, ""
+        purged = 0
         for _ in range(PURGE_STEPS_MAX):
             ask = partial(self._connection.ask, deadline=deadline)
-            names = self._pools.idle(ask, older_than_us, first, before, after)
+            names = self._pools.idle(ask, older_than_us, first, before)
             if not names:
                 break
-            after = names[-1]
+            first = names[-1] + "\x01"  # a name has no control characters, so this is before the next
             purged += self._connection.transaction(partial(self._pools.purge, names, older_than_us), deadline)
             self._connection.wrote = self._connection.wrote or purged > 0
         return purged

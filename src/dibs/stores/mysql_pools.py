@@ -105,7 +105,7 @@ AND (l.expires_at > {NOW} - INTERVAL %d MICROSECOND %s))
 AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = p.name AND w.seen_at > {GRACE})"""
 IDLE_NAMES = 1000
 IDLE = f"""\
-SELECT p.name FROM {{pool}} AS p WHERE p.name >= x'%s' AND p.name < x'%s' AND p.name > x'%s' AND {_UNUSED}
+SELECT p.name FROM {{pool}} AS p WHERE p.name >= x'%s' AND p.name < x'%s' AND {_UNUSED}
 ORDER BY p.name LIMIT {IDLE_NAMES}"""
 RAISE_FLOOR = """\
 UPDATE {meta} SET value = GREATEST(value, (SELECT COALESCE(MAX(p.fencing_token), 0) FROM {pool} AS p
@@ -347,10 +347,9 @@ class Pools:
 
     # -- purge ----------------------------------------------------------------------------------------------------
 
-    def idle(self, execute: Execute, older_than_us: int, first: str, before: str, after: str) -> list[str]:
-        """Some names of pools that seem unused, in order, after that one; the floor has been raised to their tokens."""
-        which = hexed(first), hexed(before), hexed(after)
-        rows: Sequence[tuple[Any, ...]] = execute(self._idle % (*which, older_than_us, "")).rows
+    def idle(self, execute: Execute, older_than_us: int, first: str, before: str) -> list[str]:
+        """The first names of pools that seem unused, in order; the floor has been raised to their tokens."""
+        rows: Sequence[tuple[Any, ...]] = execute(self._idle % (hexed(first), hexed(before), older_than_us, "")).rows
         names = [name.decode() for (name,) in rows]
         if names:
             execute(self._raise_floor % _names(names))
@@ -361,9 +360,8 @@ class Pools:
         self._locked(names, execute)
         self._pins.drop(names, execute)
         execute(self._end % _names(names))  # what is not over now is seen by its claim, and nobody else can take any
-        rows: Sequence[tuple[Any, ...]] = execute(
-            self._still_idle % (_names(names), older_than_us, "OR l.claim_id IS NOT NULL")
-        ).rows
+        unused = _names(names), older_than_us, "OR l.claim_id IS NOT NULL"
+        rows: Sequence[tuple[Any, ...]] = execute(self._still_idle % unused).rows
         if not rows:
             return 0
         idle = _names(sorted(name.decode() for (name,) in rows))

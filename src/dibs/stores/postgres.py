@@ -334,8 +334,7 @@ class PostgresStore:
 
     def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         which = (repr(older_than).encode(), first.encode(), before.encode())
-        result = self._connection.run(self._sql["PURGE"], which, deadline)
-        return integer(result.get_value(0, 0))
+        return integer(self._connection.run(self._sql["PURGE"], which, deadline).get_value(0, 0))
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.open(deadline)

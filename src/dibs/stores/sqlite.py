@@ -328,9 +328,8 @@ class SQLiteStore:
         with self._file.in_use:
             file = self._file
             db, now = file.open(deadline), boot_now()
-            old: dict[str, object] = {"first": first, "end": before}
-            old |= {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
-            purged = file.transaction(db, lambda db: self._purge(db, old))
+            old = {"boot": file.boot, "before": now - older_than, "alive": now - LINE_GRACE_S}
+            purged = file.transaction(db, lambda db: self._purge(db, {**old, "first": first, "end": before}))
             file.floor = file.meta(db, "token_floor")
             return purged
 
