@@ -11,6 +11,7 @@ import gc
 import inspect
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from enum import Enum
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -159,6 +161,21 @@ def test_tab_shows_what_is_not_loaded_yet() -> None:
     code = "import sys, dibs; print(set(dibs.__all__) <= set(dir(dibs)), 'dibs.client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_modules_of_the_reference_are_there() -> None:
+    """What the reference calls `dibs.fencing.advance` is that after `import dibs`, which alone does not load it."""
+    pages = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
+    shown = re.findall(r"^dibs\.(\w+)\.(\w+)\(", pages.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {module for module, _ in shown} == {"columns", "fencing", "rows", "testing"}
+    for module, function in shown:
+        code = (
+            f"import sys, dibs; before = 'dibs.{module}' in sys.modules, {module!r} in dir(dibs);"
+            f"print(*before, callable(dibs.{module}.{function}))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["False", "True", "True"], code
+    assert callable(dibs.rows.lock)  # type checkers know them, too
 
 
 # -- like the standard library ----------------------------------------------------------------------------------------

@@ -15,6 +15,10 @@ from dibs._version import __version__
 # Type checkers take this for true. `typing` has it, too, but takes 3 ms to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dibs import columns as columns
+    from dibs import fencing as fencing
+    from dibs import rows as rows
+    from dibs import testing as testing
     from dibs.advice import Advice, QueueStats
     from dibs.aio import (
         AsyncBatch,
@@ -206,6 +210,8 @@ _LAZY = {
     "connect": "dibs.connecting",
     "connect_async": "dibs.connecting",
 }
+# Modules with functions of their own, as they are written in the reference: `dibs.fencing.advance`.
+_MODULES = ("columns", "fencing", "rows", "testing")
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
@@ -214,13 +220,15 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
         # What is here is loaded when somebody names it: `import dibs` must be cheap, and asyncio is not; and the
         # command line has its say on Ctrl-C before any of it (`dibs.__main__`).
         module = _LAZY.get(name)
-        if module is None:
+        if module is None and name not in _MODULES:
             raise AttributeError(f"module 'dibs' has no attribute {name!r}")
         from importlib import import_module
 
+        if module is None:
+            return import_module(f"dibs.{name}")
         return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
     # What is not loaded yet is there all the same, for whoever presses Tab.
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_MODULES})
