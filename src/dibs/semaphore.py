@@ -92,7 +92,7 @@ class SemaphoreCore(LockCore[L]):
             )
 
     def available(self) -> Steps[int]:
-        """How many permits are free, as the store knows now; not below 0."""
+        """How many of this object's limit nobody holds, as the store knows now; not below 0."""
         records = yield from self._desk.leases_of(self.name)
         return max(0, self.terms.permits - sum(record.take for record in records))
 
@@ -149,7 +149,11 @@ class Semaphore(Lockable[Lease]):
         return run(self._core.release_some(this_thread(), n))
 
     def available(self) -> int:
-        """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""
+        """How many permits are free now: for people and metrics, as it may change at once.
+
+        How many are held is asked of the store, and is taken from this object's ``limit``; not below 0. (That the store
+        keeps another limit, only ``acquire`` is told.)
+        """
         return run(self._core.available())
 
     def __repr__(self) -> str:

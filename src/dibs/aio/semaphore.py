@@ -42,7 +42,7 @@ class AsyncSemaphore(AsyncLockable[AsyncLease]):
         return Begun(self._core.release_some(owner(), n))
 
     async def available(self) -> int:
-        """How many permits are free now, asked of the store: for people and metrics, as it may change at once."""
+        """How many permits are free now: for people and metrics; see ``dibs.Semaphore.available``."""
         return await take(self._core.available())
 
     def __repr__(self) -> str:
