@@ -181,6 +181,35 @@ def test_so_many_run_at_a_time(dibs: Dibs) -> None:
     assert second.wait(PATIENCE_S) == 143
 
 
+def test_a_command_may_take_several_slots(dibs: Dibs) -> None:
+    """With --weight 3 a command takes three of the slots, all or nothing, and has one number of its own."""
+    heavy = dibs.start_holder("gb", "--slots", "4", "--weight", "3")
+    shown = dibs.holder("gb")
+    assert (shown["slot"], shown["take"]) == (1, 3)
+    for weight, code in (("2", 75), ("1", 0)):
+        done = dibs("run", "gb", "--slots", "4", "--weight", weight, "--nowait", "--", "sh", "-c", "echo $DIBS_SLOT")
+        assert (done.returncode, done.stdout) == (code, "" if code else "2\n"), done.stderr
+    heavy.send_signal(signal.SIGTERM)
+    assert heavy.wait(PATIENCE_S) == 143
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (("--weight", "1"), "give --slots with --weight"),
+        (("--slots", "2", "--weight", "3"), "weight is from 1 to 2, not 3"),
+        (("--slots", "2", "--weight", "0"), "weight is from 1 to 2, not 0"),
+        (("--slots", "2", "--weight", "1.5"), "argument --weight: '1.5' is no whole number"),
+    ],
+)
+def test_a_weight_is_some_of_the_slots(dibs: Dibs, options: tuple[str, ...], told: str) -> None:
+    """--weight needs --slots, and takes a whole number from 1 to that: else it is wrong usage, and nothing is run."""
+    done = dibs("run", "gb", *options, "--", "echo", "never")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert told in done.stderr
+    assert not (dibs.folder / "locks.db").exists()
+
+
 def test_the_number_of_slots_must_agree(dibs: Dibs) -> None:
     """Another number of slots, or none, is a misconfiguration (78), told in one line; so it is afterwards."""
     holder = dibs.start_holder("gpu", "--slots", "2")

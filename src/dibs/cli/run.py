@@ -46,6 +46,8 @@ examples:
       once a day, on whichever host comes first: run it again when it has failed, and not when it has succeeded
   dibs run gpu --slots 2 -- sh -c 'CUDA_VISIBLE_DEVICES=$((DIBS_SLOT - 1)) ./train'
       two at a time, each with a GPU of its own
+  dibs run memory-gb --slots 64 --weight 48 -- ./large-job
+      as many at a time as fit into 64 GB, of which this one takes 48
   dibs run deploy/web --info '{"ticket": "OPS-7"}' -- make deploy
       show others why (`dibs ls`)
   dibs run report --max-hold 2h -- sh -c 'make-report | mail -s "Report $DIBS_FENCING_TOKEN" boss'
@@ -86,6 +88,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         metavar="N",
         help="let N run at a time, each with a number from 1 to N in DIBS_SLOT; the same N everywhere",
+    )
+    parser.add_argument(
+        "--weight",
+        type=whole,
+        metavar="K",
+        help="take K of the N slots, all or nothing; DIBS_SLOT is still one number of its own (default: 1)",
     )
     parser.add_argument(
         "--on-busy",
@@ -147,6 +155,8 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(USAGE, "give --min-hold or --once-per: each says how long the name stays taken")
     if args.once_per is not None and args.slots is not None:
         raise CommandError(USAGE, "give --slots or --once-per: what is done once has one slot")
+    if args.weight is not None and args.slots is None:
+        raise CommandError(USAGE, "give --slots with --weight: it is how many of the slots are taken")
 
     @contextmanager
     def lock(client: Client) -> Iterator[Lease]:
@@ -158,13 +168,14 @@ def run(args: argparse.Namespace) -> int:
                     f"with takeover=observe a holder that died is followed by who has waited for its ttl: give "
                     f"--timeout more than {least:g}s (or --ttl less), or nobody may ever have {args.name!r} again"
                 )
+        weight = 1 if args.weight is None else args.weight
         same: dict[str, Any] = {"ttl": args.ttl, "timeout": timeout, "max_hold": args.max_hold, "info": info}
         if args.once_per is None:
             same["min_hold"] = args.min_hold
             with (
                 client.lock(args.name, **same)
                 if args.slots is None
-                else client.semaphore(args.name, args.slots, **same) as lease
+                else client.semaphore(args.name, args.slots, weight=weight, **same) as lease
             ):
                 yield lease
         else:
