@@ -217,9 +217,10 @@ class Client:
         """Describe a semaphore: at most ``limit`` permits of ``name`` are held at a time. Nothing is sent.
 
         weight: how many permits each acquire takes, all or nothing. resize: make ``limit`` the number that the store
-        keeps from now on; without it, LimitMismatch is raised by ``acquire`` when the store keeps another one. A
-        smaller limit takes nothing from those who hold; nobody is granted any until it suffices. reentrant: nested use
-        by one thread takes no second permit. The other parameters are those of ``lock``.
+        keeps from now on; without it, LimitMismatch is raised by ``acquire`` when the store keeps another one. It
+        holds as soon as an ``acquire`` has asked the store, also where that is refused or waits. A smaller limit takes
+        nothing from those who hold; nobody is granted any until it suffices. reentrant: nested use by one thread takes
+        no second permit. The other parameters are those of ``lock``.
 
         Raises InvalidName, InvalidOption, and Unsupported where the store has only locks.
         """
