@@ -812,6 +812,51 @@ def test_a_frozen_member_is_left_for_the_next(etcd: EtcdServer, etcd_url: str) -
             got[0][1].release()
 
 
+def test_a_member_that_hangs_up_was_not_silent() -> None:
+    """A leader that dies resets what was under way; the next member, without a leader yet, may not have all the time."""
+    over = threading.Event()
+
+    class Member(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        hangs_up = False
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.close_connection = True
+            if not self.hangs_up:
+                over.wait(20)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    class Dying(Member):
+        hangs_up = True
+
+    members = [socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) for kind in (Dying, Member)]
+    threads = [threading.Thread(target=member.serve_forever) for member in members]
+    for thread in threads:
+        thread.start()
+    gateway = Gateway(Access(tuple(member.server_address for member in members), None, "", "", [True]))  # type: ignore[misc]
+    try:
+        with pytest.raises(dibs.StoreUnavailable, match="closed the connection"):
+            gateway.one("kv/range", "{}", soon(5))
+        deadline = soon(2.5)
+        with pytest.raises(dibs.StoreUnavailable, match="no answer in time"):
+            gateway.one("kv/range", "{}", deadline)
+        assert deadline.remaining() > 0.5  # of 1.5 s
+    finally:
+        over.set()
+        gateway.close()
+        for member, thread in zip(members, threads, strict=True):
+            member.shutdown()
+            member.server_close()
+            thread.join()
+
+
 def test_a_server_killed_with_9_keeps_grants_and_tokens(own_etcd: EtcdServer) -> None:
     """kill -9 of the server while a lease is held and somebody waits: it goes on, then the waiter has its turn."""
     with dibs.connect(own_etcd.url(), patience=30) as client, dibs.connect(own_etcd.url(), patience=30) as other:

@@ -66,7 +66,7 @@ class Gateway:
         self._access = access
         self._at = 0  # which endpoint; the next one after a failure
         self._wire: Wire | None = None
-        self._was_silent = False  # the last flight was not answered
+        self._was_silent = False  # the last flight was not answered in its time
         self._token = ""
         self._heads: dict[str, str] = {}
 
@@ -140,7 +140,7 @@ class Gateway:
             self._was_silent = False
             return answers
         except (OSError, ValueError) as error:  # a socket's or TLS's, or what is no HTTP
-            self._was_silent = True
+            self._was_silent = isinstance(error, TimeoutError)
             text = f"etcd at {self._shown()}: {error}"
             self.close()
             wrong = not self._access.known_good and not answers and self._misled(error, deadline)
@@ -178,7 +178,8 @@ class Gateway:
     def _silence(self) -> float:
         """The part of its time for which a member may say nothing: one of several leaves some for the next.
 
-        But not two in turn, or what is slow, and not away, would never be done.
+        But not two in turn, or what is slow, and not away, would never be done. (A member that hung up was not silent:
+        a leader that dies does, and the next member is without one for a second or two.)
         """
         return 1.0 if len(self._access.endpoints) == 1 or self._was_silent else ONE_OF_SEVERAL
 
