@@ -39,7 +39,7 @@ from dibs.store import (
 from dibs.stores import etcd as etcd_module
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_address import Access
-from dibs.stores.etcd_check import _answers_early
+from dibs.stores.etcd_check import _answers_early, _failover
 from dibs.stores.etcd_gateway import Gateway
 from dibs.stores.etcd_keys import Layout
 from dibs.stores.etcd_leases import keepalives
@@ -932,7 +932,7 @@ def test_a_wiped_store_is_noticed(own_etcd: EtcdServer) -> None:
 
 
 def test_a_cluster_survives_the_loss_of_its_leader() -> None:
-    """Three members: when the leader is killed, a held lease goes on, and tokens go on rising."""
+    """Three members: when the leader is killed, a held lease goes on, tokens go on rising, and doctor misses a member."""
     peers = {name: free_port() for name in ("m1", "m2", "m3")}
     made: dict[str, EtcdServer] = {}
 
@@ -954,6 +954,7 @@ def test_a_cluster_survives_the_loss_of_its_leader() -> None:
                 for member in made.values()
                 if (status := member.ask("maintenance/status", {}))["leader"] == status["header"]["member_id"]
             )
+            assert findings(url)["the loss of a member is survived"] == (True, "3 members, 3 of them in the URL")
             leader.kill()
             before = lease.trusted_until
             eventually(lambda: lease.trusted_until > before)
@@ -963,8 +964,8 @@ def test_a_cluster_survives_the_loss_of_its_leader() -> None:
             with other.lock("x", timeout=10) as again:
                 assert again.fencing_token > lease.fencing_token
             kept, detail = findings(url)["the loss of a member is survived"]
-            assert kept
-            assert "3 members, 3 of them" in detail
+            assert not kept
+            assert f"3 of them in the URL, of which 2 answer (not 127.0.0.1:{leader.port}): the loss of" in detail
     finally:
         for server in made.values():
             server.close()
@@ -1242,6 +1243,21 @@ def test_doctor_is_content_with_an_etcd_as_shipped(client: dibs.Client, etcd_url
     assert [promise for promise, (kept, _) in found.items() if not kept] == []
     assert "the loss of a member is survived" not in found
     assert "a single member is one machine's disk" in found["leases and tokens outlive the restart of a member"][1]
+
+
+@pytest.mark.parametrize(
+    "members, endpoints, silent, kept",
+    [(3, 3, 0, True), (3, 3, 1, False), (3, 1, 0, True), (5, 5, 1, True), (5, 5, 2, False), (5, 3, 2, False),
+     (None, 3, 0, True), (None, 3, 1, False), (None, 5, 1, True), (2, 2, 0, False)],
+)  # fmt: skip
+def test_the_next_loss_is_survived_while_a_majority_would_be_left(
+    members: int | None, endpoints: int, silent: int, kept: bool
+) -> None:
+    """Members that do not answer count as lost already, and are named."""
+    named = [f"host-{number}:2379" for number in range(endpoints)]
+    finding = _failover(members, named, named[:silent])
+    assert finding.kept is kept
+    assert all(name in finding.detail for name in named[:silent])
 
 
 @pytest.mark.parametrize(

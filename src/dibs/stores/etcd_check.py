@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.store import Finding
-from dibs.stores.etcd_gateway import OUT_OF_RANGE, Refusal
+from dibs.stores.etcd_gateway import OUT_OF_RANGE, Gateway, Refusal
+from dibs.stores.parts import AWAY_S
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dibs.clock import Deadline
     from dibs.stores.etcd_address import Access
-    from dibs.stores.etcd_gateway import Gateway
 
 # A history of more revisions than this, none of which was ever compacted, is one that grows for ever.
 HISTORY_MAX = 200_000
@@ -90,7 +93,7 @@ def findings(gateway: Gateway, access: Access, facts: Facts, shortest_s: int, de
             if facts.leader
             else "no: without one nothing is granted, renewed or released until a majority is back",
         ),
-        _failover(facts.members, len(access.endpoints)),
+        _failover(facts.members, [f"{host}:{port}" for host, port in access.endpoints], _silent(access, deadline)),
         Finding(
             "grants survive a crash of the server",
             not facts.unsafe,
@@ -107,10 +110,13 @@ def findings(gateway: Gateway, access: Access, facts: Facts, shortest_s: int, de
     ]
 
 
-def _failover(members: int | None, endpoints: int) -> Finding:
+def _failover(members: int | None, endpoints: Sequence[str], silent: Sequence[str]) -> Finding:
+    """Whether the next loss is survived. ``endpoints`` are those in the URL, ``silent`` those of them without answer."""
     promise = "the loss of a member is survived"
     if members is None:
-        return Finding(promise, True, "this login may not list the members")
+        if not silent:
+            return Finding(promise, True, "this login may not list the members")
+        members = len(endpoints)
     if members == 1:
         # A remark: it may well be what is wanted. But it is not to be read as the promise that it is not.
         return Finding(
@@ -120,9 +126,26 @@ def _failover(members: int | None, endpoints: int) -> Finding:
         )
     if members == 2:
         return Finding(promise, False, "2 members: the loss of either stops the cluster; have 3")
-    if endpoints == 1:
-        return Finding(promise, True, f"{members} members, 1 of them in the URL: name more, host:port,host:port")
-    return Finding(promise, True, f"{members} members, {endpoints} of them in the URL")
+    told = f"{members} members, {len(endpoints)} of them in the URL"
+    if silent:
+        survived = members - len(silent) - 1 > members // 2
+        told += f", of which {len(endpoints) - len(silent)} answer (not {', '.join(silent)})"
+        return Finding(promise, survived, told + ("" if survived else ": the loss of another would stop the cluster"))
+    if len(endpoints) == 1:
+        told += ": name more, host:port,host:port"
+    return Finding(promise, True, told)
+
+
+def _silent(access: Access, deadline: Deadline) -> list[str]:
+    """Which members of the URL say nothing. (One that is asked for its version need not have a leader to answer.)"""
+    silent = []
+    for host, port in access.endpoints:
+        with closing(Gateway(access._replace(endpoints=((host, port),), user="", password=""))) as member:
+            try:
+                member.text("/version", deadline.within(AWAY_S))
+            except (SetupRequired, StoreUnavailable):
+                silent.append(f"{host}:{port}")
+    return silent
 
 
 def _members(gateway: Gateway, deadline: Deadline) -> int | None:
