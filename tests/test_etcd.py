@@ -813,7 +813,7 @@ def test_a_frozen_member_is_left_for_the_next(etcd: EtcdServer, etcd_url: str) -
 
 
 def test_a_member_that_hangs_up_was_not_silent() -> None:
-    """A leader that dies resets what was under way; the next member, without a leader yet, may not have all the time."""
+    """A leader that dies resets what was under way; the next member, with no leader yet, does not get all the time."""
     over = threading.Event()
 
     class Member(http.server.BaseHTTPRequestHandler):
@@ -932,7 +932,7 @@ def test_a_wiped_store_is_noticed(own_etcd: EtcdServer) -> None:
 
 
 def test_a_cluster_survives_the_loss_of_its_leader() -> None:
-    """Three members: when the leader is killed, a held lease goes on, tokens go on rising, and doctor misses a member."""
+    """Three members: when the leader is killed, a held lease goes on, tokens go on rising, and doctor misses it."""
     peers = {name: free_port() for name in ("m1", "m2", "m3")}
     made: dict[str, EtcdServer] = {}
 

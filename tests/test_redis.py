@@ -29,6 +29,7 @@ from dibs.store import (
     Store,
     Transfer,
 )
+from dibs.stores.redis_wire import refusal
 from dibs.testing import check_store
 from dibs.testing.case import within
 from tests import test_store_machine as machine
@@ -744,10 +745,46 @@ def test_a_command_that_is_only_useful_may_be_renamed(renamed: str) -> None:
             assert told["grants survive a failover"].kept is (renamed != "INFO")
 
 
-def test_a_command_of_a_script_that_is_renamed(own_redis: RedisServer) -> None:
-    """A command that a script needs, renamed: SetupRequired that says what may be the matter."""
-    with RedisServer({"rename-command": 'HSET ""'}) as server, dibs.connect(server.url()) as client:
+@pytest.mark.parametrize("renamed", ["HSET", "TIME", "HMGET"])
+def test_a_command_of_a_script_that_is_renamed(renamed: str) -> None:
+    """A command that a script needs, renamed: SetupRequired that says what may be the matter, at a look, too."""
+    with RedisServer({"rename-command": f'{renamed} ""'}) as server, dibs.connect(server.url()) as client:
         with pytest.raises(dibs.SetupRequired, match="renamed"):
+            client.lock("x").acquire(timeout=0)
+        if renamed == "TIME":
+            with pytest.raises(dibs.SetupRequired, match="renamed"):
+                client.holder("x")
+
+
+@pytest.mark.parametrize("right", ["time", "hmget"])
+def test_a_command_of_a_script_that_the_login_may_not_use(own_redis: RedisServer, right: str) -> None:
+    """A right that a script needs is missing: SetupRequired, also where a look comes first."""
+    with own_redis.client() as root:
+        root.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", f"-{right}")
+    with dibs.connect(f"redis://limited:pw@127.0.0.1:{own_redis.port}/0") as client:
+        for ask in (lambda: client.holder("x"), lambda: client.lock("x").acquire(timeout=0)):
+            with pytest.raises(dibs.SetupRequired, match="rights that"):
+                ask()
+
+
+@pytest.mark.parametrize(
+    "line, code",
+    [
+        (b"ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM not allowed", "OOM"),
+        (b"ERR Error running script (call to f_1): @user_script:7: @user_script: 7: Unknown Redis command", ""),
+        (b"@user_script: 12: -OOM command not allowed", "OOM"),
+        (b"NOPERM this user has no permissions", "NOPERM"),
+    ],
+)
+def test_the_code_of_an_error_of_a_script(line: bytes, code: str) -> None:
+    """Redis 6 puts words of its own before the error of a command in a script."""
+    assert refusal(line).code == code
+
+
+def test_a_url_without_the_password_is_told_so(redis: RedisServer) -> None:
+    """A server that wants a password, and a URL without: SetupRequired that says where to give it."""
+    with dibs.connect(f"redis://127.0.0.1:{redis.port}/0") as client:
+        with pytest.raises(dibs.SetupRequired, match=r"NOAUTH.* Give the password in the URL"):
             client.lock("x").acquire(timeout=0)
 
 

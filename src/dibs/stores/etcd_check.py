@@ -111,7 +111,7 @@ def findings(gateway: Gateway, access: Access, facts: Facts, shortest_s: int, de
 
 
 def _failover(members: int | None, endpoints: Sequence[str], silent: Sequence[str]) -> Finding:
-    """Whether the next loss is survived. ``endpoints`` are those in the URL, ``silent`` those of them without answer."""
+    """Whether the next loss is survived. ``endpoints`` are those in the URL, ``silent`` which do not answer."""
     promise = "the loss of a member is survived"
     if members is None:
         if not silent:

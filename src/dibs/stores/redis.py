@@ -222,13 +222,7 @@ class RedisStore:
             if type(request) is not Acquire:
                 return GONE
             return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {error.text}")
-        elif error.code in ("ERR", ""):
-            # Of the commands in our scripts that is a right that is missing (before Redis 7.2), or a value not ours.
-            raise SetupRequired(
-                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints? "
-                "Is one of the commands renamed?"
-            )
-        raise self._flights.failure(error, maybe_applied=True)
+        raise self._flights.failure(error, maybe_applied=True, in_script=True)
 
     def _wait_for_replicas(self, requests: Sequence[StoreRequest], outcomes: Sequence[Any], deadline: Deadline) -> None:
         """Go on when enough replicas have what was just written; else give the grants back, and nothing is known.

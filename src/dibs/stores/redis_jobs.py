@@ -119,12 +119,7 @@ class RedisJobs:
             return SetupRequired(
                 f"a key of the queue {request.name!r} holds something that is not dibs's: {error.text}"
             )
-        if error.code in ("ERR", ""):
-            raise SetupRequired(
-                f"Redis: {error.text.rstrip('.')}. Has this login the rights that `dibs schema` prints? "
-                "Is one of the commands renamed?"
-            )
-        raise self._flights.failure(error, maybe_applied=True)
+        raise self._flights.failure(error, maybe_applied=True, in_script=True)
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline

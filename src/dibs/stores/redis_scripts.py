@@ -120,7 +120,7 @@ class Flights:
             again = self.link.fly([made[index].by_text() for index in unknown], deadline)
             for index, answer in zip(unknown, again, strict=True):
                 answers[index] = answer
-        return self._accepted(answers, parts=parts)
+        return self._accepted(answers, parts=parts, in_script=True)
 
     def fly(self, requests: Sequence[Request], deadline: Deadline, *, patient: bool = False) -> list[Any]:
         """Send commands in one flight; their answers, of which none is a refusal."""
@@ -149,10 +149,10 @@ class Flights:
                 if cursor == "0":
                     break
 
-    def _accepted(self, answers: list[Any], *, parts: bool = False) -> list[Any]:
+    def _accepted(self, answers: list[Any], *, parts: bool = False, in_script: bool = False) -> list[Any]:
         for index, answer in enumerate(answers):
             if isinstance(answer, Refusal):
-                error = self.failure(answer, maybe_applied=len(answers) > 1)
+                error = self.failure(answer, maybe_applied=len(answers) > 1, in_script=in_script)
                 if not (self.place.cluster and isinstance(error, StoreUnavailable)):
                     raise error
                 answers[index] = unavailable(error)
@@ -161,8 +161,8 @@ class Flights:
             raise error_of(away[0]) if len(answers) == 1 else StoreUnavailable(str(away[0]))
         return answers
 
-    def failure(self, answer: Refusal, *, maybe_applied: bool) -> Exception:
+    def failure(self, answer: Refusal, *, maybe_applied: bool, in_script: bool) -> Exception:
         """The error of dibs for a refusal that concerns the whole call."""
         if answer.code in ("READONLY", "MASTERDOWN", "NOAUTH"):
             self.link.close()  # the master may be another by now
-        return raised(answer, "Redis", bool(self.place.worked), maybe_applied=maybe_applied)
+        return raised(answer, "Redis", bool(self.place.worked), maybe_applied=maybe_applied, in_script=in_script)

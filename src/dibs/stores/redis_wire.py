@@ -224,17 +224,21 @@ def _parse(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def refusal(line: bytes) -> Refusal:
-    """The error with its code: its first word, in capitals. Scripts of Redis 6 put their own name before it."""
+    """The error with its code: its first word, in capitals. Scripts of Redis 6 put words of their own before it."""
     text = line.decode("utf-8", "replace")
     code = text.split(" ", 1)[0]
-    if not code.isupper():
+    if not code.isupper() or text.startswith("ERR Error running script"):
         code = text.partition(" -")[2].split(" ", 1)[0]
     return Refusal(code.lstrip("-"), text)
 
 
-def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool) -> Exception:
+def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool, in_script: bool = False) -> Exception:
     """The error of dibs for what a server refused as a whole."""
     text = f"{where}: {answer.text}".rstrip(".")
+    if answer.code == "NOAUTH":
+        return SetupRequired(
+            f"{text}. Give the password in the URL, redis://:password@host, behind a user if it has one"
+        )
     if answer.code in LOGIN:
         return SetupRequired(f"{text}. docs/how-to/redis.md lists the rights that dibs needs")
     if answer.code == "DENIED":  # protected mode
@@ -243,6 +247,11 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool) ->
     if answer.text.startswith("ERR unknown command"):
         text = text.partition(", with args")[0]
         return SetupRequired(f"{text}. dibs needs it: is it renamed there, or switched off?")
+    # Nor for one within a script: its right is missing (before Redis 7.2), it is renamed, or meets what is not ours.
+    if in_script and answer.code in ("ERR", "") and "Script killed" not in answer.text:
+        return SetupRequired(
+            f"{text}. Has this login the rights that `dibs schema` prints? Is one of the commands renamed?"
+        )
     if answer.code == "READONLY" and not worked:
         return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")
     if answer.code == "WRONGTYPE":

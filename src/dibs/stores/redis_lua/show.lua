@@ -9,10 +9,17 @@
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 
+-- The fields of a row. A key that is not ours may be of another type, which has none of them.
+local function fields(key, ...)
+  local row = redis.pcall('HMGET', key, ...)
+  if row.err and not row.err:find('WRONGTYPE', 1, true) then
+    error(row.err, 0)
+  end
+  return row
+end
+
 local function show(key, slot, line, shown, confirmed)
-  -- Of a key that is not ours it gives an error, which has none of these.
-  local row = redis.pcall('HMGET', key,
-    'claim_id', 'expires_at', 'holder', 'fencing_token', 'acquired_at', 'info', 'take')
+  local row = fields(key, 'claim_id', 'expires_at', 'holder', 'fencing_token', 'acquired_at', 'info', 'take')
   if row[1] and tonumber(row[2]) > now then
     local is_kept = confirmed and row[1] == '' and row[6]
     if is_kept then
@@ -28,7 +35,7 @@ end
 local answers = {}
 for key = 1, #KEYS, 2 do
   local lease, line, shown = KEYS[key], KEYS[key + 1], {}
-  local head = redis.pcall('HMGET', lease, 'permits', 'last_slot')
+  local head = fields(lease, 'permits', 'last_slot')
   if head[1] then
     for _, slot in ipairs(slots_with_rows(lease, tonumber(head[2] or 0))) do
       show(lease .. slot, tonumber(slot), line, shown, false)
