@@ -1276,6 +1276,7 @@ def test_doctor_sees_what_breaks_promises() -> None:
         with client.lock("x"):
             pass
         assert not client.capabilities.durable
+        assert client.capabilities.survives_restart == "yes, but for what the system had not written yet"
         found = findings(server.url())
         assert found["grants survive a crash of the server"][0] is False
         assert "--unsafe-no-fsync" in found["grants survive a crash of the server"][1]

@@ -459,7 +459,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.turns",
     },
     "dibs.stores.etcd_address": {*CONTRACT},
-    "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_address", "dibs.stores.etcd_gateway"},
+    "dibs.stores.etcd_check": {*CONTRACT, "dibs.stores.etcd_address", "dibs.stores.etcd_gateway", "dibs.stores.parts"},
     "dibs.stores.etcd_flights": {"dibs.stores", "dibs.stores.etcd_gateway", "dibs.stores.etcd_keys"},
     "dibs.stores.etcd_gateway": {
         *CONTRACT,

@@ -17,7 +17,7 @@ from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.promises import PROMISES, broken
 from dibs.store import Capabilities, Finding, Store
-from dibs.stores import memory, postgres_check, sqlite
+from dibs.stores import memory, postgres, postgres_check, sqlite
 from tests.command_line import Dibs
 from tests.servers.postgres import PostgresServer
 from tests.test_conformance import STORES
@@ -259,6 +259,9 @@ def test_pages_that_a_crash_may_tear_are_no_durability(dibs: Dibs, own_postgres:
 def test_doctor_names_the_setting_to_change_behind_a_pooler() -> None:
     """Where dibs cannot set synchronous_commit for itself, that is what doctor says to change, and not fsync."""
     facts = dict.fromkeys(("fsync", "full_page_writes"), "on") | {"synchronous_commit": "off", "encoding": "UTF8"}
+    assert postgres_check.as_set(postgres.CAPABILITIES, {}) == postgres.CAPABILITIES
+    told = postgres_check.as_set(postgres.CAPABILITIES, facts)
+    assert (told.survives_restart, told.durable) == ("yes, but for the last second or two", False)
     found = postgres_check.findings(facts | {"version": 150000, "recovery": False, "read_only": "off"}, pooled=True)
     assert next(finding.detail for finding in found if not finding.kept).endswith(
         "synchronous_commit=off: set synchronous_commit=on, or a crash may hand out a token twice"

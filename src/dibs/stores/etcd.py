@@ -113,7 +113,11 @@ class EtcdStore:
     @property
     def capabilities(self) -> Capabilities:
         if self._facts is not None and self._facts.unsafe:
-            return CAPABILITIES._replace(durable=False, fencing_token="revision, unless a crash loses writes")
+            return CAPABILITIES._replace(
+                survives_restart="yes, but for what the system had not written yet",
+                durable=False,
+                fencing_token="revision, unless a crash loses writes",
+            )
         return CAPABILITIES
 
     # -- the vector -----------------------------------------------------------------------------------------------

@@ -121,9 +121,7 @@ class MySQLStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        if not self._connection.facts or not mysql_check.volatile(self._connection.facts):
-            return CAPABILITIES
-        return CAPABILITIES._replace(durable=False, fencing_token="strict while no crash loses acknowledged commits")
+        return mysql_check.as_set(CAPABILITIES, self._connection.facts)
 
     # -- the vector -----------------------------------------------------------------------------------------------
 

@@ -116,9 +116,7 @@ class PostgresStore:
         found, connection = CAPABILITIES, self._connection
         if connection.pooled:
             found = found._replace(signal="poll (behind a connection pooler)")
-        if connection.facts and postgres_check.volatile(connection.facts):
-            found = found._replace(durable=False, fencing_token="strict while no crash loses acknowledged commits")
-        return found
+        return postgres_check.as_set(found, connection.facts)
 
     # -- the vector -----------------------------------------------------------------------------------------------
 

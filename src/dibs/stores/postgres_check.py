@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.clock import Deadline
+    from dibs.store import Capabilities
     from dibs.stores.postgres_link import Connection
 
 # What is missing, of the tables that are there. (Rights may be given for all columns one by one.)
@@ -73,3 +74,18 @@ def volatile(facts: dict[str, Any]) -> str:
     """The setting that lets a crash lose or spoil an acknowledged commit; "" when none does."""
     settings = "fsync", "full_page_writes", "synchronous_commit"
     return next((setting for setting in settings if facts[setting] == "off"), "")
+
+
+def as_set(offered: Capabilities, facts: dict[str, Any]) -> Capabilities:
+    """What is left of the capabilities where a setting lets a crash lose commits; no facts: nothing is known yet."""
+    lossy = volatile(facts) if facts else ""
+    if not lossy:
+        return offered
+    # Without it, what was committed is synced within 0.6 s, as the server is shipped.
+    late = lossy == "synchronous_commit"
+    lost = "the last second or two" if late else "what the system had not written yet"
+    return offered._replace(
+        survives_restart=f"yes, but for {lost}",
+        durable=False,
+        fencing_token="strict while no crash loses acknowledged commits",
+    )
