@@ -11,6 +11,7 @@ import socketserver
 import subprocess
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,31 @@ def test_keys_can_be_read(etcd: EtcdServer, etcd_url: str) -> None:
             told = json.loads(value)
             assert (told["holder"], told["ttl"], told["info"]) == (lease.holder, 30, {"why": "ü"})
         assert etcd.keys(prefix) == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"holder":5,"since":"x"}',
+        '{"holder":"h","since":1,"token":"x"}',
+        '{"holder":"h","since":1,"info":{bad}',
+    ],
+)
+def test_a_value_with_scribbles_is_shown(client: dibs.Client, etcd: EtcdServer, etcd_url: str, value: str) -> None:
+    """A key whose value somebody wrote anew is shown as far as it can be read, and the listing goes on."""
+    with client.lock("a") as lease, client.lock("b"):
+        (key,) = (key for key in etcd.keys(etcd_url.partition("prefix=")[2]) if ":a\0" in key)
+        put = {
+            "key": b64encode(key.encode()).decode(),
+            "value": b64encode(value.encode()).decode(),
+            "ignore_lease": True,
+        }
+        assert "error" not in etcd.ask("kv/put", put)
+        shown, _ = client.leases()
+        assert (shown.name, shown.fencing_token, shown.info) == ("a", lease.fencing_token, None)
 
 
 def test_etcd_leases_are_used_again(own_etcd: EtcdServer) -> None:

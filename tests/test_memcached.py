@@ -90,11 +90,17 @@ def test_names_become_keys_that_memcached_takes() -> None:
 
 def test_the_value_has_the_whole_name(store: Store, memcached: MemcachedServer) -> None:
     """What another program put under our key, or another name's lease would be, is never taken for a lease."""
-    for name, value in (("n:a", "a page of html"), ("n:b", "dibs 1\nc-1\n7\n0.0\nhost/1/c\nn:other\n")):
+    for name, value in (
+        ("n:a", "a page of html"),
+        ("n:b", "dibs 1\nc-1\n7\n0.0\nhost/1/c\nn:other\n"),
+        ("n:c", "dibs 1\nc-1\nseven\n0.0\nhost/1/c\nn:c\n"),
+        ("n:d", "dibs 1\nc-1\n\n0.0\nhost/1/c\nn:d\n"),
+    ):
         memcached.ask(f"set dibs:{name} 0 30 {len(value)}\r\n{value}")
         (outcome,) = store.act([asking(name)], soon())
-        assert isinstance(outcome, Held)
-        assert outcome.holder == "a program that is not dibs"
+        assert isinstance(outcome, dibs.SetupRequired)
+        assert f"key dibs:{name} holds something that is not dibs's: delete that" in str(outcome)
+        assert store.leases(name, name + "\x01", soon()) == []
         assert [type(o).__name__ for o in store.act([Renew(name, "c-1", 30), Release(name, "c-1")], soon())] == [
             "Gone",
             "Gone",

@@ -849,6 +849,31 @@ def test_a_server_that_takes_small_packets_is_named(own_mysql: MariaDBServer) ->
         assert "max_allowed_packet=16384: set 16M" in finding.detail
 
 
+@pytest.mark.parametrize("info", ["{bad", "5", "[]", "[" * 3000, ""])
+def test_a_row_with_scribbles_for_info_is_shown(
+    client: dibs.Client, mysql: MariaDBServer, mysql_url: str, info: str
+) -> None:
+    """Info that is no JSON object is shown as none, and the listing goes on."""
+    with client.lock("a", info={"why": "test"}), client.lock("b", info={"why": "test"}):
+        mysql.sql("UPDATE dibs_lease SET info = %s WHERE name = 'default:a'", (info,), database=database_of(mysql_url))
+        assert [(row.name, row.info) for row in client.leases()] == [("a", None), ("b", {"why": "test"})]
+        shown = client.holder("a")
+        assert shown is not None
+        assert shown.info is None
+
+
+def test_a_name_that_is_no_text_does_not_end_a_listing(
+    client: dibs.Client, mysql: MariaDBServer, mysql_url: str
+) -> None:
+    """A row whose name somebody wrote in bytes that are no UTF-8 is shown as far as it can be read."""
+    with client.lock("a"), client.lock("b"):
+        text = "UPDATE dibs_lease SET name = CONCAT('default:a', X'FF') WHERE name = 'default:a'"
+        mysql.sql(text, database=database_of(mysql_url))
+        assert [row.name for row in client.leases()] == ["a\ufffd", "b"]
+        text = "UPDATE dibs_lease SET name = 'default:a' WHERE name = CONCAT('default:a', X'FF')"
+        mysql.sql(text, database=database_of(mysql_url))
+
+
 CRASH = "grants survive a crash of the server"
 
 

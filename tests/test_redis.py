@@ -756,6 +756,50 @@ def test_a_command_of_a_script_that_is_renamed(renamed: str) -> None:
                 client.holder("x")
 
 
+@pytest.mark.parametrize(
+    "row, shown, refused",
+    [
+        ({"claim_id": "z", "expires_at": "9999999999"}, ("", 0, None), False),
+        (
+            {
+                "claim_id": b"\xff",
+                "expires_at": "9999999999",
+                "fencing_token": "q",
+                "holder": b"h\xff",
+                "info": b"{\xff",
+            },
+            ("h\ufffd", 0, None),
+            True,
+        ),
+        ({"claim_id": "z", "expires_at": "soon", "acquired_at": "x"}, None, True),
+        ({"other": "x"}, None, False),
+        ("text", None, True),
+    ],
+)
+def test_what_somebody_wrote_to_our_key_does_not_end_a_listing(
+    client: dibs.Client, redis: RedisServer, redis_url: str, row: Any, shown: Any, refused: bool
+) -> None:
+    """A damaged row is shown as far as it can be read, one that is no lease is left out, and the others are shown."""
+    key = f"{redis_url.partition('prefix=')[2]}:lease:{{default:damaged}}"
+    with redis.client() as root, client.lock("whole"):
+        root.hset(key, mapping=row) if isinstance(row, dict) else root.set(key, row)
+        try:
+            told = {lease.name: (lease.holder, lease.fencing_token, lease.info) for lease in client.leases()}
+            assert told.pop("whole")
+            assert told == ({} if shown is None else {"damaged": shown})
+            assert (client.holder("damaged") is None) is (shown is None)
+            if refused:
+                with pytest.raises(dibs.SetupRequired, match="'default:damaged'"):
+                    client.lock("damaged").acquire(timeout=0)
+            else:
+                lease = client.lock("damaged").acquire(timeout=0)
+                assert (lease is None) is (shown is not None)
+                if lease is not None:
+                    lease.release()
+        finally:
+            root.delete(key)
+
+
 @pytest.mark.parametrize("right", ["time", "hmget"])
 def test_a_command_of_a_script_that_the_login_may_not_use(own_redis: RedisServer, right: str) -> None:
     """A right that a script needs is missing: SetupRequired, also where a look comes first."""

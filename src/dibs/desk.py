@@ -47,7 +47,7 @@ class LeaseRecord(NamedTuple):
 
     ``holder`` is host/pid/client; ``expires_in`` the seconds, by the store's clock when it was asked, after which the
     lease ends unless it is renewed; ``waiting`` how many processes wait in line for it; ``take`` how many of the name's
-    permits it has (a writer: all, 2147483647).
+    permits it has (a writer: all, 2147483647). ``info`` is None, too, where somebody wrote there what dibs does not.
     """
 
     name: str
@@ -245,7 +245,6 @@ class Desk:
         return [self._record(row) for row in rows]
 
     def _record(self, row: StoredLease) -> LeaseRecord:
-        import json
         from datetime import datetime, timezone
 
         return LeaseRecord(
@@ -256,7 +255,7 @@ class Desk:
             datetime.fromtimestamp(row.acquired_at, timezone.utc),
             datetime.fromtimestamp(row.expires_at, timezone.utc),
             row.expires_in,
-            None if row.info is None else json.loads(row.info),
+            _info_in(row.info),
             row.waiting,
             row.take,
         )
@@ -294,6 +293,19 @@ class Desk:
 
     def capabilities(self) -> Steps[Capabilities]:
         return (yield from self._acting(_capabilities))
+
+
+def _info_in(text: str | None) -> dict[str, Any] | None:
+    """What stands in a lease's info. Somebody's scribbles there are nothing, and no reason to show no lease at all."""
+    if text is None:
+        return None
+    import json
+
+    try:
+        info = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return info if isinstance(info, dict) else None
 
 
 def _capabilities(store: Store, deadline: Deadline) -> Capabilities:

@@ -83,11 +83,11 @@ class Kept(NamedTuple):
         head, _, info = text.partition(INFO)
         try:
             record = json.loads(head + "}")
-            token, holder, since = record.get("token", self.created), record["holder"], record["since"]
-            take = int(record.get("take", 1))
+            token, holder = int(record.get("token", self.created)), str(record["holder"])
+            since, take = float(record["since"]), int(record.get("take", 1))
         except (ValueError, KeyError, TypeError, AttributeError):
             return Shown("?", self.created, 0.0, None, 1)
-        return Shown(str(holder), int(token), float(since), None if info[:-1] in ("", "null") else info[:-1], take)
+        return Shown(holder, token, since, None if info[:-1] in ("", "null") else info[:-1], take)
 
 
 class Shown(NamedTuple):

@@ -7,7 +7,7 @@ from math import ceil
 from urllib.parse import unquote_to_bytes
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
-from dibs.errors import StoreUnavailable
+from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.stores.memcached_wire import Item, shown
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ class Lease(NamedTuple):
     info: str | None
     cas: int
     ticks: int
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is no lease: somebody else put something there."""
+        return not self.name
 
     @property
     def left(self) -> float:
@@ -70,17 +75,29 @@ def lease_of(found: Reply, name: str | None = None) -> Lease | None:
     if type(found) is not Item:
         return None
     lines = found.data.decode("utf-8", "replace").split("\n", 6)
-    if len(lines) < 7 or lines[0] != MAGIC or (name is not None and lines[5] != name):
+    try:
+        magic, claim_id, token, acquired_at, holder, its_name, info = lines
+        number = int(token) + (found.cas if token[0] == "+" else 0)
+        lease = Lease(claim_id, number, float(acquired_at), holder, its_name, info or None, found.cas, found.ticks)
+    except ValueError:
+        magic = ""
+    if magic != MAGIC or (name is not None and its_name != name):
         return Lease("", 0, 0.0, "a program that is not dibs", "", None, found.cas, found.ticks)
-    _, claim_id, token, acquired_at, holder, name, info = lines
-    number = int(token) + (found.cas if token[0] == "+" else 0)
-    return Lease(claim_id, number, float(acquired_at), holder, name, info or None, found.cas, found.ticks)
+    return lease
 
 
 def change(key: bytes, lease: Lease, claim_id: str, ticks: int) -> bytes:
     """Give the lease another end, or to nobody, if it has not changed since it was read."""
     value = value_of(claim_id, str(lease.token), lease.acquired_at, lease.holder, lease.name, lease.info)
     return b"cas %b 0 %d %d %d\r\n%b\r\n" % (key, ticks, len(value), lease.cas, value)
+
+
+def not_ours(key: bytes) -> SetupRequired:
+    """What whoever asks for a name is told whose key somebody else uses."""
+    return SetupRequired(
+        f"memcached's key {shown(key)} holds something that is not dibs's: delete that, or let whoever writes it use "
+        "other keys"
+    )
 
 
 def done(answer: bytes) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.store import GONE, RELEASED, Acquire, Granted, Held, Release, Renew, Renewed, Transfer
-from dibs.stores.memcached_values import Lease, change, done, key_of, lease_of, no_memory, ticks_for, value_of
+from dibs.stores.memcached_values import Lease, change, done, key_of, lease_of, no_memory, not_ours, ticks_for, value_of
 from dibs.stores.memcached_wire import Item
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from dibs.errors import SetupRequired
     from dibs.store import Outcome, Request
     from dibs.stores.memcached_wire import Reply
 
     # One request's part in the conversation: it yields commands and how many replies they bring, and returns its
-    # outcome.
-    Steps = Generator[tuple[bytes, int], list[Reply], "Outcome | Kept"]
+    # outcome, or the error that concerns it alone.
+    Steps = Generator[tuple[bytes, int], list[Reply], "Outcome | Kept | SetupRequired"]
 
 # CAS numbers of grants that are remembered; a release whose number is not known reads it first.
 KNOWN_MAX = 100_000
@@ -70,6 +71,8 @@ class Verbs:
                 if stored.startswith(b"SERVER_ERROR"):
                     raise no_memory(stored)
                 continue  # it ended in between, or was taken away
+            if lease.foreign:
+                return not_ours(key)
             if lease.claim_id != claim_id:
                 return Held(lease.holder, lease.token, lease.acquired_at, lease.left)
             if lease.ticks < ticks:

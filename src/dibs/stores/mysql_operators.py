@@ -36,7 +36,7 @@ class Operators:
         rows = self._connection.rows(self._sql["LIST"], (hexed(first), hexed(before)), deadline)
         return [
             StoredLease(
-                name.decode(),
+                name.decode("utf-8", "replace"),
                 int(slot),
                 (holder or b"").decode(),
                 int(token),

@@ -149,7 +149,10 @@ class RedisStore:
                 continue
             read = _READERS[verb]
             for index, text in zip(indexes, texts, strict=True):
-                outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)
+                try:
+                    outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)
+                except ValueError:  # a number in the row is none any more
+                    outcomes[index] = _not_ours(requests[index], repr(text))
         if self._min_replicas and any(type(request) is not Release or request.keep for request in requests):
             self._wait_for_replicas(requests, outcomes, deadline)
         if not self._place.worked:
@@ -221,8 +224,9 @@ class RedisStore:
         elif error.code == "WRONGTYPE":
             if type(request) is not Acquire:
                 return GONE
-            return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {error.text}")
-        raise self._flights.failure(error, maybe_applied=True, in_script=True)
+            return _not_ours(request, error.text)
+        told = error._replace(text=f"{error.text} ({request.name!r} was asked for)")
+        raise self._flights.failure(told, maybe_applied=True, in_script=True)
 
     def _wait_for_replicas(self, requests: Sequence[StoreRequest], outcomes: Sequence[Any], deadline: Deadline) -> None:
         """Go on when enough replicas have what was just written; else give the grants back, and nothing is known.
@@ -267,12 +271,12 @@ class RedisStore:
                         StoredLease(
                             name,
                             permit,
-                            holder.decode(),
+                            holder.decode("utf-8", "replace"),
                             int(token),
                             float(since),
                             float(until),
                             float(left),
-                            None if info is None else info.decode(),
+                            None if info is None else info.decode("utf-8", "replace"),
                             waiting,
                             take,
                         )
@@ -416,6 +420,10 @@ class RedisWatch:
 # -- words on the wire ------------------------------------------------------------------------------------------------
 
 
+def _not_ours(request: StoreRequest, seen: str) -> SetupRequired:
+    return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {seen}")
+
+
 _VERBS: dict[type, str] = {Renew: "renew", Release: "release", Transfer: "transfer"}
 
 
@@ -433,7 +441,9 @@ def _read_acquire(text: bytes) -> Granted | Held | Mismatch:
         return Mismatch(int(text[2:]))
     _, token, since, free_in, ticket, ahead, holder = text.split(b" ", 6)
     place = None if ticket == b"-" else int(ticket)
-    return Held(holder.decode() or None, int(token), float(since), float(free_in), place, ahead == b"1")
+    return Held(
+        holder.decode("utf-8", "replace") or None, int(token), float(since), float(free_in), place, ahead == b"1"
+    )
 
 
 def _read_transfer(text: bytes) -> Outcome:

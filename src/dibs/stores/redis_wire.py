@@ -250,7 +250,8 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool, in
     # Nor for one within a script: its right is missing (before Redis 7.2), it is renamed, or meets what is not ours.
     if in_script and answer.code in ("ERR", "") and "Script killed" not in answer.text:
         return SetupRequired(
-            f"{text}. Has this login the rights that `dibs schema` prints? Is one of the commands renamed?"
+            f"{text}. Has this login the rights that `dibs schema` prints? Is one of the commands renamed? "
+            "Or has somebody else written to that key?"
         )
     if answer.code == "READONLY" and not worked:
         return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")

@@ -18,15 +18,19 @@ local function fields(key, ...)
   return row
 end
 
+-- A row that somebody damaged is shown as far as it can be read, as whoever asks for the name is told of it.
 local function show(key, slot, line, shown, confirmed)
   local row = fields(key, 'claim_id', 'expires_at', 'holder', 'fencing_token', 'acquired_at', 'info', 'take')
-  if row[1] and tonumber(row[2]) > now then
+  local ends = tonumber(row[2])
+  if row[1] and ends and ends > now then
     local is_kept = confirmed and row[1] == '' and row[6]
     if is_kept then
       redis.call('PEXPIRE', key, 3600 * 1000)
       redis.call('PERSIST', key)
     end
-    shown[#shown + 1] = {slot, row[3], row[4], row[5], row[2], string.format('%.6f', row[2] - now),
+    local token = (row[4] or ''):match('^%d+$') or '0'
+    local since = tonumber(row[5]) and row[5] or '0'
+    shown[#shown + 1] = {slot, row[3] or '', token, since, row[2], string.format('%.6f', ends - now),
       row[6] ~= '' and row[6], tonumber(row[7] or 1), redis.call('ZCARD', line),
       is_kept and 1 or 0}
   end
