@@ -234,9 +234,9 @@ def test_words_of_the_drivers_are_understood() -> None:
     assert plain.ssl_mode == "preferred"
     assert where("mysql://db/prod").port == 3306
     assert where("mysql://db/prod?ssl=true").ssl_mode == "required"
-    assert where("mysql://db/prod?ssl_ca=/ca.pem").ssl_mode == "verify_ca"
-    assert where("mysql://db/prod?ssl_ca=/ca.pem&ssl_check_hostname=false").ssl_mode == "verify_ca"
-    assert where("mysql://db/prod?ssl_ca=/ca.pem&ssl_verify_identity=true").ssl_mode == "verify_identity"
+    assert where(f"mysql://db/prod?ssl_ca={__file__}").ssl_mode == "verify_ca"
+    assert where(f"mysql://db/prod?ssl_ca={__file__}&ssl_check_hostname=false").ssl_mode == "verify_ca"
+    assert where(f"mysql://db/prod?ssl_ca={__file__}&ssl_verify_identity=true").ssl_mode == "verify_identity"
     assert where("mysql://db/prod?ssl_mode=REQUIRED").ssl_mode == "required"
     assert where("mysql://db/prod?ssl_disabled=1").ssl_mode == "disabled"
 
@@ -692,8 +692,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _openssl(
             folder, f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem"
         )
-    _openssl(folder, "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -keyout server.key -out server.csr")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    _openssl(folder, "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr")
+    (folder / "names").write_text("subjectAltName=DNS:localhost\n")
     _openssl(folder, "x509 -req -days 2 -in server.csr -CA ca.pem -CAkey ca.key -extfile names -out server.pem")
     return folder
 
@@ -728,22 +728,40 @@ def tls_mysql(certificates: Path) -> Iterator[MariaDBServer]:
 def test_tls_is_used_when_asked_for(tls_mysql: MariaDBServer, certificates: Path, driver: str, options: str) -> None:
     """With TLS in the URL a user that requires it gets in, and the server says that it is used."""
     options = options.replace("ca.pem", quote(str(certificates / "ca.pem"), ""))
-    with dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client, client.lock("x"):
+    place = tls_mysql.url("place", user="tls").replace("@127.0.0.1:", "@localhost:")
+    with dibs.connect(f"{place}?driver={driver}&{options}") as client, client.lock("x"):
         store = client._desk.session().lane._store
         assert isinstance(store, MySQLStore)
         ((_, cipher),) = store._connection.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'", soon()).rows
         assert cipher
 
 
+def test_a_certificate_for_another_name_is_refused(tls_mysql: MariaDBServer, certificates: Path, driver: str) -> None:
+    """`ssl_mode=verify_identity` compares the name in the URL with that in the certificate, which is for localhost."""
+    options = f"ssl_mode=verify_identity&ssl_ca={quote(str(certificates / 'ca.pem'), '')}"
+    with (
+        dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client,
+        pytest.raises(dibs.SetupRequired, match="Check ssl_mode"),
+    ):
+        client.ping()
+
+
+@pytest.mark.parametrize("option", ["ssl_ca", "ssl_cert", "ssl_key"])
+def test_a_file_that_is_not_there_is_refused_before_any_io(driver: str, option: str) -> None:
+    """A certificate, or a key, that cannot be read is InvalidOption that names the option, whatever the driver."""
+    with pytest.raises(dibs.InvalidOption, match=f"{option} in the MySQL URL cannot be read: .*nowhere"):
+        dibs.connect(f"mysql://u:p@192.0.2.1/d?driver={driver}&{option}=/nowhere.pem")
+
+
 @pytest.mark.parametrize("options", ["ssl_mode=disabled", "ssl_ca=other.pem"])
 def test_tls_that_does_not_fit_is_a_misconfiguration(
     tls_mysql: MariaDBServer, certificates: Path, driver: str, options: str
 ) -> None:
-    """No TLS where it is required, or a certificate of somebody else's: SetupRequired."""
+    """No TLS where it is required, or a certificate of somebody else's: SetupRequired that names ssl_mode."""
     options = options.replace("other.pem", quote(str(certificates / "other.pem"), ""))
     with (
         dibs.connect(f"{tls_mysql.url('place', user='tls')}?driver={driver}&{options}") as client,
-        pytest.raises(dibs.SetupRequired),
+        pytest.raises(dibs.SetupRequired, match="ssl_mode"),
     ):
         client.ping()
 
@@ -1400,7 +1418,7 @@ MYSQLCLIENT_URLS = (
     "text, shown",
     [
         *MYSQLCLIENT_URLS,
-        ("mariadb+pymysql://me@db/prod?ssl_ca=/ca.pem&read_timeout=3", "mysql://db:3306/prod"),
+        (f"mariadb+pymysql://me@db/prod?ssl_ca={__file__}&read_timeout=3", "mysql://db:3306/prod"),
         ("mysql+asyncmy://me@db/prod", "mysql://db:3306/prod"),
         ("mysql+aiomysql://me@db/prod", "mysql://db:3306/prod"),
         ("mysql+pymysql://me@/prod?unix_socket=/run/my.sock", "mysql:///run/my.sock/prod"),
@@ -1428,7 +1446,7 @@ def test_django_connections_give_their_address(mysql_url: str) -> None:
     django = SimpleNamespace(vendor="mysql", settings_dict=settings)
     with dibs.connect(django) as client, client.lock("x") as lease:
         assert lease.fencing_token == 1
-    settings |= {"HOST": "/run/mysqld/mysqld.sock", "PORT": "", "OPTIONS": {"ssl": {"ca": "/ca.pem"}}}
+    settings |= {"HOST": "/run/mysqld/mysqld.sock", "PORT": "", "OPTIONS": {"ssl": {"ca": __file__}}}
     assert locate(django)[0].shown == f"mysql:///run/mysqld/mysqld.sock/{parts.path[1:]}"
     settings |= {"USER": "", "OPTIONS": {"read_default_file": "/etc/my.cnf"}}
     with pytest.raises(dibs.InvalidOption, match="read_default_file"):

@@ -64,8 +64,19 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
         ssl_cert=options.pop("ssl_cert", ""),
         ssl_key=options.pop("ssl_key", ""),
     )
+    for option in ("ssl_ca", "ssl_cert", "ssl_key"):
+        _check_file(option, getattr(where, option))
     at = unix_socket or f"{host}:{where.port}"
     return Place(f"mysql://{at}/{database}", where, table, opener(driver))
+
+
+def _check_file(option: str, path: str) -> None:
+    """Refuse a file that is not to be read: the drivers would say so when they connect, each in its own way."""
+    if path:
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise InvalidOption(f"{option} in the MySQL URL cannot be read: {error}") from None
 
 
 def _ssl_mode(options: dict[str, str]) -> str:

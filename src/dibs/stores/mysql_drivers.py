@@ -245,8 +245,7 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
             given["database"] = where.database
         try:
             connection = _mysql.connect(
-                # Its "localhost" would mean a socket file; what a URL says must not depend on the driver.
-                host="127.0.0.1" if where.host == "localhost" and not where.unix_socket else where.host,
+                host=_host(where),
                 port=where.port,
                 user=where.user,
                 password=where.password,
@@ -296,6 +295,17 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
             self._connection.close()
 
     return connect
+
+
+def _host(where: Where) -> str:
+    """Its "localhost" would mean a socket file; what a URL says must not depend on the driver.
+
+    Where a certificate may have to be for this name (MariaDB's library looks under verify_ca, too), it is written in
+    capitals: so it is a host like others.
+    """
+    if where.host != "localhost" or where.unix_socket:
+        return where.host
+    return "LOCALHOST" if where.ssl_mode.startswith("verify") else "127.0.0.1"
 
 
 class _Inherited:

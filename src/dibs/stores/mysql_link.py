@@ -49,7 +49,9 @@ _TRY_AGAIN = frozenset((1205, 1213, 3572))
 _THERE_ALREADY = frozenset((1060, 1359))
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
-_LOGIN = frozenset((1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
+# (Also for an account that may come by TLS only.)
+_ACCESS_DENIED = 1045
+_LOGIN = frozenset((1044, _ACCESS_DENIED, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
 _RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
 _TLS = frozenset((CR_SSL, 3159))
 # Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
@@ -308,7 +310,10 @@ class Connection:
             raise SetupRequired(text) from error
         if code in _LOGIN:
             self.close()
-            raise SetupRequired(f"{text}. Check user, password and database in the URL") from error
+            hint = ""
+            if code == _ACCESS_DENIED and self.where.ssl_mode in ("disabled", "preferred"):
+                hint = ", and whether that account asks for TLS (ssl_mode=required)"
+            raise SetupRequired(f"{text}. Check user, password and database in the URL{hint}") from error
         if code in _TLS:
             self.close()
             raise SetupRequired(f"{text}. Check ssl_mode, ssl_ca, ssl_cert and ssl_key in the URL") from error
