@@ -626,6 +626,20 @@ def test_several_servers_need_an_option_that_names_the_risk(own_memcached: Memca
             ].kept
 
 
+def test_a_server_that_hangs_up_at_once_is_said_to_do_so() -> None:
+    """What is no memcached and closes the connection without a word, as etcd does: the error says that."""
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as closing:
+        thread = threading.Thread(target=closing.serve_forever)
+        thread.start()
+        try:
+            with dibs.connect(f"memcached://127.0.0.1:{closing.server_address[1]}") as client:
+                with pytest.raises(dibs.StoreUnavailable, match=r"without a word|reset by peer"):
+                    client.ping()
+        finally:
+            closing.shutdown()
+            thread.join()
+
+
 def test_a_silent_server_concerns_nobody_elses_names(own_memcached: MemcachedServer) -> None:
     """Where names are spread, leases on the other server are renewed and released though calls are shared with it."""
     with MemcachedServer() as silent:

@@ -253,7 +253,7 @@ class Place(NamedTuple):
         return client
 
     def _translated(self, error: Exception, deadline: Deadline) -> Exception:
-        text = f"memcached at {self.shown}: {error}"
+        text = f"memcached at {self.shown}: {str(error) or 'it closed the connection without a word'}"
         unknown = isinstance(error, pymemcache.MemcacheUnknownCommandError)
         cut = isinstance(error, pymemcache.MemcacheUnexpectedCloseError) or was_cut(error)
         if unknown or isinstance(error, ssl.SSLError) or (cut and not self.known_good):

@@ -259,17 +259,15 @@ class Session:
         return self
 
     def _unreached(self, deadline: Deadline) -> Exception:
-        cause = self._trouble
-        while cause is not None and not isinstance(cause, ssl.SSLError):
-            cause = cause.__context__
+        cause = _first(ssl.SSLError, self._trouble)
         trouble = cause or self._trouble
         text = f"ZooKeeper at {', '.join(self._settings.hosts)}: {_words(trouble)}"
         self._tries = 0  # whoever comes next gives it another chance
         cut = was_cut(trouble) or isinstance(trouble, kazoo_errors.ConnectionDropped)
         if (cause is not None and not cut) or (cut and self._misled(deadline)):
             return SetupRequired(f"{text}. Check tls, ssl_ca, ssl_cert and ssl_key in the URL")
-        if cut:  # as when it is restarted, but that is soon over
-            text += ". Has this host as many connections as the servers' maxClientCnxns allows?"
+        if cut and ((said := _first(OSError, trouble)) is None or was_cut(said)):
+            text += ". Has this host as many connections as the servers' maxClientCnxns allows?"  # or they just restart
         return StoreUnavailable(text, maybe_applied=False)
 
     def _misled(self, deadline: Deadline) -> bool:
@@ -368,11 +366,15 @@ def answer(asked: Any, root: str, deadline: Deadline) -> Any:
 
 def _words(error: BaseException | None) -> str:
     """What a socket said, rather than kazoo's words for it."""
-    cause = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__context__
-    error = cause or error
+    error = _first(OSError, error) or error
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _first(kind: type[BaseException], error: BaseException | None) -> BaseException | None:
+    """The error itself, or what it came of, whichever is of this kind."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__context__
+    return error
 
 
 def _logger() -> logging.Logger:
