@@ -52,8 +52,8 @@ CAPABILITIES = """\
 
 What each store declares before it was reached. `client.capabilities` tells the same of the store in use, after a look
 at the server's settings: behind a connection pooler `signal` differs; where the server forgets acknowledged commits
-`durable`, `survives_restart` and `fencing_token` do; Redis is durable where `appendfsync` is `always`; ZooKeeper's limits follow its
-`tickTime`. The [conformance suite](conformance.md) runs what is declared.
+`durable`, `survives_restart` and `fencing_token` do; Redis is durable where `appendfsync` is `always`; ZooKeeper's
+limits follow its `tickTime`. The [conformance suite](conformance.md) runs what is declared.
 """
 VERSIONS = """\
 # Versions

@@ -251,7 +251,7 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool, in
     if in_script and answer.code in ("ERR", "") and "Script killed" not in answer.text:
         return SetupRequired(
             f"{text}. Has this login the rights that `dibs schema` prints? Is one of the commands renamed? "
-            "Or has somebody else written to that key?"
+            "Or has somebody else written to a key of dibs's?"
         )
     if answer.code == "READONLY" and not worked:
         return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")
