@@ -30,7 +30,7 @@ examples:
   dibs elect scheduler --priority -1 -- scheduler
       on the machines of the other site: lead only when no machine of this site stands by
   dibs elect scheduler --ttl 10s -- scheduler
-      a dead machine is replaced within ten seconds or so, and a store may be away for most of that
+      a dead machine is replaced within ten seconds or so, and a store may be away for three
 
 The command finds DIBS_NAME, DIBS_SLOT and DIBS_FENCING_TOKEN in its environment. The token is the number of the term,
 greater than that of every earlier one; what the command writes to can compare it and refuse latecomers.

@@ -59,8 +59,8 @@ The command finds DIBS_NAME, DIBS_SLOT and DIBS_FENCING_TOKEN in its environment
 every earlier run; what the command writes to can compare it and refuse latecomers.
 
 The command is stopped, its whole process group with TERM and then KILL, before anybody else can get the lock: when the
-store cannot be reached for most of a ttl, when the lease is broken by an operator, and also when dibs itself is killed
-with -9 or paused.
+store is away for too long (0.37 of the ttl can be), when the lease is broken by an operator, and also when dibs itself
+is killed with -9 or paused.
 
 exit codes:
   the command's own, 128+n when signal n ended it; 75 held by another, 76 lost, 69 store unreachable, 78 not set up or

@@ -58,7 +58,8 @@ What the command exits with is what becomes of the job:
            second, two, four, …; when no try is left it is dead (`dibs dead`)
 
 The command is stopped, its whole process group with TERM and then KILL, before anybody else can have the job: when the
-store cannot be reached for most of a ttl, when the job is cancelled, and when dibs itself is killed with -9 or paused.
+store is away for too long (0.37 of the ttl can be), when the job is cancelled, and when dibs itself is killed with -9
+or paused.
 
 TERM and Ctrl-C end it in order: nothing more is taken, and commands have --drain-timeout to end; the last part of it,
 --grace, after a TERM. Jobs whose command was stopped so are given back and cost no try. A second one does not wait for
