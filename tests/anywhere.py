@@ -7,7 +7,7 @@ import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.world import _INTERRUPTIBLE
+from tests.simulation.world import _INTERRUPTIBLE, COLLECTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +47,10 @@ class CtrlC:
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "call":
             code = frame.f_code
-            if "/dibs/" not in code.co_filename or "/stores/" in code.co_filename or code.co_name == "__del__":
-                return None  # what is raised in __del__ is never seen again
+            if "/dibs/" not in code.co_filename or "/stores/" in code.co_filename:
+                return None
+            if code.co_filename.endswith(COLLECTING):
+                return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
         elif event == "opcode":

@@ -1062,7 +1062,7 @@ def test_ctrl_c_anywhere_leaves_nothing_held(store: str, request: pytest.Fixture
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                # Python swallows a Ctrl-C that lands in a __del__ (of a lease, here); whoever pressed it does so again.
+                # Python swallows a Ctrl-C where it collects garbage; whoever pressed it does so again.
                 process.send_signal(signal.SIGINT)
             code, _, err = ended(process)
             assert "KeyboardInterrupt" in err, err

@@ -337,3 +337,11 @@ def test_cancelled_anywhere(sqlite_url: str) -> None:
                 await free.release()
 
     asyncio.run(main())
+
+
+def test_what_others_see_of_a_holder_does_not_tell_its_claims() -> None:
+    """Who could guess a claim could adopt the lease."""
+    with dibs.connect("memory://") as client, client.lock("x") as lease:
+        for part in lease.holder.split("/"):
+            assert part not in lease.claim_id.split("-")
+        assert client._desk.session().client_id not in lease.claim_id

@@ -1,7 +1,8 @@
 """Ctrl-C at every point at which Python lets it in: a block that it ends holds nothing.
 
-Python looks for signals where a function begins and after a function written in C. A profiler is called at the same
-points, so one that raises KeyboardInterrupt at the first, the second, … stands for a Ctrl-C that comes there.
+Since 3.11 Python looks for signals where a function begins and after a function written in C. A profiler is called at
+the same points, so one that raises KeyboardInterrupt at the first, the second, … stands for a Ctrl-C that comes there.
+(``tests.anywhere`` has those of 3.10, too, where what a function returns may be lost on the way to its caller.)
 """
 
 from __future__ import annotations

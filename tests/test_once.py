@@ -361,7 +361,7 @@ def test_ctrl_c_anywhere_leaves_it_done_or_free(url: str) -> None:
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(5)
-            except subprocess.TimeoutExpired:  # Python swallows a Ctrl-C that lands in a __del__
+            except subprocess.TimeoutExpired:  # Python swallows a Ctrl-C where it collects garbage
                 process.send_signal(signal.SIGINT)
             code, _, err = ended(process)
             assert code in (-signal.SIGINT, 130), (code, err)

@@ -59,7 +59,7 @@ class LeaseFacts:
 
     @property
     def claim_id(self) -> str:
-        """The random text that proves this lease to the store. Treat it as a secret."""
+        """The text that proves this lease to the store, random but for a count. Treat it as a secret."""
         return self._hold.claim_id
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dibs.job
 import dibs.queue_core
-from dibs.job import Claim, JobFacts
+from dibs.job import JobFacts
 from dibs.job_hold import EndAsk, JobHold
 from dibs.renewer import Renewer
 from dibs.stores.memory_jobs import MemoryJobs
@@ -66,7 +66,7 @@ JOB_BUGS = (
         100,
         (Edit(dibs.job, "confirmed", "if ask.error is not None:", "if False:"),),
     ),
-    Bug("dropped jobs renewed for ever", ("P7",), 70, (Edit(Claim, "__del__", "hold.orphan = True", "pass"),)),
+    Bug("dropped jobs renewed for ever", ("P7",), 70, (Edit(dibs.job, "quietly", "hold.orphan = True", "pass"),)),
     Bug(
         "the trust of a renewal of jobs counted from its reply",
         _TWO_WORKERS,

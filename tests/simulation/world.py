@@ -37,6 +37,8 @@ TIME_MAX_S = 200.0
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
+# What is called while garbage is collected: nobody sees what is raised there.
+COLLECTING = "/dibs/dropped.py"
 _NOP = dis.opmap["NOP"]
 # After these the interpreter looks for signals.
 _INTERRUPTIBLE = frozenset(
@@ -321,8 +323,12 @@ class World:
                 return None  # a frame that was traced for an earlier interruption, while another task is traced
             if event == "call":
                 code = frame.f_code
-                if self.current is not task or "/dibs/" not in code.co_filename or code.co_name == "__del__":
-                    return None  # what is raised in __del__ is never seen again
+                if (
+                    self.current is not task
+                    or "/dibs/" not in code.co_filename
+                    or code.co_filename.endswith(COLLECTING)
+                ):
+                    return None
                 frame.f_trace_opcodes = True
                 frame.f_trace_lines = False
             elif event == "opcode":
