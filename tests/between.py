@@ -60,6 +60,10 @@ class _Acts:
         self._owner.after(requests)
         return outcomes
 
+    def within(self, request: Any, *given: Any) -> Any:
+        self._owner.before([request])
+        return self._real.within(request, *given)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 

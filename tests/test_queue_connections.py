@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
+import aiomysql
 import psycopg
 import pytest
 
 import dibs
-from tests.callers import KINDS, django_connection, raw
+from tests.between import Between
+from tests.callers import KINDS, django_connection, mysql_arguments, raw
 from tests.test_api import eventually
 from tests.test_guard import Scene, every_kind
 
@@ -288,6 +292,75 @@ def test_tasks_put_and_finish_in_their_transactions(postgres_url: str) -> None:
             await connection.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", sorted({"psycopg", "pymysql", "sqlite3"} & KINDS.keys()))
+def test_threads_put_and_finish_in_transactions_at_once(scene: Scene, kind: str) -> None:
+    """The first of a process, too, each on a connection of its own: no two of them use the one of the store at once."""
+    threads = 6
+    scene.client().queue("a").put_many(range(threads * 4))
+    for _ in range(4):
+        client = scene.client(patience=20)
+        queue, together = client.queue("a", ttl=60), threading.Barrier(threads)
+        batch = queue.take(threads)
+
+        def work(job: Any, queue: Any = queue, together: threading.Barrier = together) -> None:
+            with closing(raw(scene.url)) as connection:
+                together.wait(20)
+                queue.put("more", delay=3600, connection=connection)
+                connection.commit()
+                job.done(connection=connection)
+                connection.commit()
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, batch.won))
+        client.close()
+    assert counts(scene.other.queue("a")) == (0, threads * 4, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "pymysql"])
+def test_an_event_loop_goes_on_while_the_store_is_asked(kind: str, request: pytest.FixtureRequest) -> None:
+    """What the store must be asked for a put or an end in a transaction keeps no other task waiting."""
+    url = request.getfixturevalue(KINDS[kind][0]).partition("?")[0]
+    between, asked = Between(url), []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def ask(requests: Sequence[Any]) -> None:
+            went_on = threading.Event()
+            loop.call_soon_threadsafe(went_on.set)
+            asked.append(went_on.wait(10))
+
+        connection = await _AWAITED[kind](url)
+        async with between.async_client() as client:
+            queue = client.queue("a", ttl=60)
+            await queue.put(1)
+            between.before = ask
+            await queue.put(2, connection=connection)
+            await connection.commit()
+            (job,) = (await queue.take()).won
+            await job.done(connection=connection)
+            await connection.commit()
+            assert (await queue.depth()).ready == 1
+        await _closed(connection)
+
+    asyncio.run(main())
+    assert len(asked) >= 3 and all(asked), asked
+
+
+async def _aiomysql(url: str) -> Any:
+    arguments = mysql_arguments(url)
+    return await aiomysql.connect(db=arguments.pop("database"), **arguments)
+
+
+_AWAITED: dict[str, Any] = {"psycopg": psycopg.AsyncConnection.connect, "pymysql": _aiomysql}
+
+
+async def _closed(connection: Any) -> None:
+    end = connection.close()
+    if end is not None:  # of aiomysql there is nothing to await
+        await end
 
 
 def test_a_transaction_sees_the_keys_that_were_there_when_it_began(postgres_url: str) -> None:

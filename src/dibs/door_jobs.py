@@ -12,15 +12,18 @@ from dibs.errors import LeaseLost
 from dibs.job_hold import forsake, take_up, tell
 from dibs.jobs import DONE, Finish, KeyTaken, Put
 from dibs.new_jobs import error_text
+from dibs.steps import acting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.clock import Deadline
     from dibs.door import Door
     from dibs.guarding import Talk
     from dibs.job import JobFacts
     from dibs.jobs import JobStore, PutDone
     from dibs.session import Session
+    from dibs.store import Store
 
 
 def put_within(session: Session, door: Door, request: Put) -> Talk[PutDone | KeyTaken]:
@@ -55,9 +58,17 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
 
 
 def _statements(session: Session, door: Door, request: Put | Finish) -> Talk[Any]:
-    """What the store wants to be said there."""
+    """What the store wants to be said there, when it has been asked what it must be asked over its own connection.
+
+    Through the lane, so that an event loop goes on meanwhile. Not on SQLite, where that may be waiting for this very
+    transaction, and the store asks nothing.
+    """
     files = (yield FILES).rows if door.dialect == SQLITE else None
-    return session.aside(lambda store, by: cast("JobStore", store).jobs.within(request, door.dialect, files, by))
+
+    def within(store: Store, by: Deadline) -> Any:
+        return cast("JobStore", store).jobs.within(request, door.dialect, files, by)
+
+    return session.aside(within) if files is not None else (yield acting(session, within))
 
 
 def _said(statements: Any) -> Talk[Any]:

@@ -269,8 +269,9 @@ class Jobs(Protocol):
     ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
         """The same for somebody else's connection to the same database: statements to be run there one by one.
 
-        ``files`` are those that an SQLite connection has. No hint is sent, since nobody knows when it is committed.
-        InvalidOption when that connection cannot be to this database.
+        What the store's own connection must be asked is asked before this returns; the statements do not use it, so
+        they may be run in any thread. ``files`` are those that an SQLite connection has. No hint is sent, since nobody
+        knows when it is committed. InvalidOption when that connection cannot be to this database.
         """
         ...
 

@@ -245,6 +245,10 @@ class PostgresJobs:
         if not self._tables_seen:
             self._flights.run([("LEVELS", (request.name.encode(),))], deadline)
             self._tables_seen = True
+        return self._said_within(request)
+
+    def _said_within(self, request: Put | Finish) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+        """What is said on the caller's connection, in whichever thread: ours is not used for it."""
         if isinstance(request, Finish):
             answer = yield said(self._flights.sql[wire.verb_of(request)], wire.finish(request, sorted(request.ids)))
             return Finished(_others(request, set(answer.rows[0][0] or ())))
