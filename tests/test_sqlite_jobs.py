@@ -17,7 +17,7 @@ import pytest
 
 import dibs
 from dibs.clock import Deadline, RealClock, boot_now
-from dibs.door import Door
+from dibs.door import Door, door_to
 from dibs.jobs import DEAD, DONE, RETRY, Finish, Finished, KeyTaken, NewJob, Put, PutDone, Take, Taken
 from dibs.store import Held, StoreBusy
 from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_jobs, sqlite_jobs_sql
@@ -426,6 +426,44 @@ def test_the_first_put_of_all_may_be_within_a_transaction(path: Path) -> None:
             end()
     assert [job.payload for job in queue.taken(5).jobs] == ["1"]
     queue.store.close()
+
+
+@pytest.mark.parametrize("vacuum", ["NONE", "FULL", "INCREMENTAL"])
+@pytest.mark.parametrize("what", ["first put", "put", "end"])
+def test_what_is_said_first_in_a_transaction_is_a_write(path: Path, queue: Queue, what: str, vacuum: str) -> None:
+    """So it waits for others who write; had it read before, it would be refused at once when they have written."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as caller:
+        caller.execute(f"PRAGMA auto_vacuum = {vacuum}")
+        caller.execute("PRAGMA journal_mode = WAL")
+        caller.execute("CREATE TABLE letter (body TEXT)")
+        request: Any = Put(NAME, "p", (NewJob("1", key="k"),))
+        if what != "first put":
+            queue.put("0")
+        if what == "end":
+            request = finishing(queue.taken())
+        caller.execute("BEGIN")
+        door = door_to(caller)
+        talk = queue.jobs.within(request, "sqlite", queue.files(door), BY)
+        first = next(talk)
+        answer = door.execute(*first)
+        assert is_locked(path)
+        with pytest.raises(StopIteration) as told:
+            while True:
+                answer = door.execute(*talk.send(answer))
+        caller.execute("COMMIT")
+    assert isinstance(told.value.value, Finished if what == "end" else PutDone)
+    assert len(queue.payloads("ready")) == {"first put": 1, "put": 2, "end": 0}[what]
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody else who would write is kept out."""
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
+        try:
+            connection.execute("INSERT INTO letter VALUES ('dear bob')")
+        except sqlite3.OperationalError:
+            return True
+        connection.commit()
+        return False
 
 
 @pytest.mark.parametrize("kind", [kind for kind, (fixture, _) in KINDS.items() if fixture == "sqlite_url"])

@@ -206,10 +206,14 @@ class SQLiteJobs:
         names = sqlite_jobs_sql.names(table, alias)
         sql = sqlite_jobs_sql.statements(names)
         exists = sqlite_jobs_sql.exists(alias)
+        # First of all the lock that a write takes. It is waited for, as long as that connection is patient; but not by
+        # who has read before in that transaction: they are refused at once while others write.
+        yield Said(sqlite_jobs_sql.begin(alias))
         if not (yield Said(exists, (table + "_job_end",))).rows[0][0]:
             for statement in _each(sqlite_jobs_sql.schema(names)):
                 yield Said(statement)
-        # The first statement that writes waits for others who do. So the time is read, and all else, after it.
+        # The same once more, since sqlite3 of Python begins a transaction with this one at the earliest. The time is
+        # read, and all else, after it.
         yield Said(sql["lock"])
         boot = NO_BOOT
         if (yield Said(exists, (table + "_meta",))).rows[0][0]:

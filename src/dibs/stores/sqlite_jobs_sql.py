@@ -295,3 +295,11 @@ def exists(alias: str) -> str:
     """A statement that says 1 or 0 of the table with a name."""
     schema = quoted_table(alias, "schema")
     return f"SELECT count(*) FROM {schema}.sqlite_master WHERE type = 'table' AND name = {VALUE}"
+
+
+def begin(alias: str) -> str:
+    """A statement that takes the lock a write takes, whatever tables there are, and writes nothing.
+
+    (At most it gives back one of the pages that are free, where somebody wanted that: ``auto_vacuum`` is on.)
+    """
+    return f"PRAGMA {quoted_table(alias, 'schema')}.incremental_vacuum(1)"
