@@ -8,10 +8,12 @@ import gc
 import json
 import re
 import signal
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 from unittest import mock
@@ -24,6 +26,7 @@ from dibs.jobs import Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
 from dibs.testing.case import within
+from dibs.testing.client_bench import until
 from tests.between import Between, Holdup
 from tests.test_api import eventually, in_a_fork, logged
 
@@ -356,6 +359,140 @@ def test_with_all_hints_lost_a_taker_polls(between: Between, client: dibs.Client
         thread.join(10)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who waits looks by themselves for as long as a test lasts."""
+    monkeypatch.setattr("dibs.waiting.POLL_MIN_S", 60.0)
+    monkeypatch.setattr("dibs.waiting.POLL_MAX_S", 60.0)
+
+
+class _Told(_Silent):
+    """A watch that tells what the test says, once."""
+
+    def __init__(self) -> None:
+        self._news: list[str] = []
+        self._ours, self._theirs = socket.socketpair()
+
+    def tell(self, queue: dibs.Queue) -> None:
+        self._news.append(queue._core._key)
+        self._theirs.send(b"!")
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def changed(self, names: Sequence[str]) -> list[str]:
+        self._ours.setblocking(False)
+        try:
+            self._ours.recv(100)
+        except BlockingIOError:
+            return []
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("called", [True, False], ids=["whom it called", "whom it found busy"])
+def test_a_take_soon_after_a_hint_looks_again(
+    called: bool, between: Between, client: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is put right after what was told of is told to nobody: it is found although no other hint comes."""
+    monkeypatch.setattr("dibs.taking.HINT_EVERY_S", 60.0)  # as if all of this took no time
+    watch = _Told()
+    between.watch = lambda: watch  # type: ignore[assignment]
+    with between.client(ttl=20) as deaf, ThreadPoolExecutor(1) as taker:
+        queue, theirs = deaf.queue("a"), client.queue("a")
+        waiting = deaf._desk.session().waiting
+        if called:
+            first = taker.submit(one, queue)
+            eventually(lambda: waiting._asleep and waiting._bell is not None, "somebody waits")
+            theirs.put("told of")
+            watch.tell(queue)
+            assert first.result(10).payload == "told of"
+        else:
+            assert not queue.take(timeout=1)  # so that there is a watch
+            watch.tell(queue)
+            eventually(lambda: waiting.hinted_at(queue._core._key) > 0, "the hint was heard")
+        second = taker.submit(one, queue)
+        eventually(lambda: waiting._asleep, "it found nothing")
+        theirs.put("not told of")
+        assert second.result(10).payload == "not told of"
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_waits_in_peace_does_not_look_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no hint came lately, a take asks once, and then waits for one."""
+    watch = _Told()
+    between.watch = lambda: watch  # type: ignore[assignment]
+    with between.client(ttl=20) as client:
+        queue = client.queue("a")
+        assert not queue.take(timeout=0.1)
+        between.calls.clear()
+        assert not queue.take(timeout=0.5)
+        assert len([call for call in between.calls if type(call[0]) is Take]) == 1
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("server", ["postgres_url", "redis_url"])
+def test_a_put_whose_hint_was_left_out_is_noticed(
+    server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has just been called and served waits for the next job, too, which nobody was told of so soon after."""
+    for module in ("stores.postgres_jobs", "stores.redis_job_runs", "taking"):
+        monkeypatch.setattr(f"dibs.{module}.HINT_EVERY_S", 2.0)
+    monkeypatch.setattr("dibs.waiting.LOOK_AGAIN_S", 4.0)
+    url = request.getfixturevalue(server)
+
+    async def main() -> None:
+        async with dibs.connect_async(url) as ours, dibs.connect_async(url) as theirs:
+            queue, line = ours.queue("a", ttl=20), ours._desk.session().waiting
+            await queue.take(timeout=0.1)  # so that there is a watch
+            for payload in ("told of", "not told of"):
+                taker = asyncio.ensure_future(queue.take(timeout=20))
+                await until(lambda: line._asleep, "it found nothing")
+                await theirs.queue("a").put(payload)
+                assert [job.payload for job in (await taker).won] == [payload]
+                await taker.result().done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("face", ["threads", "tasks", "a stream"])
+def test_a_job_that_was_ready_all_the_time_is_not_left(face: str, between: Between, client: dibs.Client) -> None:
+    """Who ends because nothing came takes once more: also a job that it was not told of is worked."""
+    between.watch = _Silent  # type: ignore[assignment]
+    late = [1]
+
+    def put(requests: Sequence[Any]) -> None:
+        if late and type(requests[0]) is Take:  # it found nothing
+            client.queue("a").put(late.pop())
+
+    async def main() -> int:
+        async with between.async_client(ttl=20) as tasks:
+            await tasks.queue("a").take(timeout=0.5)  # so that there is a watch: who opens one looks again
+            between.after = put
+            return await tasks.queue("a").run(handle, idle=0.2)
+
+    async def handle(job: dibs.AsyncJob) -> None:
+        pass
+
+    if face == "tasks":
+        assert asyncio.run(main()) == 1
+        return
+    with between.client(ttl=20) as threads:
+        queue = threads.queue("a")
+        queue.take(timeout=0.5)
+        between.after = put
+        if face == "threads":
+            assert queue.run(lambda job: None, idle=0.2) == 1
+        else:
+            assert [job.payload for job in queue.stream(idle=0.2)] == [1]
+
+
 # -- who asks for nothing ---------------------------------------------------------------------------------------------
 
 
@@ -454,6 +591,27 @@ def test_a_dropped_batch_is_not_renewed_for_ever(client: dibs.Client) -> None:
     time.sleep(1.5)  # longer than the ttl
     assert job.held  # whoever has a job of it has the batch
     job.done()
+
+
+@pytest.mark.parametrize("face", ["threads", "tasks"])
+def test_what_a_thread_left_behind_is_given_back_at_the_end(face: str, sqlite_url: str, client: dibs.Client) -> None:
+    """A client that is closed gives back also what a thread or a task has taken that has ended since."""
+    client.queue("a").put(1)
+    kept: list[Any] = []
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as tasks:
+            kept.append(await asyncio.ensure_future(tasks.queue("a").take()))
+            gc.collect()
+
+    if face == "tasks":
+        asyncio.run(main())
+    else:
+        with dibs.connect(sqlite_url, ttl=20) as threads:
+            thread = threading.Thread(target=lambda: kept.append(threads.queue("a").take()))
+            thread.start()
+            thread.join()
+    assert (len(kept[0]), counts(client.queue("a"))) == (1, (1, 0, 0, 0))
 
 
 def test_a_forked_child_holds_nothing(client: dibs.Client) -> None:

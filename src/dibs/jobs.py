@@ -55,8 +55,9 @@ CRASHES_MAX = 2
 # after this time, or this many times as long as the last such look took, whichever is longer.
 LOOK_BACK_S = 0.5
 LOOK_BACK_PART = 20
-# Hints of one store and queue are at least this far apart. Whoever was woken and found nothing looks again after twice
-# this time, since the hint of what was put meanwhile may have been left out.
+# Hints of one store and queue are at least this far apart. Whoever was woken and found nothing, or asked before so much
+# time had gone by since the last hint came, looks again after twice this time, since the hint of what was put meanwhile
+# may have been left out.
 HINT_EVERY_S = 0.005
 
 READY, LATER, CLAIMED, DONE, DEAD, CANCELLED = "ready", "later", "claimed", "done", "dead", "cancelled"

@@ -274,6 +274,8 @@ class Patience:
     def __init__(self, idle: Seconds | None, stop: Any) -> None:
         self._idle_s = None if idle is None else check_seconds("idle", idle)
         self._waited_s = 0.0
+        # Nothing was found by the last take, which did not wait.
+        self._asked_last = False
         #: Whether it is time to stop.
         self.stopped = check_stop(stop)
 
@@ -283,12 +285,15 @@ class Patience:
             return None
         if self._idle_s is None:
             return TURN_S
-        left_s = self._idle_s - self._waited_s
-        return None if left_s <= 0 and self._waited_s else min(TURN_S, max(0.0, left_s))
+        left_s = max(0.0, self._idle_s - self._waited_s)
+        return None if not left_s and self._asked_last else min(TURN_S, left_s)
 
     def saw(self, jobs: int, looked_s: float) -> None:
         """So many jobs were found after so much time at most."""
-        self._waited_s = 0.0 if jobs else self._waited_s + max(looked_s, 1e-6)
+        self._waited_s = 0.0 if jobs else self._waited_s + looked_s
+        # Whoever waits asks when the wait begins, and then perhaps no more: what was put since, and was told to nobody,
+        # is found by a take that does not wait, when the time is over.
+        self._asked_last = not jobs and not looked_s
 
 
 class LeftInTheMiddle(Exception):

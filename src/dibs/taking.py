@@ -41,8 +41,12 @@ class TakeAsk(AcquireAsk):
         if type(outcome) is Taken:
             self._claimed(outcome)
         elif type(outcome) is Held:
-            self.t0 = None  # the claim certainly has nothing
+            asked_at, self.t0 = self.t0, None  # the claim certainly has nothing
             self.raced += self.hinted
+            # Of what was put since it was asked, so soon after a hint, none was sent: that one stands for it, even if
+            # another take was called by it, or nobody was waiting then.
+            if asked_at is not None and asked_at - self._session.waiting.hinted_at(self.request.name) < HINT_EVERY_S:
+                self.hinted = True
             super().received(outcome)
         else:
             self.failed(outcome)
@@ -101,6 +105,9 @@ def wish_for_jobs(
     session: Session, key: str, n: int, group_limit: int, terms: Terms, owner: object, *, blocking: bool
 ) -> TakeAsk:
     """Make the ask; nothing happens before ``Session.submit``."""
+    # A weak reference (dibs.owners) keeps its hash, but gives none when it is first asked after its thread or task is
+    # gone: then nobody could look for what that holds.
+    hash(owner)
     wake = session.client_id if blocking else None
     request = Take(key, session.new_claim(), n, terms.ttl, session.holder, group_limit, wake)
     return TakeAsk(request, terms, owner, session, blocking)

@@ -26,7 +26,7 @@ from dibs.store import LINE_GRACE_S
 from dibs.threads import begin, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from dibs.clock import Bell, Clock
@@ -43,6 +43,8 @@ assert POLL_MAX_S < LINE_GRACE_S
 ASK_AGAIN_MIN_S = 0.001
 # … except after a hint for jobs: it may stand for more than was there to see when it came.
 LOOK_AGAIN_S = 0.01
+# Names of which is known when the last hint came; if there are more, all are forgotten, and somebody may poll once.
+HINTS_MAX = 1_000
 # Where hints must be looked for, the pause between looks is this part of the time waited so far …
 LOOK_PART = 0.02
 # … between the watch's own interval and this many times that.
@@ -84,6 +86,8 @@ class Waiting:
         self._asleep: dict[str, AcquireAsk] = {}
         #: Those whose time is over and who only wait for a first answer, by name; seldom any.
         self._overdue: dict[str, list[AcquireAsk]] = {}
+        #: When the last hint for a name came, whoever waited for it then.
+        self._hinted_at: dict[str, float] = {}
         self._heap: list[tuple[float, int, AcquireAsk]] = []
         self._pushes = 0
         self._wake_at = float("-inf")
@@ -200,6 +204,10 @@ class Waiting:
         first = self._first.get(key)
         return None if first is None else first.seen
 
+    def hinted_at(self, name: str) -> float:
+        """When the last hint for a name came."""
+        return self._hinted_at.get(name, float("-inf"))
+
     def everybody(self) -> list[AcquireAsk]:
         """All who wait (the session refuses them when it closes)."""
         return [*self._first.values(), *(ask for behind in self._behind.values() for ask in behind)]
@@ -313,10 +321,13 @@ class Waiting:
         latest = max(ask.started_at for ask in self._asleep.values())
         return min(max((now - latest) * LOOK_PART, interval_s), interval_s * LOOK_GROWTH_MAX)
 
-    def _collect(self, now: float, changed: object) -> list[AcquireAsk]:
+    def _collect(self, now: float, changed: Iterable[str]) -> list[AcquireAsk]:
         """Send everybody asking who is due or whose name changed. The caller holds the mutex."""
         due: list[AcquireAsk] = []
-        for key in [line for name in changed for line in self._lines_for(name)]:  # type: ignore[attr-defined]
+        if len(self._hinted_at) > HINTS_MAX:
+            self._hinted_at.clear()
+        self._hinted_at.update(dict.fromkeys(changed, now))
+        for key in [line for name in changed for line in self._lines_for(name)]:
             ask = self._asleep.pop(key, None)
             if ask is not None:
                 ask.hinted = ask.kind == JOBS
