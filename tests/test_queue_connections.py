@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -316,6 +316,65 @@ def test_threads_put_and_finish_in_transactions_at_once(scene: Scene, kind: str)
             list(pool.map(work, batch.won))
         client.close()
     assert counts(scene.other.queue("a")) == (0, threads * 4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted(
+        {"psycopg", "psycopg2", "session-postgresql", "django-postgresql", "pymysql", "sqlalchemy-mysql"} & KINDS.keys()
+    ),
+)
+def test_a_connection_to_another_database_is_refused(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are tables of dibs: nothing is put or ended there, and the transaction can go on."""
+    url = request.getfixturevalue(KINDS[kind][0]).partition("?")[0]
+    elsewhere = url
+    if url.startswith("postgresql:"):
+        elsewhere = request.getfixturevalue("postgres").create_database()
+    with dibs.connect(url) as client, dibs.connect(elsewhere) as other:
+        queue, theirs = client.queue("a"), other.queue("a")
+        theirs.put("theirs", key="k")
+        mine = queue.put("mine", priority=9)
+        if elsewhere == url:  # as if it were on another server
+            monkeypatch.setattr("dibs.stores.mysql_link.Connection.server", "another 3306 1")
+        caller = KINDS[kind][1](elsewhere)
+        with queue.take() as batch:
+            (job,) = batch.won
+            calls: list[Callable[[], Any]] = [
+                lambda: queue.put(1, connection=caller.given),
+                lambda: queue.put_many([1, 2], connection=caller.given),
+                lambda: queue.put(1, key="new", connection=caller.given),
+                lambda: queue.put_many([1, dibs.NewJob(2, key="new")], on_conflict="keep", connection=caller.given),
+                lambda: queue.put(1, key="k", on_conflict="replace", connection=caller.given),
+            ]
+            if elsewhere != url:
+                calls.append(lambda: queue.put(1, key="k", connection=caller.given))
+                calls.append(lambda: job.done(connection=caller.given))
+            for call in calls:
+                with pytest.raises(dibs.InvalidOption, match="leads to another database"):
+                    call()
+            assert caller.run("SELECT 1")
+            caller.commit()
+            caller.close()
+            assert (job.id, job.held) == (mine, True)
+        assert [(job.payload, job.key) for job in theirs.jobs() if job.id != mine or elsewhere != url] == [
+            ("theirs", "k")
+        ]
+
+
+def test_where_the_store_is_may_change(postgres_url: str) -> None:
+    """After a failover the store is on another server than it knows: it looks once more before it refuses anybody."""
+    with dibs.connect(postgres_url) as client, psycopg.connect(postgres_url) as connection:
+        queue = client.queue("a")
+        for key in (None, "k"):
+            queue.put(1, connection=connection)
+            store: Any = client._desk.session().lane._store
+            assert store.jobs._place
+            store.jobs._place = "7 7"
+            queue.put(2, key=key, connection=connection)
+            connection.commit()
+            assert counts(queue)[0] == (2 if key is None else 4)
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "pymysql"])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.door import FILES, SQLITE
-from dibs.errors import LeaseLost
+from dibs.errors import InvalidOption, LeaseLost
 from dibs.job_hold import forsake, take_up, tell
-from dibs.jobs import DONE, Finish, KeyTaken, Put
+from dibs.jobs import DONE, Elsewhere, Finish, KeyTaken, Put
 from dibs.new_jobs import error_text
 from dibs.steps import acting
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def put_within(session: Session, door: Door, request: Put) -> Talk[PutDone | KeyTaken]:
     """Put jobs in the transaction that is open behind the door: nobody sees them before it is committed."""
     statements = yield from _statements(session, door, request)
-    return (yield from _said(statements))  # type: ignore[no-any-return]
+    return (yield from _outcome(session, door, request, statements))  # type: ignore[no-any-return]
 
 
 def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) -> Talk[None]:
@@ -43,7 +43,7 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
         # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
         hold.within.add(job.id)
         forsaken = forsake(session, hold, [job.id])
-        outcome = yield from _said(statements)
+        outcome = yield from _outcome(session, door, request, statements)
     except BaseException as error:
         # Nothing has ended, since that transaction will be undone: the job is its worker's as before, who may say it
         # again in the next one. But whoever goes on as if nothing had happened has not done it: see JobHold.refused.
@@ -69,6 +69,22 @@ def _statements(session: Session, door: Door, request: Put | Finish) -> Talk[Any
         return cast("JobStore", store).jobs.within(request, door.dialect, files, by)
 
     return session.aside(within) if files is not None else (yield acting(session, within))
+
+
+def _outcome(session: Session, door: Door, request: Put | Finish, statements: Any) -> Talk[Any]:
+    """What comes of it. A connection that seems to lead elsewhere is refused when the store has looked once more.
+
+    What it knew of where it is itself may have been from before a failover.
+    """
+    outcome = yield from _said(statements)
+    if type(outcome) is Elsewhere:
+        outcome = yield from _said((yield from _statements(session, door, request)))
+    if type(outcome) is Elsewhere:
+        raise InvalidOption(
+            f"{door} leads to another database than the one in which this client keeps its jobs: put and end them on a "
+            "connection to that one, or leave connection= out"
+        )
+    return outcome
 
 
 def _said(statements: Any) -> Talk[Any]:

@@ -207,7 +207,12 @@ class Finished(NamedTuple):
     gone: tuple[int, ...] = ()
 
 
+class Elsewhere:
+    """Somebody else's connection leads to another database than the store's, and nothing was done there."""
+
+
 JobOutcome = PutDone | KeyTaken | Taken | Held | Extended | Finished
+WithinOutcome = PutDone | KeyTaken | Finished | Elsewhere
 
 
 class StoredJob(NamedTuple):
@@ -267,12 +272,13 @@ class Jobs(Protocol):
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, Answer, WithinOutcome]:
         """The same for somebody else's connection to the same database: statements to be run there one by one.
 
         What the store's own connection must be asked is asked before this returns; the statements do not use it, so
         they may be run in any thread. ``files`` are those that an SQLite connection has. No hint is sent, since nobody
-        knows when it is committed. InvalidOption when that connection cannot be to this database.
+        knows when it is committed. InvalidOption when that connection cannot be to this database; Elsewhere, as far as
+        the store can tell, when it is to another of the same kind, and then nothing has been done there.
         """
         ...
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
+    from dibs.jobs import WithinOutcome
     from dibs.stores.memory import Shelf
 
 
@@ -102,7 +103,7 @@ class MemoryJobs:
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, Answer, WithinOutcome]:
         raise InvalidOption("jobs are kept in the memory of this process, which is in no transaction")
         yield  # a generator all the same
 

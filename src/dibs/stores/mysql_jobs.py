@@ -19,6 +19,7 @@ from dibs.jobs import (
     DONE,
     KEY_LOCKED,
     Depth,
+    Elsewhere,
     Extend,
     Extended,
     Finish,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.door import Answer as DoorAnswer
-    from dibs.jobs import JobOutcome, JobRequest, KeyTaken, Taken
+    from dibs.jobs import JobOutcome, JobRequest, KeyTaken, Taken, WithinOutcome
     from dibs.store import Held
     from dibs.stores.mysql_drivers import Answer
     from dibs.stores.mysql_jobs_turns import Outcome
@@ -196,20 +197,22 @@ class MySQLJobs:
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, DoorAnswer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, DoorAnswer, WithinOutcome]:
         if dialect != MYSQL:
             raise InvalidOption(f"jobs are kept in MySQL, and that connection is to {dialect}")
         # Before the caller's connection does anything: making missing tables there would commit its transaction.
         self._connection.wrote = False
         if isinstance(request, Put):
             seen = puts.look(request, self._text, lambda statement: self._ask(statement, deadline).rows)
-            return self._said(puts.putting_within(request, seen, self._tables.within))
+            return self._said(puts.putting_within(request, seen, self._tables.within, self._connection.server))
         which = ends.in_force([request], self._text)
         rows = self._ask(self._text(sql.PLACES) % which.joined(), deadline).rows
         places = [(int(rank or 0), (due_at or b"").decode(), int(job or 0)) for rank, due_at, job in rows]
-        return self._said(self._ending_within(request, places))
+        return self._said(self._ending_within(request, places, self._connection.server))
 
-    def _ending_within(self, finish: Finish, places: list[tuple[int, str, int]]) -> Generator[str, Any, Finished]:
+    def _ending_within(
+        self, finish: Finish, places: list[tuple[int, str, int]], server: str | None
+    ) -> Generator[str, Any, Finished | Elsewhere]:
         """By the primary key, in which the server locks these rows alone, however the transaction is isolated."""
         gone = set(finish.ids)
         for first in range(0, len(places), ends.WITHIN_MAX):
@@ -217,6 +220,8 @@ class MySQLJobs:
             which = ends.by_places(finish.name, some, self._tables.within)
             done = yield from ends.ending(finish, which, self._tables.within)
             gone &= set(done.gone)
+        if gone and server and not (yield from puts.is_ours(server, self._tables.within)):
+            return Elsewhere()
         return Finished(tuple(job for job in finish.ids if job in gone))
 
     def _said(self, statements: Generator[str, Any, _T]) -> Generator[Said, DoorAnswer, _T]:

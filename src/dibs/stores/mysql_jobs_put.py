@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import StoreUnavailable
-from dibs.jobs import KEEP, REPLACE, KeyTaken, PutDone
+from dibs.jobs import KEEP, REPLACE, Elsewhere, KeyTaken, PutDone
 from dibs.store import StoreBusy
 from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_sql import EPOCH, NOW
@@ -101,8 +101,13 @@ def known(put: Put, seen: Seen) -> PutDone | KeyTaken | None:
     return None
 
 
-def putting(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, Any, PutDone]:
-    """The statements of one put, for a transaction; StoreBusy when they must be undone, and begun again with a look."""
+def putting(
+    put: Put, seen: Seen, text: Callable[[str], str], server: str | None = None
+) -> Generator[str, Any, PutDone | Elsewhere]:
+    """The statements of one put, for a transaction; StoreBusy when they must be undone, and begun again with a look.
+
+    ``server``: where that may be somebody else's, see to it that it is on this one.
+    """
     there = [None if job.key is None or job.key not in seen.live else seen.live[job.key][0] for job in put.jobs]
     new = [row(put, place, job) for place, job in enumerate(put.jobs) if there[place] is None]
     for part in parts(new):
@@ -111,18 +116,33 @@ def putting(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, 
         rows = [_replacing(put.jobs[place], place, live) for place, live in enumerate(there) if live is not None]
         for part in parts(rows, " UNION ALL ", UNITED_MAX):
             yield text(sql.REPLACE) % (part, hexed(put.name), hexed(put.put_id))
-    answer = yield text(sql.PUT_PLACES) % (hexed(put.put_id), hexed(put.name))
+    of_put = hexed(put.put_id), hexed(put.name)
+    if server is None:
+        answer = yield text(sql.PUT_PLACES) % of_put
+    else:
+        answer = yield text(sql.PUT_PLACES_AND_OURS) % (hexed(server).upper(), *of_put)
+        if not all(int(ours) for *_, ours in answer.rows):
+            yield text(sql.UNPUT) % of_put
+            return Elsewhere()
     if put.on_conflict == KEEP:
         ids = {place: live for place, live in enumerate(there) if live is not None}
     else:
         ids = {}
-    ids |= {int(place): int(job) for place, job in answer.rows}
+    ids |= {int(place): int(job) for place, job, *_ in answer.rows}
     if len(ids) < len(put.jobs):
         raise StoreBusy("a job with the same key was put, taken or ended at the same moment")
     return PutDone(tuple(ids[place] for place in range(len(put.jobs))))
 
 
-def putting_within(put: Put, seen: Seen, text: Callable[[str], str]) -> Generator[str, Any, PutDone | KeyTaken]:
+def is_ours(server: str, text: Callable[[str], str]) -> Generator[str, Any, bool]:
+    """Ask whether that is this server."""
+    answer = yield text(sql.OURS) % hexed(server).upper()
+    return bool(int(answer.rows[0][0]))
+
+
+def putting_within(
+    put: Put, seen: Seen, text: Callable[[str], str], server: str | None
+) -> Generator[str, Any, PutDone | KeyTaken | Elsewhere]:
     """The same for a transaction that is the caller's, and of which nothing else may be undone.
 
     Where there is none, on a connection in autocommit, there are no savepoints either: so one is asked for only where
@@ -133,13 +153,18 @@ def putting_within(put: Put, seen: Seen, text: Callable[[str], str]) -> Generato
         outcome = known(put, seen)
         if outcome is not None:
             return outcome
+        # What is replaced cannot be taken back, so that is asked before; else the last statement of the put tells it.
+        if server and seen.live and put.on_conflict == REPLACE and not (yield from is_ours(server, text)):
+            return Elsewhere()
         if several:
             yield f"SAVEPOINT {_SAVEPOINT}"
         try:
-            return (yield from putting(put, seen, text))
+            return (yield from putting(put, seen, text, server))
         except StoreBusy:
             if several:
                 yield f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}"
+        if server and not (yield from is_ours(server, text)):
+            return Elsewhere()
         # What is in the way may be this transaction's own, or be there since it began: others may not see it, or it
         # may not. A locking read sees both.
         keys = [_binary(job.key) for job in put.jobs if job.key is not None]

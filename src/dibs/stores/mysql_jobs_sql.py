@@ -13,7 +13,7 @@ somebody else's connection. ``{job}`` and the other names in braces are replaced
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
-from dibs.stores.mysql_sql import EPOCH, NOW, locking
+from dibs.stores.mysql_sql import EPOCH, NOW, SERVER, locking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,6 +104,11 @@ PUT = (
 # Where the key is a live job's, or the put has been done, that row stays as it is. Nothing else could be waited for.
 PUT_UNLESS_THERE = PUT + " ON DUPLICATE KEY UPDATE id = {job}.id"
 PUT_PLACES = "SELECT put_place, id FROM {job} FORCE INDEX (job_put) WHERE put_id = x'%s' AND queue = x'%s'"
+# In somebody else's transaction: whether that is our server, in each row of what was put, and what takes it back.
+_OURS = f"HEX(CONVERT({SERVER} USING utf8mb4)) = '%s'"
+OURS = f"SELECT {_OURS}"
+PUT_PLACES_AND_OURS = PUT_PLACES.replace("id FROM", f"id, {_OURS} FROM")
+UNPUT = "DELETE FROM {job} WHERE put_id = x'%s' AND queue = x'%s'"
 WITH_KEYS = (
     f"SELECT j.job_key, j.id, {IN_FORCE} FROM {{job}} AS j FORCE INDEX (job_key)"
     " WHERE j.queue = x'%s' AND j.job_key IN (%s)"

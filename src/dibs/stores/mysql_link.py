@@ -150,6 +150,13 @@ class Connection:
         return "innodb_snapshot_isolation" in self.facts
 
     @property
+    def server(self) -> str | None:
+        """What ``sql.SERVER`` is here; None where several servers are one database."""
+        if self.facts.get("wsrep_on") == "ON" or self.facts.get("group_replication_group_name"):
+            return None
+        return " ".join(self.facts[fact] for fact in ("hostname", "port", "server_id"))
+
+    @property
     def counts_by_one(self) -> bool:
         """Whether the rows of one INSERT are numbered without gaps, whatever happens to a cluster meanwhile."""
         return self.facts.get("auto_increment_increment") == "1" and self.facts.get("wsrep_on") != "ON"

@@ -18,6 +18,7 @@ from dibs.jobs import (
     RETRY,
     STATES,
     Depth,
+    Elsewhere,
     Extend,
     Extended,
     Finish,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
-    from dibs.jobs import JobOutcome, JobRequest, StoredJob
+    from dibs.jobs import JobOutcome, JobRequest, StoredJob, WithinOutcome
     from dibs.stores.postgres_jobs_flights import Statement
     from dibs.stores.postgres_link import Connection, Sql
 
@@ -66,7 +67,8 @@ class PostgresJobs:
         self._told: dict[JobRequest, JobOutcome] = {}
         #: When which queue's last hint was sent.
         self._hinted: dict[str, float] = {}
-        self._tables_seen = False
+        #: Which server and database our connection led to when that was last asked.
+        self._place: str | None = None
 
     # -- the vector -----------------------------------------------------------------------------------------------
 
@@ -239,45 +241,60 @@ class PostgresJobs:
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, Answer, WithinOutcome]:
         if dialect != "postgresql":
             raise InvalidOption(f"jobs are kept in PostgreSQL, and that connection is to {dialect}")
-        if not self._tables_seen:
-            self._flights.run([("LEVELS", (request.name.encode(),))], deadline)
-            self._tables_seen = True
-        return self._said_within(request)
+        if self._place is None:
+            (result,) = self._flights.run([("PLACE", ())], deadline)  # makes the tables, too
+            self._place = text(result.get_value(0, 0)) or ""
+        return self._said_within(request, self._place)
 
-    def _said_within(self, request: Put | Finish) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    def _said_within(self, request: Put | Finish, place: str) -> Generator[Said, Answer, WithinOutcome]:
         """What is said on the caller's connection, in whichever thread: ours is not used for it."""
         if isinstance(request, Finish):
             answer = yield said(self._flights.sql[wire.verb_of(request)], wire.finish(request, sorted(request.ids)))
-            return Finished(_others(request, set(answer.rows[0][0] or ())))
+            gone = _others(request, set(answer.rows[0][0] or ()))
+            if gone:  # or never there
+                answer = yield said(self._flights.sql["PLACE"], ())
+                if rows_of(answer)[0][0] != place:
+                    return self._elsewhere()
+            return Finished(gone)
         if _keyed(request):
-            return (yield from self._put_keyed_within(request))
+            return (yield from self._put_keyed_within(request, place))
         ids: list[int] = []
         for start, part in _parts(request):
             which = list(wire.put([part]))
             which[2] = b"{%d}" % -start
             yield from check_nulls(which)
-            answer = yield said(self._flights.sql["PUT"], (*which, b"false" if start else b"true"))
-            if answer.rows[0][0]:
+            given = (*which, b"false" if start else b"true", place.encode())
+            answer = yield said(self._flights.sql["PUT_WITHIN"], given)
+            known, put, here = answer.rows[0]
+            if not here:
+                return self._elsewhere()
+            if known:
                 answer = yield said(self._flights.sql["PUT_KNOWN"], (wire.put_id(request).encode(),))
                 return PutDone(tuple(answer.rows[0][0]))
-            ids += answer.rows[0][1]
+            ids += put
         return PutDone(tuple(ids))
 
-    def _put_keyed_within(self, put: Put) -> Generator[Said, Answer, PutDone | KeyTaken]:
+    def _put_keyed_within(self, put: Put, place: str) -> Generator[Said, Answer, PutDone | KeyTaken | Elsewhere]:
         given = wire.put_keyed(put)
         yield from check_nulls(given)
-        statement = said(self._flights.sql[f"PUT_{put.on_conflict}_WITHIN"], given)
+        statement = said(self._flights.sql[f"PUT_{put.on_conflict}_WITHIN"], (*given, place.encode()))
         unput = said(self._flights.sql["UNPUT"], (wire.put_id(put).encode(),))
         while True:
-            answer = yield statement
-            outcome = _of_keyed(put, rows_of(answer))
+            rows = rows_of((yield statement))
+            if any(kind == "elsewhere" for kind, *_ in rows):
+                return self._elsewhere()
+            outcome = _of_keyed(put, rows)
             if outcome is not None:
                 return outcome
             # Another transaction has put a job with one of the keys in the meantime: again, now that it can be seen.
             yield unput
+
+    def _elsewhere(self) -> Elsewhere:
+        self._place = None  # ours may be where it was no longer: it is asked for once more
+        return Elsewhere()
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 

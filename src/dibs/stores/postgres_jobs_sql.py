@@ -85,6 +85,19 @@ HURRY = "SELECT set_config('lock_timeout', '10ms', true)"
 
 # -- put --------------------------------------------------------------------------------------------------------------
 
+# Which server that is, by when it was started, and which of its databases. (As a number: texts of times differ by the
+# settings of a connection.)
+_PLACE = """\
+concat_ws(' ', (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+        (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))"""
+# (A balancer that sends what only reads to a standby sends this to where puts go.)
+PLACE = f"WITH nothing AS (DELETE FROM {{job}} WHERE false) SELECT {_PLACE}"
+# Within the caller's transaction nothing is put in another place than the one that is told, and that is told.
+AND_HERE = f"AND $13::text = {_PLACE}"
+TELL_HERE = f", $13::text = {_PLACE}"
+AND_HERE_KEYED = f"AND $11::text = {_PLACE}"
+TELL_ELSEWHERE = f"UNION ALL SELECT 'elsewhere', 0, 0, NULL, NULL WHERE $11::text <> {_PLACE}"
+
 # Of many puts, whose jobs have no keys: an array of the puts, and one of the jobs, which say to which put each belongs.
 # What is the same for all jobs, and is what most are, is left out: unnest fills shorter arrays up with NULL. The last
 # parameter is false for a further part of a put that is too large for one statement.
@@ -100,11 +113,11 @@ WITH known AS MATERIALIZED (
     FROM unnest($4::integer[], $5::text[], $6::bytea[], $7::integer[], $8::float8[], $9::float8[], $10::text[],
             $11::integer[]) WITH ORDINALITY
         AS a (put, payload, payload_bytes, priority, delay, at, group_name, max_tries, i)
-    WHERE ($1::text[])[coalesce(a.put, 1)] <> ALL (ARRAY(SELECT k.put_id FROM known AS k))
+    WHERE ($1::text[])[coalesce(a.put, 1)] <> ALL (ARRAY(SELECT k.put_id FROM known AS k)) {{and_here}}
     ORDER BY a.i
     RETURNING id
 )
-SELECT (SELECT count(*) FROM known), array_agg(p.id) FROM put AS p
+SELECT (SELECT count(*) FROM known), array_agg(p.id){{tell_here}} FROM put AS p
 """
 PUT_KNOWN = "SELECT array_agg(j.id ORDER BY j.put_place) FROM {job} AS j WHERE j.put_id = $1::text"
 
@@ -131,7 +144,7 @@ WITH known AS MATERIALIZED (
     SELECT s.i, s.found, s.key, s.claimed FROM seen AS s
     WHERE s.found IS NOT NULL AND {{refused}} AND NOT EXISTS (SELECT FROM known) ORDER BY s.i LIMIT 1
 ), verdict AS MATERIALIZED (
-    SELECT NOT EXISTS (SELECT FROM known) AND NOT EXISTS (SELECT FROM refused) AS go
+    SELECT NOT EXISTS (SELECT FROM known) AND NOT EXISTS (SELECT FROM refused) {{and_here}} AS go
 ), put AS (
     INSERT INTO {{job}} (queue, key, priority, due_at, payload, payload_bytes, group_name, max_tries, created_at,
         put_id, put_place)
@@ -151,6 +164,7 @@ SELECT 'refused' AS kind, r.i, r.found, r.key, r.claimed FROM refused AS r
 UNION ALL SELECT 'found', s.i, s.found, NULL, NULL FROM seen AS s WHERE s.found IS NOT NULL
 UNION ALL SELECT 'put', p.put_place, p.id, NULL, NULL FROM put AS p
 UNION ALL SELECT 'known', k.put_place, k.id, NULL, NULL FROM known AS k
+{{tell_here}}
 """
 OR_LEAVE_OUT = "ON CONFLICT DO NOTHING"
 ONLY_IF_COMPLETE = "AND (SELECT count(*) FROM put) = (SELECT count(*) FROM seen AS s WHERE s.found IS NULL)"
@@ -373,4 +387,4 @@ SELECT 'dead', clock_timestamp(), g.error, {columns("g")} FROM gone AS g
 # -- hints ------------------------------------------------------------------------------------------------------------
 
 HINT = f"WITH {_RELAXED}\nSELECT pg_notify($1::text, a.name) FROM unnest($2::text[]) AS a (name), relaxed"
-VERBS = "HURRY PUT PUT_KNOWN PUT_LOCK UNPUT TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()
+VERBS = "HURRY PLACE PUT PUT_KNOWN PUT_LOCK UNPUT TAKE MINE LEVELS NEXT EXTEND DONE KEEP RETRY BACK BURY HINT".split()

@@ -45,13 +45,14 @@ class JobTables:
             verb: self._filled(getattr(part, verb)).encode() for part in (sql, turns, view) for verb in part.VERBS
         }
         self.sql["DEAD"] = self.sql["KEEP"]
+        self.sql["PUT_WITHIN"] = self._filled(sql.PUT, and_here=sql.AND_HERE, tell_here=sql.TELL_HERE).encode()
         for mode, modal in _KEYED.items():
             parts = {**modal, "look": self._filled(modal["look"])}
             self.sql["PUT_" + mode] = self._filled(sql.PUT_KEYED, **parts, or_else="", and_only_if="").encode()
             # For who cannot try again after an error.
-            self.sql[f"PUT_{mode}_WITHIN"] = self._filled(
-                sql.PUT_KEYED, **parts, or_else=sql.OR_LEAVE_OUT, and_only_if=sql.ONLY_IF_COMPLETE
-            ).encode()
+            parts |= {"or_else": sql.OR_LEAVE_OUT, "and_only_if": sql.ONLY_IF_COMPLETE}
+            parts |= {"and_here": sql.AND_HERE_KEYED, "tell_here": sql.TELL_ELSEWHERE}
+            self.sql[f"PUT_{mode}_WITHIN"] = self._filled(sql.PUT_KEYED, **parts).encode()
 
-    def _filled(self, text: str, **parts: str) -> str:
-        return text.format(**self._names, **parts)
+    def _filled(self, text: str, and_here: str = "", tell_here: str = "", **parts: str) -> str:
+        return text.format(**self._names, and_here=and_here, tell_here=tell_here, **parts)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
-    from dibs.jobs import Depth, StoredJob
+    from dibs.jobs import Depth, StoredJob, WithinOutcome
     from dibs.stores.redis_scripts import Flights
 
 # Jobs that one run of the script serves, unless one request is about more: this many take about a millisecond.
@@ -123,7 +123,7 @@ class RedisJobs:
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, Answer, WithinOutcome]:
         queue = request.name.partition(":")[2]
         raise InvalidOption(
             f"the jobs of {queue!r} are kept in Redis, which is in no transaction of this connection: "

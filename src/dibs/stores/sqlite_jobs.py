@@ -35,12 +35,9 @@ from dibs.jobs import (
     Extend,
     Extended,
     Finish,
-    Finished,
     JobOutcome,
     JobRequest,
-    KeyTaken,
     Put,
-    PutDone,
     StoredJob,
     Take,
     Taken,
@@ -55,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from dibs.clock import Deadline
+    from dibs.jobs import WithinOutcome
     from dibs.stores.sqlite_file import SQLiteFile
 
 _T = TypeVar("_T")
@@ -195,12 +193,12 @@ class SQLiteJobs:
 
     def within(
         self, request: Put | Finish, dialect: str, files: Sequence[tuple[Any, ...]] | None, deadline: Deadline
-    ) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    ) -> Generator[Said, Answer, WithinOutcome]:
         if files is None or dialect != SQLITE:
             raise InvalidOption(f"jobs are kept in SQLite, and that connection is to {dialect}")
         return self._said_within(request, sqlite_pins.alias_of(self._file, files, "the jobs", "use no connection="))
 
-    def _said_within(self, request: Put | Finish, alias: str) -> Generator[Said, Answer, PutDone | KeyTaken | Finished]:
+    def _said_within(self, request: Put | Finish, alias: str) -> Generator[Said, Answer, WithinOutcome]:
         # All of it on that connection: what it has written already keeps every other from writing, ours as well.
         table = self._file.table
         names = sqlite_jobs_sql.names(table, alias)
