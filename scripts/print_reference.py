@@ -425,6 +425,7 @@ INSIDE = {
         "FRESH_S": "when a caller's time is over, an answer of no longer ago than this is its answer",
         "ASK_AGAIN_MIN_S": "no waiter asks sooner than this after it was refused",
         "LOOK_AGAIN_S": "whoever waits for jobs asks again so soon after a hint that brought nothing",
+        "HINTS_MAX": "of so many names it is remembered when the last hint came",
         "LOOK_PART": "pause between looks for a change, as a part of the time waited so far",
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
