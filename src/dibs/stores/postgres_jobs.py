@@ -244,10 +244,11 @@ class PostgresJobs:
     ) -> Generator[Said, Answer, WithinOutcome]:
         if dialect != "postgresql":
             raise InvalidOption(f"jobs are kept in PostgreSQL, and that connection is to {dialect}")
-        if self._place is None:
+        place = self._place  # which the thread of another caller may make unknown
+        if place is None:
             (result,) = self._flights.run([("PLACE", ())], deadline)  # makes the tables, too
-            self._place = text(result.get_value(0, 0)) or ""
-        return self._said_within(request, self._place)
+            place = self._place = text(result.get_value(0, 0)) or ""
+        return self._said_within(request, place)
 
     def _said_within(self, request: Put | Finish, place: str) -> Generator[Said, Answer, WithinOutcome]:
         """What is said on the caller's connection, in whichever thread: ours is not used for it."""

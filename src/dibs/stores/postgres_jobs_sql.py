@@ -87,9 +87,7 @@ HURRY = "SELECT set_config('lock_timeout', '10ms', true)"
 
 # Which server that is, by when it was started, and which of its databases. (As a number: texts of times differ by the
 # settings of a connection.)
-_PLACE = """\
-concat_ws(' ', (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-        (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))"""
+_PLACE = "concat_ws(' ', (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, current_database())"
 # (A balancer that sends what only reads to a standby sends this to where puts go.)
 PLACE = f"WITH nothing AS (DELETE FROM {{job}} WHERE false) SELECT {_PLACE}"
 # Within the caller's transaction nothing is put in another place than the one that is told, and that is told.
