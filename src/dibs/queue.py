@@ -164,8 +164,8 @@ class Queue:
 
         connection: put it inside the transaction that is open there, the caller's own, to the database in which the
         queue is: nobody sees it before that is committed, and nothing is left of it after a rollback. Workers then
-        notice it at their next look, within a second. (In autocommit none is open, and the job is put at once.) InvalidOption
-        where it leads to another database; nothing is put there.
+        notice it at their next look, within a second. (In autocommit none is open, and the job is put at once.)
+        Where it leads to another database, nothing is put: InvalidOption.
 
         Raises InvalidOption and InvalidName before anything is sent, StoreUnavailable when it is unknown whether it
         was put (``maybe_applied``).
