@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 HOME = str(Path(dibs.__file__).parent)
 
 
+# Where a function begins Python 3.10 does not look, and what is raised there would pass by all of its handlers.
+POINTS = ("call", "c_return") if sys.version_info >= (3, 11) else ("c_return",)
+
+
 def _ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(HOME)
 
@@ -42,7 +46,7 @@ def interrupted(act: Callable[[], object], at: int) -> str | None:
 
     def look(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
-        if event not in ("call", "c_return") or not _ours(frame):
+        if event not in POINTS or not _ours(frame):
             return
         if frame.f_code.co_name == "<genexpr>" or (event == "call" and _ends(frame)):
             return
