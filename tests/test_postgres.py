@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from dibs.connecting import locate
 from dibs.steps import run
 from dibs.store import Acquire, Granted
 from dibs.stores import postgres_link
+from tests.command_line import DIBS, PATIENCE_S
 from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
 
@@ -154,6 +156,21 @@ def test_doctor_names_a_right_that_is_missing(
         postgres.psql(f'REVOKE {lacking} FROM "{role}"', database=database)
         failed = [finding for finding in store.check(deadline) if not finding.kept]
         assert [finding.detail for finding in failed] == [f"this login lacks {what}: GRANT that" for what in told]
+
+
+def test_doctor_names_a_schema_that_may_not_be_used(postgres: PostgresServer, postgres_url: str) -> None:
+    """Beside rights on tables, which are of no use without."""
+    database, role = role_of_the_page(postgres, postgres_url)
+    postgres.psql(f'REVOKE USAGE ON SCHEMA public FROM PUBLIC, "{role}"', database=database)
+    url = postgres.url(database, user=role)
+    done = subprocess.run([*DIBS, "--url", url, "doctor"], capture_output=True, text=True, timeout=PATIENCE_S)
+    told = done.stdout
+    assert 'this login lacks USAGE on schema "public": GRANT that' in told
+    with (
+        dibs.connect(url) as app,
+        pytest.raises(dibs.SetupRequired, match="`dibs doctor` says which rights"),
+    ):
+        app.lock("x").acquire(timeout=0)
 
 
 def test_schema_and_table_are_options(postgres_url: str) -> None:

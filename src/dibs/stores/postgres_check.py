@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from dibs.store import Capabilities
     from dibs.stores.postgres_link import Connection
 
-# What is missing, of the tables that are there. (Rights may be given for all columns one by one.)
+# What is missing, of the schema and the tables that are there. (Rights may be given for all columns one by one.)
 _LACKING = b"""\
-SELECT t.name, string_agg(r.name, ', ' ORDER BY r.i)
+SELECT 'schema "' || n.nspname || '"', 'USAGE' FROM pg_namespace AS n
+WHERE starts_with(($1::text[])[1], '"' || n.nspname || '".') AND NOT has_schema_privilege(n.oid, 'USAGE')
+UNION ALL SELECT name, lacking FROM (
+SELECT t.i, t.name, string_agg(r.name, ', ' ORDER BY r.i) AS lacking
 FROM unnest($1::text[]) WITH ORDINALITY AS t (name, i)
 JOIN (SELECT c.oid, '"' || n.nspname || '"."' || c.relname || '"' AS name
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')) AS c
@@ -26,7 +29,7 @@ JOIN (SELECT c.oid, '"' || n.nspname || '"."' || c.relname || '"' AS name
 CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) WITH ORDINALITY AS r (name, i)
 WHERE NOT CASE r.name
     WHEN 'DELETE' THEN has_table_privilege(c.oid, r.name) ELSE has_any_column_privilege(c.oid, r.name) END
-GROUP BY t.i, t.name ORDER BY t.i
+GROUP BY t.i, t.name ORDER BY t.i) AS t
 """
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 

@@ -310,7 +310,7 @@ class Connection:
                 "Or is default_transaction_read_only on for this role or database?"
             )
         if code == "42501":
-            raise SetupRequired(text)
+            raise SetupRequired(f"{text}. `dibs doctor` says which rights this login lacks")
         if code == "26000" or (code == "0A000" and planned):
             # The statement that was prepared is gone, or its columns have other types now: somebody has changed a
             # table. It did nothing, but another statement of this call may have.
