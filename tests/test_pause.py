@@ -6,10 +6,13 @@ import asyncio
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -328,3 +331,14 @@ def _thread(run: Callable[[], object]) -> Any:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
+
+
+def test_a_pause_that_somebody_has_scribbled_over_is_none(tmp_path: Path) -> None:
+    """It could not be told what it pauses; and no client fails by it."""
+    file = tmp_path / "dibs.db"
+    with dibs.connect(f"sqlite:///{file}") as client:
+        client.pause("x")
+        with closing(sqlite3.connect(file)) as connection, connection:
+            assert connection.execute("UPDATE dibs_lease SET info = 'scribbles' WHERE info IS NOT NULL").rowcount == 1
+    with dibs.connect(f"sqlite:///{file}") as client, client.lock("x", timeout=0), client.lock("y", timeout=0):
+        assert client.pauses() != []

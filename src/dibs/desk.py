@@ -14,7 +14,7 @@ from functools import cache
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, StoreUnavailable
-from dibs.names import check_flag, check_info, check_name, check_namespace, check_seconds, lasting, people_call
+from dibs.names import check_flag, check_info, check_name, check_namespace, check_seconds, info_in, lasting, people_call
 from dibs.pauses import Pauses
 from dibs.session import PATIENCE_S, REQUEST_TIMEOUT_S, Session
 from dibs.steps import acting
@@ -255,7 +255,7 @@ class Desk:
             datetime.fromtimestamp(row.acquired_at, timezone.utc),
             datetime.fromtimestamp(row.expires_at, timezone.utc),
             row.expires_in,
-            _info_in(row.info),
+            info_in(row.info),
             row.waiting,
             row.take,
         )
@@ -293,19 +293,6 @@ class Desk:
 
     def capabilities(self) -> Steps[Capabilities]:
         return (yield from self._acting(_capabilities))
-
-
-def _info_in(text: str | None) -> dict[str, Any] | None:
-    """What stands in a lease's info. Somebody's scribbles there are nothing, and no reason to show no lease at all."""
-    if text is None:
-        return None
-    import json
-
-    try:
-        info = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return info if isinstance(info, dict) else None
 
 
 def _capabilities(store: Store, deadline: Deadline) -> Capabilities:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dibs.errors import InvalidOption, Unsupported
-from dibs.names import check_name
+from dibs.names import check_name, info_in
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -46,7 +46,6 @@ def keeping(desk: Desk, history: int) -> Steps[None]:
 
 
 def reading(desk: Desk, name: str, limit: int) -> Steps[list[HistoryRecord]]:
-    import json
     from datetime import datetime, timezone
 
     name = check_name(name)
@@ -62,7 +61,7 @@ def reading(desk: Desk, name: str, limit: int) -> Steps[list[HistoryRecord]]:
             datetime.fromtimestamp(row.acquired_at, timezone.utc),
             None if row.ended_at is None else datetime.fromtimestamp(row.ended_at, timezone.utc),
             row.ending,
-            None if row.info is None else json.loads(row.info),
+            info_in(row.info),
         )
         for row in rows
     ]

@@ -17,6 +17,7 @@ from weakref import ref
 
 from dibs._typing import TYPE_CHECKING, Any, cast
 from dibs.clock import wall_now
+from dibs.names import info_in
 from dibs.store import Acquire, Release
 
 if TYPE_CHECKING:
@@ -136,4 +137,4 @@ class Load:
 def read(store: Store, prefix: str, deadline: Deadline) -> list[dict[str, Any]]:
     """What all processes have told of a queue."""
     rows: list[StoredLease] = store.leases(prefix, prefix + "\U0010ffff", deadline)
-    return [json.loads(row.info) for row in rows if row.info]
+    return [told for row in rows if (told := info_in(row.info)) is not None]

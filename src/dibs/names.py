@@ -145,6 +145,19 @@ def check_info(info: object, what: str = "info") -> str | None:
     return text
 
 
+def info_in(text: str | None) -> dict[str, Any] | None:
+    """The info that stands in a row. Somebody's scribbles there are none, and no reason to show nothing at all."""
+    if text is None:
+        return None
+    import json
+
+    try:
+        info = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return info if isinstance(info, dict) else None
+
+
 def body_of(function: Callable[..., Any]) -> str:
     """When the body of a function runs: "inside" the call, as a "generator" after it, or "async", when it is awaited.
 

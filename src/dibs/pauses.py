@@ -13,7 +13,7 @@ grant would be in force at once, and would be paid for by every grant of everybo
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.names import people_call, plain
+from dibs.names import info_in, people_call, plain
 from dibs.store import ROW_MARK, Held
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ class Pauses:
 
 def note_of(row: StoredLease) -> dict[str, Any]:
     """What stands in a pause: the name or prefix*, who paused it, and why."""
-    import json
-
-    return json.loads(row.info or "{}")  # type: ignore[no-any-return]
+    return info_in(row.info) or {}
 
 
 def told_by(row: StoredLease) -> tuple[str, str]:

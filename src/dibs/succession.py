@@ -14,7 +14,7 @@ import json
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
-from dibs.names import check_info, check_seconds
+from dibs.names import check_info, check_seconds, info_in
 from dibs.store import Gone, Release, Transfer
 
 if TYPE_CHECKING:
@@ -134,5 +134,5 @@ def _look(session: Session, key: str) -> Steps[StoredLease | None]:
 
 
 def _leads(record: StoredLease | None, to: Any) -> bool:
-    info = None if record is None or record.info is None else json.loads(record.info)
+    info = None if record is None else info_in(record.info)
     return info is not None and same(info.get(VALUE), to)

@@ -20,7 +20,7 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
-from dibs.names import check_info
+from dibs.names import check_info, info_in
 from dibs.once_keys import check_key
 from dibs.steps import acting, settling
 from dibs.store import Acquire, Granted, Release, Transfer
@@ -292,9 +292,7 @@ def _supported(desk: Desk) -> None:
 
 
 def _is_dead(row: StoredLease) -> bool:
-    import json
-
-    return row.info is not None and MARK in json.loads(row.info)
+    return MARK in (info_in(row.info) or {})
 
 
 def _note(counted: Try) -> str:
@@ -303,7 +301,5 @@ def _note(counted: Try) -> str:
 
 
 def _read(row: StoredLease) -> Try:
-    import json
-
-    note = json.loads(row.info or "{}")
+    note = info_in(row.info) or {}
     return Try(row.name, str(note.get("claim", "")), int(note.get("tries", 0)), note.get("error"))
