@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.memory_jobs",
         "dibs.stores.permits",
     },
-    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store"},
+    "dibs.stores.memory_jobs": {"dibs.errors", "dibs.jobs", "dibs.store", "dibs.stores.memory_forks"},
     "dibs.stores.sqlite": {
         *CONTRACT,
         "dibs.stores",

@@ -34,7 +34,7 @@ from dibs.store import (
     Transfer,
     Watch,
 )
-from dibs.stores.memory_forks import FORKS
+from dibs.stores.memory_forks import FORKS, alone
 from dibs.stores.memory_jobs import MemoryJobs
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 
@@ -171,48 +171,47 @@ class MemoryStore:
             shelf.changes += 1
         return outcomes
 
+    @alone
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
         shelf = self._shelf
-        with shelf.mutex:
-            now = shelf.now()
-            found = [(name, 1, permit, len(shelf.lines.get(name, ())), 1) for name, permit in shelf.permits.items()]
-            for name, pool in shelf.pools.items():
-                found += [
-                    (name, slot, permit, len(pool.line), request.take)
-                    for slot, (request, permit) in pool.holdings.items()
-                ]
-            return [
-                StoredLease(
-                    name,
-                    slot,
-                    permit.holder,
-                    permit.fencing_token,
-                    permit.acquired_at + shelf.wall_offset,
-                    permit.expires_at + shelf.wall_offset,
-                    permit.expires_at - now,
-                    permit.info,
-                    waiting,
-                    take,
-                )
-                for name, slot, permit, waiting, take in sorted(found, key=itemgetter(0, 1))
-                if first <= name < before and permit.claim_id is not None and permit.expires_at > now
+        now = shelf.now()
+        found = [(name, 1, permit, len(shelf.lines.get(name, ())), 1) for name, permit in shelf.permits.items()]
+        for name, pool in shelf.pools.items():
+            found += [
+                (name, slot, permit, len(pool.line), request.take) for slot, (request, permit) in pool.holdings.items()
             ]
+        return [
+            StoredLease(
+                name,
+                slot,
+                permit.holder,
+                permit.fencing_token,
+                permit.acquired_at + shelf.wall_offset,
+                permit.expires_at + shelf.wall_offset,
+                permit.expires_at - now,
+                permit.info,
+                waiting,
+                take,
+            )
+            for name, slot, permit, waiting, take in sorted(found, key=itemgetter(0, 1))
+            if first <= name < before and permit.claim_id is not None and permit.expires_at > now
+        ]
 
+    @alone
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
         shelf = self._shelf
-        with shelf.mutex:
-            moment = shelf.now()
-            pool = shelf.pools.get(name)
-            permits = [shelf.permits[name]] if name in shelf.permits else []
-            permits += [permit for _, permit in pool.holdings.values()] if pool is not None else []
-            permit = next((permit for permit in permits if permit.fencing_token == fencing_token), None)
-            if permit is None or permit.claim_id is None or permit.expires_at <= moment:
-                return False
-            permit.claim_id = None if now else ""
-            if now:
-                permit.expires_at = moment
-            shelf.changes += 1
-            return True
+        moment = shelf.now()
+        pool = shelf.pools.get(name)
+        permits = [shelf.permits[name]] if name in shelf.permits else []
+        permits += [permit for _, permit in pool.holdings.values()] if pool is not None else []
+        permit = next((permit for permit in permits if permit.fencing_token == fencing_token), None)
+        if permit is None or permit.claim_id is None or permit.expires_at <= moment:
+            return False
+        permit.claim_id = None if now else ""
+        if now:
+            permit.expires_at = moment
+        shelf.changes += 1
+        return True
 
     def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
         shelf = self._shelf
@@ -227,34 +226,34 @@ class MemoryStore:
             shelf.changes += 1
             return True
 
+    @alone
     def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
         shelf = self._shelf
-        with shelf.mutex:
-            now = shelf.now()
-            since = now - older_than
-            old = [
-                name
-                for name, permit in shelf.permits.items()
-                if first <= name < before
-                and permit.expires_at <= since
-                and not any(_alive(w, permit, now) for w in shelf.lines.get(name, ()))
-            ]
-            for name in old:
-                shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
-                shelf.lines.pop(name, None)
-            for pool in shelf.pools.values():
-                pool.look(now)
-            idle = [
-                name
-                for name, pool in shelf.pools.items()
-                if first <= name < before
-                and not pool.holdings
-                and pool.idle_since <= since
-                and not any(now < waiter.seen_at + LINE_GRACE_S for _, waiter in pool.line)
-            ]
-            for name in idle:
-                shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)
-            return len(old) + len(idle)
+        now = shelf.now()
+        since = now - older_than
+        old = [
+            name
+            for name, permit in shelf.permits.items()
+            if first <= name < before
+            and permit.expires_at <= since
+            and not any(_alive(w, permit, now) for w in shelf.lines.get(name, ()))
+        ]
+        for name in old:
+            shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)
+            shelf.lines.pop(name, None)
+        for pool in shelf.pools.values():
+            pool.look(now)
+        idle = [
+            name
+            for name, pool in shelf.pools.items()
+            if first <= name < before
+            and not pool.holdings
+            and pool.idle_since <= since
+            and not any(now < waiter.seen_at + LINE_GRACE_S for _, waiter in pool.line)
+        ]
+        for name in idle:
+            shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)
+        return len(old) + len(idle)
 
     def setup(self, deadline: Deadline) -> None:
         """Nothing to make."""
@@ -456,16 +455,19 @@ class MemoryWatch:
     def changed(self, names: Collection[str]) -> Collection[str]:
         if self._seen == self._shelf.changes:
             return ()
-        with self._shelf.mutex:
-            self._seen = self._shelf.changes
-            now = self._shelf.now()
-            permits, pools = self._shelf.permits, self._shelf.pools
-            return [
-                name
-                for name in names
-                if (pools[name].worth_asking(now) if name in pools else name not in permits)
-                or (name in permits and (permits[name].claim_id is None or permits[name].expires_at <= now))
-            ]
+        return self._look(names)
+
+    @alone
+    def _look(self, names: Collection[str]) -> list[str]:
+        self._seen = self._shelf.changes
+        now = self._shelf.now()
+        permits, pools = self._shelf.permits, self._shelf.pools
+        return [
+            name
+            for name in names
+            if (pools[name].worth_asking(now) if name in pools else name not in permits)
+            or (name in permits and (permits[name].claim_id is None or permits[name].expires_at <= now))
+        ]
 
     def close(self) -> None:
         """Nothing to close."""

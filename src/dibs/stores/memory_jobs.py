@@ -33,6 +33,7 @@ from dibs.jobs import (
     TakenJob,
 )
 from dibs.store import Held
+from dibs.stores.memory_forks import alone
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -88,17 +89,16 @@ class MemoryJobs:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
+    @alone
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
-        shelf = self._shelf
         outcomes: dict[int, JobOutcome] = {}
-        with shelf.mutex:
-            now = shelf.now()
-            verbs: list[tuple[type, Any]] = [(Finish, self._finish), (Extend, self._extend), (Put, self._put)]
-            for kind, verb in (*verbs, (Take, self._take)):
-                for place, request in enumerate(requests):
-                    if type(request) is kind:
-                        outcomes[place] = verb(request, now)
-            shelf.changes += 1
+        now = self._shelf.now()
+        verbs: list[tuple[type, Any]] = [(Finish, self._finish), (Extend, self._extend), (Put, self._put)]
+        for kind, verb in (*verbs, (Take, self._take)):
+            for place, request in enumerate(requests):
+                if type(request) is kind:
+                    outcomes[place] = verb(request, now)
+        self._shelf.changes += 1
         return [outcomes[place] for place in range(len(requests))]
 
     def within(
@@ -229,23 +229,23 @@ class MemoryJobs:
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
+    @alone
     def depths(self, first: str, before: str, deadline: Deadline) -> list[Depth]:
-        with self._shelf.mutex:
-            now = self._shelf.now()
-            depths = []
-            for name in sorted({job.name for job in self._shelf.jobs.values() if first <= job.name < before}):
-                states = [(job.state(now), job.due_at) for job in self._shelf.jobs.values() if job.name == name]
-                count = [state for state, _ in states].count
-                oldest = max((now - due for state, due in states if state == READY), default=0.0)
-                depths.append(Depth(name, count(READY), count(LATER), count(CLAIMED), count(DEAD), oldest))
-            return depths
+        now = self._shelf.now()
+        depths = []
+        for name in sorted({job.name for job in self._shelf.jobs.values() if first <= job.name < before}):
+            states = [(job.state(now), job.due_at) for job in self._shelf.jobs.values() if job.name == name]
+            count = [state for state, _ in states].count
+            oldest = max((now - due for state, due in states if state == READY), default=0.0)
+            depths.append(Depth(name, count(READY), count(LATER), count(CLAIMED), count(DEAD), oldest))
+        return depths
 
+    @alone
     def jobs_in(self, name: str, state: str, limit: int, deadline: Deadline) -> list[StoredJob]:
-        with self._shelf.mutex:
-            now = self._shelf.now()
-            found = [job for job in self._shelf.jobs.values() if job.name == name and job.state(now) == state]
-            found.sort(key=lambda job: (-job.ended_at, -job.id) if job.ended is not None else job.order())
-            return [self._shown(job, now) for job in found[:limit]]
+        now = self._shelf.now()
+        found = [job for job in self._shelf.jobs.values() if job.name == name and job.state(now) == state]
+        found.sort(key=lambda job: (-job.ended_at, -job.id) if job.ended is not None else job.order())
+        return [self._shown(job, now) for job in found[:limit]]
 
     def find(self, name: str, job: int, deadline: Deadline) -> StoredJob | None:
         with self._shelf.mutex:
@@ -274,13 +274,13 @@ class MemoryJobs:
             None if job.ended is None else job.ended_at + offset,
         )
 
+    @alone
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
-        with self._shelf.mutex:
-            now = self._shelf.now()
-            cancelled = [job for job in self._live(name) if job.id in ids]
-            for job in cancelled:
-                self._end(job, CANCELLED, now, keep)
-            return [job.id for job in cancelled]
+        now = self._shelf.now()
+        cancelled = [job for job in self._live(name) if job.id in ids]
+        for job in cancelled:
+            self._end(job, CANCELLED, now, keep)
+        return [job.id for job in cancelled]
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:
         with self._shelf.mutex:
@@ -295,14 +295,14 @@ class MemoryJobs:
             self._shelf.changes += 1
             return revived
 
+    @alone
     def forget(self, name: str, ids: Sequence[int] | None, older_than: float, deadline: Deadline) -> int:
-        with self._shelf.mutex:
-            before = self._shelf.now() - older_than
-            ended = [job for job in self._shelf.jobs.values() if job.name == name and job.ended is not None]
-            old = [job for job in ended if job.ended_at <= before and (ids is None or job.id in ids)]
-            for job in old:
-                del self._shelf.jobs[job.id]
-            return len(old)
+        before = self._shelf.now() - older_than
+        ended = [job for job in self._shelf.jobs.values() if job.name == name and job.ended is not None]
+        old = [job for job in ended if job.ended_at <= before and (ids is None or job.id in ids)]
+        for job in old:
+            del self._shelf.jobs[job.id]
+        return len(old)
 
     def schema(self) -> str:
         return ""

@@ -113,21 +113,20 @@ class SQLiteStore:
     # -- the vector -----------------------------------------------------------------------------------------------
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
-        with self._file.in_use:
-            for request in requests:
-                if ROW_MARK in request[0]:
-                    return self._columns.act(requests, deadline, self._act)
+        with self._file.in_use:  # and no loop in here: see ``dibs.session`` on what Python 3.13 makes of one
             return self._act(requests, deadline)
 
     def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         file = self._file
-        db = file.open(deadline)
         outcomes: list[Outcome] = []
         # What is kept must outlive a power cut; of everything else only the tokens must, and the floor sees to that.
         synced = False
         for request in requests:
+            if ROW_MARK in request[0]:
+                return self._columns.act(requests, deadline, self._act)
             if type(request) is Release and request.keep > PIN_KEEP_S:
                 synced = True
+        db = file.open(deadline)
         try:
             file.sync(db, synced)
             if len(requests) == 1:  # most are one statement, which is a transaction by itself

@@ -223,9 +223,12 @@ class Pool:
         session.used_at = boot_now()
         return session
 
+    def _longer(self, timeout_ms: int) -> list[Session]:
+        return [session for ms, session in self.sessions.items() if ms >= timeout_ms and not session.over]
+
     def _another(self, timeout_ms: int, exactly: bool) -> Session:
         with self.mutex:
-            longer = [s for ms, s in self.sessions.items() if ms >= timeout_ms and not s.over]
+            longer = self._longer(timeout_ms)
             if longer and (not exactly or len(self.sessions) >= SESSIONS_MAX):
                 return min(longer, key=lambda session: session.timeout_ms)
             if len(self.sessions) >= SESSIONS_MAX:
@@ -392,7 +395,6 @@ class PipeWatch:
     def close(self) -> None:
         self._pool.unlisten(self._wake, self)
         with self._mutex:
-            for fd in (self._read_fd, self._write_fd):
-                if fd >= 0:
-                    os.close(fd)
-            self._read_fd = self._write_fd = -1
+            fds, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
+        for fd in {*fds} - {-1}:
+            os.close(fd)
