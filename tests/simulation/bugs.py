@@ -232,7 +232,7 @@ BUGS = (
         (
             Edit(
                 MemoryStore,
-                "purge",
+                "_purge",
                 "shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)",
                 "shelf.permits.pop(name)",
             ),
@@ -420,7 +420,7 @@ PERMIT_BUGS = (
         (
             Edit(
                 MemoryStore,
-                "purge",
+                "_purge",
                 "shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)",
                 "shelf.pools.pop(name)",
             ),
