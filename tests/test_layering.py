@@ -176,7 +176,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.tables",
     },
     "dibs.stores.postgres_address": {"dibs.stores.identifiers", "dibs.stores.postgres_login"},
-    "dibs.stores.postgres_check": {"dibs.store", "dibs.stores.postgres_wire"},
+    "dibs.stores.postgres_check": {"dibs.store", "dibs.stores.postgres_wire", "dibs.stores.tables"},
     "dibs.stores.postgres_columns": {
         "dibs.columns",
         "dibs.errors",
@@ -281,7 +281,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.tables",
     },
     "dibs.stores.mysql_address": {"dibs.errors", "dibs.stores.identifiers", "dibs.stores.mysql_drivers"},
-    "dibs.stores.mysql_check": {"dibs.store"},
+    "dibs.stores.mysql_check": {"dibs.store", "dibs.stores.tables"},
     "dibs.stores.mysql_columns": {
         "dibs.columns",
         "dibs.errors",

@@ -18,6 +18,7 @@ from dibs.desk import DEFAULTS, Desk
 from dibs.promises import PROMISES, broken
 from dibs.store import Capabilities, Finding, Store
 from dibs.stores import memory, postgres, postgres_check, sqlite
+from dibs.stores.tables import after_a_crash
 from tests.command_line import Dibs
 from tests.servers.postgres import PostgresServer
 from tests.test_conformance import STORES
@@ -259,8 +260,8 @@ def test_pages_that_a_crash_may_tear_are_no_durability(dibs: Dibs, own_postgres:
 def test_doctor_names_the_setting_to_change_behind_a_pooler() -> None:
     """Where dibs cannot set synchronous_commit for itself, that is what doctor says to change, and not fsync."""
     facts = dict.fromkeys(("fsync", "full_page_writes"), "on") | {"synchronous_commit": "off", "encoding": "UTF8"}
-    assert postgres_check.as_set(postgres.CAPABILITIES, {}) == postgres.CAPABILITIES
-    told = postgres_check.as_set(postgres.CAPABILITIES, facts)
+    assert after_a_crash(postgres.CAPABILITIES, postgres_check.lost_by_a_crash({})) == postgres.CAPABILITIES
+    told = after_a_crash(postgres.CAPABILITIES, postgres_check.lost_by_a_crash(facts))
     assert (told.survives_restart, told.durable) == ("yes, but for the last second or two", False)
     found = postgres_check.findings(facts | {"version": 150000, "recovery": False, "read_only": "off"}, pooled=True)
     assert next(finding.detail for finding in found if not finding.kept).endswith(

@@ -71,7 +71,7 @@ class Bug(NamedTuple):
 
 
 def _edited(edit: Edit) -> Callable[..., Any]:
-    function = vars(edit.owner)[edit.function]
+    function = inspect.unwrap(vars(edit.owner)[edit.function])  # its decorators stand in its source, too
     source = textwrap.dedent(inspect.getsource(function))
     found = source.count(edit.old)
     assert found == 1, f"the planted bug no longer fits {edit.function}: {edit.old!r} stands there {found} times"
@@ -232,7 +232,7 @@ BUGS = (
         (
             Edit(
                 MemoryStore,
-                "_purge",
+                "purge",
                 "shelf.token_floor = max(shelf.token_floor, shelf.permits.pop(name).fencing_token)",
                 "shelf.permits.pop(name)",
             ),
@@ -420,7 +420,7 @@ PERMIT_BUGS = (
         (
             Edit(
                 MemoryStore,
-                "_purge",
+                "purge",
                 "shelf.token_floor = max(shelf.token_floor, shelf.pools.pop(name).fencing_token)",
                 "shelf.pools.pop(name)",
             ),

@@ -228,9 +228,6 @@ class MemoryStore:
 
     @alone
     def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
-        return self._purge(first, before, older_than)
-
-    def _purge(self, first: str, before: str, older_than: float) -> int:
         shelf = self._shelf
         now = shelf.now()
         since = now - older_than

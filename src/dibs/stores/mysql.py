@@ -66,6 +66,7 @@ from dibs.stores.mysql_values import (
 )
 from dibs.stores.mysql_watch import MySQLWatch
 from dibs.stores.rounds import Row, Seen
+from dibs.stores.tables import after_a_crash
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -121,7 +122,7 @@ class MySQLStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        return mysql_check.as_set(CAPABILITIES, self._connection.facts)
+        return after_a_crash(CAPABILITIES, mysql_check.lost_by_a_crash(self._connection.facts))
 
     # -- the vector -----------------------------------------------------------------------------------------------
 

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING
 from dibs.store import Finding
-
-if TYPE_CHECKING:
-    from dibs.store import Capabilities
+from dibs.stores.tables import SECONDS, UNWRITTEN
 
 # A call of a thousand leases has been seen to take 8.5 MB of text in one statement.
 PACKET_BYTES_MIN = 10_000_000
@@ -85,18 +82,11 @@ def volatile(facts: dict[str, str]) -> str:
     return ""
 
 
-def as_set(offered: Capabilities, facts: dict[str, str]) -> Capabilities:
-    """What is left of the capabilities where a setting lets a crash lose commits; no facts: nothing is known yet."""
+def lost_by_a_crash(facts: dict[str, str]) -> str:
+    """What the settings let a crash take of what was acknowledged; "" when nothing, or nothing is known yet."""
     lossy = volatile(facts) if facts else ""
-    if not lossy:
-        return offered
-    once_a_second = lossy == "innodb_flush_log_at_trx_commit"
-    lost = "the last second or two" if once_a_second else "what the system had not written yet"
-    return offered._replace(
-        survives_restart=f"yes, but for {lost}",
-        durable=False,
-        fencing_token="strict while no crash loses acknowledged commits",
-    )
+    # It is written once a second, whatever else is set.
+    return lossy and (SECONDS if lossy == "innodb_flush_log_at_trx_commit" else UNWRITTEN)
 
 
 def _several_writers(facts: dict[str, str]) -> str:

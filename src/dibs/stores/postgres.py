@@ -56,7 +56,7 @@ from dibs.stores.postgres_wire import (
     texts,
 )
 from dibs.stores.rounds import Row, Seen
-from dibs.stores.tables import TablesMissing, set_up, without_history
+from dibs.stores.tables import TablesMissing, after_a_crash, set_up, without_history
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ class PostgresStore:
         found, connection = CAPABILITIES, self._connection
         if connection.pooled:
             found = found._replace(signal="poll (behind a connection pooler)")
-        return postgres_check.as_set(found, connection.facts)
+        return after_a_crash(found, postgres_check.lost_by_a_crash(connection.facts))
 
     # -- the vector -----------------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import Finding
 from dibs.stores.postgres_wire import text, texts
+from dibs.stores.tables import SECONDS, UNWRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.clock import Deadline
-    from dibs.store import Capabilities
     from dibs.stores.postgres_link import Connection
 
 # What is missing, of the schema and the tables that are there. (Rights may be given for all columns one by one.)
@@ -79,16 +79,8 @@ def volatile(facts: dict[str, Any]) -> str:
     return next((setting for setting in settings if facts[setting] == "off"), "")
 
 
-def as_set(offered: Capabilities, facts: dict[str, Any]) -> Capabilities:
-    """What is left of the capabilities where a setting lets a crash lose commits; no facts: nothing is known yet."""
+def lost_by_a_crash(facts: dict[str, Any]) -> str:
+    """What the settings let a crash take of what was acknowledged; "" when nothing, or nothing is known yet."""
     lossy = volatile(facts) if facts else ""
-    if not lossy:
-        return offered
-    # Without it, what was committed is synced within 0.6 s, as the server is shipped.
-    late = lossy == "synchronous_commit"
-    lost = "the last second or two" if late else "what the system had not written yet"
-    return offered._replace(
-        survives_restart=f"yes, but for {lost}",
-        durable=False,
-        fencing_token="strict while no crash loses acknowledged commits",
-    )
+    # Without that one, what was committed is synced within 0.6 s, as the server is shipped.
+    return lossy and (SECONDS if lossy == "synchronous_commit" else UNWRITTEN)

@@ -1,4 +1,4 @@
-"""How the SQL stores come to their tables: made when a statement finds none, or by who runs ``dibs setup``."""
+"""What becomes of the tables of the SQL stores: made when a statement finds none, and what a crash may take of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dibs.errors import SetupRequired
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.store import Capabilities
+
 _T = TypeVar("_T")
+
+# What settings may let a crash take of what was acknowledged.
+SECONDS = "the last second or two"
+UNWRITTEN = "what the system had not written yet"
 
 
 class TablesMissing(Exception):
@@ -47,3 +53,14 @@ def set_up(make: Callable[[], None]) -> None:
 def without_history() -> SetupRequired:
     """What is raised where the tables of the history are missing."""
     return SetupRequired("no history is kept here: `dibs setup --history 100` begins one")
+
+
+def after_a_crash(offered: Capabilities, lost: str) -> Capabilities:
+    """What is left of the capabilities where a crash takes that; nothing: all."""
+    if not lost:
+        return offered
+    return offered._replace(
+        survives_restart=f"yes, but for {lost}",
+        durable=False,
+        fencing_token="strict while no crash loses acknowledged commits",
+    )
