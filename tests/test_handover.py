@@ -340,8 +340,9 @@ def test_cancelled_anywhere(sqlite_url: str) -> None:
 
 
 def test_what_others_see_of_a_holder_does_not_tell_its_claims() -> None:
-    """Who could guess a claim could adopt the lease."""
-    with dibs.connect("memory://") as client, client.lock("x") as lease:
-        for part in lease.holder.split("/"):
-            assert part not in lease.claim_id.split("-")
-        assert client._desk.session().client_id not in lease.claim_id
+    """Who could guess a claim could adopt the lease: a part is in nothing that is shown, and no other client's."""
+    with dibs.connect("memory://") as client, dibs.connect("memory://") as other:
+        with client.lock("x") as lease, other.lock("x") as theirs:
+            hidden, others = (set(each.claim_id.split("-")) - set(each.holder.split("/")) for each in (lease, theirs))
+            assert {len(part) for part in hidden} == {1, 16}  # and the number
+            assert len(hidden & others) == 1

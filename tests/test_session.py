@@ -175,6 +175,24 @@ def test_who_cannot_sleep_leaves_no_place_taken(between: Between, monkeypatch: p
             assert session.waiting._asleep == {}
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mysql", "redis", "memcached", "etcd", "zookeeper"])
+def test_a_release_is_noticed_before_the_next_poll(
+    store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client's waiter, first in line, hears of it or looks for it: of a lock, and of what has permits."""
+    monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 60.0)
+    monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 60.0)
+    url = request.getfixturevalue(f"{store}_url")
+    with dibs.connect(url) as client, dibs.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        kinds = [lambda by: by.lock("noticed"), lambda by: by.semaphore("noticed permits", 1)]
+        for describe in kinds[: 1 + client.capabilities.permits]:
+            held = describe(client).acquire()
+            waits = pool.submit(describe(other).acquire)
+            eventually(lambda: other._desk.session().waiting._asleep, "nobody waits")
+            held.release()
+            waits.result(20).release()
+
+
 def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that was refused just before the release, and hears of the release before its refusal, asks at once."""
     monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)

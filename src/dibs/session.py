@@ -69,8 +69,9 @@ class Session:
         self.clock: Clock = clock if clock is not None else RealClock()
         self.pid = os.getpid()
         self.client_id = client_id or os.urandom(6).hex()
-        # Begins the claims of this client, which prove its leases, so it is nothing that others see: not the holder's.
-        self._secret = client_id or os.urandom(8).hex()
+        # Begins the claims of this client: by its id, so that a watch knows them in line, and by what nobody else sees,
+        # as they prove its leases. (A test that gives the id wants to know the claims.)
+        self._claims_begin = f"{self.client_id}-" if client_id else f"{self.client_id}-{os.urandom(8).hex()}-"
         self.holder = f"{host or os.uname().nodename}/{self.pid}/{self.client_id}"
         self.margin_s = address.capabilities.margin_s
         self.request_timeout_s = request_timeout_s
@@ -112,7 +113,7 @@ class Session:
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         """Make the ask for a name; nothing happens before ``submit``."""
         client_id = self.client_id
-        claim_id = f"{self._secret}-{next(self._claims)}"
+        claim_id = f"{self._claims_begin}{next(self._claims)}"
         request = Acquire(key, claim_id, terms.ttl, self.holder, terms.info, client_id if blocking else None)
         if terms.permits:
             request = request._replace(permits=terms.permits, take=terms.take, resize=terms.resize)
@@ -126,7 +127,7 @@ class Session:
 
     def new_claim(self) -> str:
         """A claim that nobody has had."""
-        return f"{self._secret}-{next(self._claims)}"
+        return f"{self._claims_begin}{next(self._claims)}"
 
     def submit(self, ask: AcquireAsk) -> None:
         """Send an ask on its way; the caller then waits for it (``settle``) or lets the lane's thread serve it."""
