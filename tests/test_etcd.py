@@ -1120,12 +1120,17 @@ def test_a_watch_whose_login_ended_is_watched_again(guarded: EtcdServer) -> None
     assert isinstance(watch, EtcdWatch)
     try:
         for name in ("default:x", "default:y"):
-            outcome = store.act([Acquire(name, "c-1", 30, "h")], soon())[0]
+            try:
+                outcome = store.act([Acquire(name, "c-1", 30, "h")], soon())[0]
+            except dibs.StoreUnavailable:
+                # A lease of etcd's that is no longer new was kept alive in the same flight, for which a void login is
+                # good enough: see the test below. The claim lane, too, asks again.
+                outcome = store.act([Acquire(name, "c-1", 30, "h")], soon())[0]
             assert type(outcome) is Granted
             assert store.act([Release(name, "c-1")], soon()) == [RELEASED]
-            key = Layout("dibs/").claim(name, "c-1")
+            key, revision = Layout("dibs/").claim(name, "c-1"), outcome.fencing_token
 
-            def is_told(name: str = name, key: str = key, revision: int = outcome.fencing_token) -> bool:
+            def is_told(name: str = name, key: str = key, revision: int = revision) -> bool:
                 watch.follow(name, key, revision)
                 return name in watch.changed([name])
 
