@@ -13,6 +13,7 @@ rule of any ``sql_mode`` and no character set has a say in it.
 from __future__ import annotations
 
 import os
+import re
 from weakref import WeakSet
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -61,6 +62,7 @@ class ServerError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} ({code})")
         self.code = code
+        self.text = text
 
 
 class TimedOut(Exception):
@@ -346,12 +348,12 @@ def _server_error(error: Exception, *, connecting: bool = False) -> ServerError:
     # PyMySQL tells a failed TLS handshake as a host that cannot be reached.
     original = getattr(error, "original_exception", None)
     if told.code == CR_SSL or type(original).__module__ == "ssl":
-        text = str(told).lower()
-        cut = not connecting or any(words in text for words in _CUT)
+        cut = not connecting or _CUT.search(told.text) is not None
         told.code = CR_SERVER_LOST if cut else CR_SSL
     return told
 
 
 CR_SERVER_LOST, CR_SSL = 2013, 2026
-# What is said of TLS that was cut: OpenSSL's words, or the system's.
-_CUT = ("eof", "syscall", "lib(0)", "connection reset", "broken pipe", "timed out")
+# What is said of TLS that was cut: OpenSSL's words, or the system's. (MariaDB's library from 3.4 on gives the system's
+# number, of whichever error came last: "TLS/SSL error: Resource temporarily unavailable (11)".)
+_CUT = re.compile(r"eof|syscall|lib\(0\)|connection reset|broken pipe|timed out|\(\d+\)$", re.IGNORECASE)
