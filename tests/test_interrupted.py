@@ -8,6 +8,7 @@ the same points, so one that raises KeyboardInterrupt at the first, the second, 
 from __future__ import annotations
 
 import _thread
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dibs
+from dibs.clock import ExactMutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,6 +169,50 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
         assert at > 20  # it was interrupted at all
         client.ping()  # after what was on its way
         assert [record for record in client.leases() if "once" not in (record.info or {})] == []
+
+
+# In a process of its own, whose main thread does nothing else. It says how often a mutex was left had, and of how many.
+HAS_AND_LEAVES = """
+import signal, time
+from dibs.clock import ExactMutex, RealClock
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+for mutex in RealClock.mutex(), ExactMutex():
+    left = came = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    while came < 300:
+        try:
+            while True:
+                with mutex:
+                    pass
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        came += 1
+        if not mutex.acquire(False):
+            left += 1
+        mutex.release()
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(left, came)
+"""
+
+
+def test_no_mutex_is_left_had() -> None:
+    """Python 3.14 lets a Ctrl-C in between having a lock and entering its block: there it is another kind of lock."""
+    said = subprocess.run([sys.executable, "-c", HAS_AND_LEAVES], capture_output=True, text=True)
+    assert said.stdout.split("\n")[:2] == ["0 300", "0 300"], said.stdout + said.stderr
+
+
+def test_a_mutex_is_had_once() -> None:
+    mutex = ExactMutex()
+    with mutex:
+        assert not mutex.acquire(False)
+        assert not mutex.acquire(True, 60)
+    assert mutex.acquire(True, 60)
+    mutex.release()
 
 
 def test_a_signal_that_no_system_call_has_noticed_ends_the_waiting() -> None:

@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.stores.tables": {"dibs.errors"},
     "dibs.stores.turns": set(),
-    "dibs.stores.memory_forks": set(),
+    "dibs.stores.memory_forks": {"dibs.clock"},
     "dibs.stores.memory": {
         "dibs.clock",
         "dibs.store",
@@ -117,7 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_inodes",
         "dibs.stores.sqlite_sql",
     },
-    "dibs.stores.sqlite_forks": {"dibs.store"},
+    "dibs.stores.sqlite_forks": {"dibs.clock", "dibs.store"},
     "dibs.stores.sqlite_inodes": set(),
     "dibs.stores.sqlite_history": {
         "dibs.clock",
@@ -1026,10 +1026,6 @@ CLOCKWORK: dict[tuple[str, str], set[str]] = {
     ("dibs.clock", "threading"): {"*"},
     ("dibs.clock", "select"): {"*"},
     ("dibs.lock", "threading"): {"TIMEOUT_MAX"},  # the standard library's limit, for the same OverflowError
-    ("dibs.stores.memory", "threading"): {"Lock"},  # the "server" of this store is this process
-    ("dibs.stores.memory_forks", "threading"): {"Lock"},  # one fork at a time
-    ("dibs.stores.sqlite_file", "threading"): {"Lock"},  # a fork of the process must wait for the call under way
-    ("dibs.stores.sqlite_forks", "threading"): {"Lock"},  # nothing is opened while a fork is under way
     ("dibs.stores.etcd_watch", "select"): {"epoll", "EPOLLIN"},  # several streams are one descriptor to wait for
     ("dibs.cli.supervisor", "select"): {"*"},  # the wrapper waits for its child and its lease at once
     ("dibs.cli.keeper", "select"): {"poll", "POLLIN", "POLLOUT"},  # as the wrapper of `dibs run`

@@ -149,6 +149,31 @@ def can_poll() -> bool:
     return hasattr(select, "poll")
 
 
+_RLock: Any = _thread.RLock
+
+
+class ExactMutex(_RLock):  # type: ignore[misc]
+    """A mutex that is had in its ``with`` block and nowhere else, also where a Ctrl-C comes at the beginning of that.
+
+    Python 3.14 lets it in between having a lock and entering the block, which leaves a bare lock had for ever (those
+    before and after do not). This one knows whose it is, and lets go. Its end is C's, with nothing in between.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> bool:
+        try:
+            return bool(_RLock.acquire(self))
+        except BaseException:
+            if self._is_owned():
+                self.release()
+            raise
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As with a bare lock, whoever has it does not get it once more; but need not wait to be told so."""
+        return not self._is_owned() and bool(_RLock.acquire(self, blocking, timeout))
+
+
 class RealGate:
     """A gate made of one bare lock, the cheapest thing a thread can wait on."""
 
@@ -224,9 +249,12 @@ class RealClock:
         # Asked a few times a second at most; the module `random` would cost every start 3 ms.
         return int.from_bytes(os.urandom(4), "big") / 2**32
 
-    mutex = staticmethod(_thread.allocate_lock)
     gate = staticmethod(RealGate)
     bell = staticmethod(RealBell)
+
+    @staticmethod
+    def mutex() -> Mutex:
+        return ExactMutex() if sys.version_info[:2] == (3, 14) else _thread.allocate_lock()
 
     @staticmethod
     def spawn(name: str, run: Callable[[], None]) -> None:

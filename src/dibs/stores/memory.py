@@ -6,12 +6,11 @@ stores do with conditional writes is here a few lines on a dictionary under one 
 
 from __future__ import annotations
 
-import threading
 from operator import itemgetter
 from weakref import WeakValueDictionary
 
 from dibs._typing import TYPE_CHECKING
-from dibs.clock import boot_now, wall_now
+from dibs.clock import RealClock, boot_now, wall_now
 from dibs.store import (
     ANY_SLOT,
     GONE,
@@ -141,7 +140,7 @@ class Shelf:
 
     def __init__(self, now: Callable[[], float] = boot_now) -> None:
         self.now = now
-        self.mutex = threading.Lock()
+        self.mutex = RealClock.mutex()
         self.permits: dict[str, _Permit] = {}
         self.pools: dict[str, _Pool] = {}
         self.lines: dict[str, list[_Waiter]] = {}

@@ -6,11 +6,11 @@ A child inherits the shelves, and a mutex that another thread had at that moment
 from __future__ import annotations
 
 import os
-import threading
 from functools import wraps
 from weakref import WeakSet
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
+from dibs.clock import RealClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Forks:
 
     def __init__(self) -> None:
         #: Held from before a fork until after it, so that one thread forks at a time and no shelf is added meanwhile.
-        self._forking = threading.Lock()
+        self._forking = RealClock.mutex()
         self._shelves: WeakSet[Shelf] = WeakSet()
         self._had: list[Shelf] = []
         self._registered = False

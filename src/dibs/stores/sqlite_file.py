@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 from errno import EDQUOT, EMFILE, ENFILE, ENOENT, ENOSPC
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
-from dibs.clock import boot_id, boot_now
+from dibs.clock import RealClock, boot_id, boot_now
 from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores import sqlite_inodes, sqlite_sql
@@ -47,7 +46,7 @@ class SQLiteFile:
         #: Nobody but this user may read it.
         self.private = private
         #: Held during every use of the connection, so that a fork can wait for its end.
-        self.in_use = threading.Lock()
+        self.in_use = RealClock.mutex()
         #: Of which boot of the machine times are, as rows number it.
         self.boot = 0
         #: Every token that is granted is greater.

@@ -7,10 +7,10 @@ connection finishes the request under way and is closed; afterwards parent and c
 from __future__ import annotations
 
 import os
-import threading
 from weakref import WeakSet
 
 from dibs._typing import TYPE_CHECKING
+from dibs.clock import RealClock
 from dibs.store import StoreBusy
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Forks:
 
     def __init__(self) -> None:
         #: Held from before a fork until after it, so that no file is opened in between.
-        self._forking = threading.Lock()
+        self._forking = RealClock.mutex()
         self._files: WeakSet[SQLiteFile] = WeakSet()
         self._told: list[SQLiteFile] = []
         self._registered = False
