@@ -182,20 +182,17 @@ def interrupt(*_):
 signal.signal(signal.SIGALRM, interrupt)
 for mutex in RealClock.mutex(), ExactMutex():
     left = came = 0
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     while came < 300:
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
             while True:
                 with mutex:
                     pass
         except KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        came += 1
+            came += 1
         if not mutex.acquire(False):
             left += 1
         mutex.release()
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-    signal.setitimer(signal.ITIMER_REAL, 0)
     print(left, came)
 """
 

@@ -163,11 +163,12 @@ class ExactMutex(_RLock):  # type: ignore[misc]
 
     def __enter__(self) -> bool:
         try:
-            return bool(_RLock.acquire(self))
+            had: bool = _RLock.acquire(self)
         except BaseException:
             if self._is_owned():
                 self.release()
             raise
+        return had
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As with a bare lock, whoever has it does not get it once more; but need not wait to be told so."""

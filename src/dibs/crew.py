@@ -184,7 +184,7 @@ class Crew:
             job._claim.worked_from = None  # several are worked at a time: each is counted by itself
         with self.mutex:
             self._waiting.extend(jobs)
-            if any(job.crashes >= CRASHES_MAX for job in jobs):
+            if max([job.crashes for job in jobs], default=0) >= CRASHES_MAX:
                 self._alone = True
         self._begin()
 
@@ -214,7 +214,7 @@ class Crew:
         with self.mutex:
             began = self._running.pop(job, self._session.clock.now())
             self._ended += 1
-            if self._alone and not self._running and not any(j.crashes >= CRASHES_MAX for j in self._waiting):
+            if self._alone and not self._running and max([j.crashes for j in self._waiting], default=0) < CRASHES_MAX:
                 self._alone = False
         job._claim.load.count(held_s=self._session.clock.now() - began)
         self._begin()

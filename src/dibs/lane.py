@@ -212,7 +212,7 @@ class Lane:
         with self._mutex:
             self._closing = True
             self._ask_again()
-            if self._failures and all(ask.afterwards for ask in (*self._batch, *self._queue)):
+            if self._failures and False not in [ask.afterwards for ask in (*self._batch, *self._queue)]:
                 self._ended.settle(None)  # the store is away, and nobody waits for what it is to be told yet
             idle = self._server is None and not self._queue and not self._batch
             if idle:

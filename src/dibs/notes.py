@@ -242,6 +242,9 @@ class Notes:
     def _waits(self, waiter: _Waiter) -> bool:
         return waiter.ask in self._waiters and not (waiter.ask.settled or waiter.ask.dropped)
 
+    def _still_wait(self, ring: Sequence[Note], mine: dict[str, _Waiter]) -> bool:
+        return all(self._waits(mine[note.id]) for note in ring if note.id in mine)
+
     def _held_by(self, owner: object, now: float) -> list[Hold]:
         """What an owner holds and would go on holding for as long as it waits. The caller holds the mutex.
 
@@ -361,7 +364,7 @@ class Notes:
             "multilock()"
         )
         with self._mutex:
-            if all(self._waits(mine[note.id]) for note in ring if note.id in mine):
+            if self._still_wait(ring, mine):
                 waiter.ask.failed(WouldDeadlock(text, cycle=tuple(lines)))
                 self._waiters.pop(waiter.ask, None)
                 self._take_back(waiter)

@@ -288,7 +288,7 @@ class MemoryJobs:
             for job in sorted(self._shelf.jobs.values(), key=lambda job: job.id):
                 if job.name != name or job.ended != DEAD or (ids is not None and job.id not in ids):
                     continue
-                if job.key is not None and any(other.key == job.key for other in self._live(name)):
+                if job.key is not None and job.key in [other.key for other in self._live(name)]:
                     continue
                 job.ended, job.tries, job.crashes, job.due_at = None, 0, 0, now
                 revived += 1

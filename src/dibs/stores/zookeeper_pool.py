@@ -155,7 +155,7 @@ class Pool:
         """One store less. After the last the sessions are closed, unless leases are left whose time is not over."""
         with self.mutex:
             self._users -= 1
-            if self._users or any(not grant.session.over for grant in list(self.grants.values())):
+            if self._users or False in [grant.session.over for grant in list(self.grants.values())]:
                 return
             sessions = list(self.sessions.values())
             self.sessions.clear()
