@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -124,7 +125,8 @@ def test_queues_work_where_what_is_required_is_kept(sqlite_url: str, within: boo
     with library.connect(f"{sqlite_url}?require=durable&request_timeout=1") as client:
         queue = client.queue("q")
         if within:
-            with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+            file = sqlite_url.removeprefix("sqlite:///")
+            with closing(sqlite3.connect(file)) as connection, connection:
                 connection.execute("CREATE TABLE mine (number INTEGER)")
                 connection.execute("INSERT INTO mine VALUES (1)")
                 queue.put("job", connection=connection)
