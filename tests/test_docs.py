@@ -2,10 +2,11 @@
 
 Blocks of Python on a page run in order, in one namespace, in an empty folder, with DIBS_URL naming a new SQLite file.
 Their `time.sleep` is short. A block marked `python no-run` is only compiled. Every `dibs …` in a block of shell or
-crontab is parsed by the real parser, and not run.
+crontab, or in a list of YAML, is parsed by the real parser, and not run.
 """
 
 import builtins
+import json
 import re
 import shlex
 import subprocess
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 WRITTEN = [page for page in PAGES if "reference" not in page.parts]
-SHELLS = {"bash", "sh", "console", "cron", "crontab", "ini", "systemd"}
+SHELLS = {"bash", "sh", "console", "cron", "crontab", "ini", "systemd", "yaml"}
 HOW_TO_LINES_MAX = 120
 SLEEP_MAX_S = 0.01
 
@@ -125,8 +126,23 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 close()
 
 
+def test_the_tests_on_the_page_about_tests_pass(tmp_path: Path) -> None:
+    """What the page on testing shows are tests: pytest runs them with the settings that it shows, and all pass."""
+    shown = list(blocks(DOCS / "how-to" / "test-your-program.md"))
+    tests = "\n".join(block.text for block in shown if block.language == "python")
+    (tmp_path / "test_shown.py").write_text(tests, "utf-8")
+    (tmp_path / "pytest.ini").write_text(next(block.text for block in shown if block.language == "ini"), "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shown.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{tests.count('def test_')} passed" in done.stdout, done.stdout
+
+
 def commands(block: Block) -> Iterator[list[str]]:
-    """The arguments of each `dibs …` in a block of shell."""
+    """The arguments of each `dibs …` in a block of shell, or in a list of YAML."""
+    if block.language == "yaml":
+        yield from (json.loads(line)[1:] for line in re.findall(r"\[\"dibs\".*\]", block.text))
+        return
     for line in block.text.replace("\\\n", " ").splitlines():
         # What the shell would put in: a number does where a number is asked for.
         filled = re.sub(r"\$\([^)]*\)|\$\w+", "1", line.removeprefix("$ "))
