@@ -631,7 +631,7 @@ def static(kind: type, name: str) -> Any:
 
 def is_awaited(member: Any) -> bool:
     function = member.fget if isinstance(member, property) else member
-    return inspect.iscoroutinefunction(function) or returned(function).startswith("Awaitable[")
+    return inspect.iscoroutinefunction(function) or returned(function).startswith(("Awaitable[", "Coroutine["))
 
 
 def property_row(prefix: str, name: str, plain: type, awaited: type) -> Row:

@@ -1245,6 +1245,18 @@ def test_a_closed_client_asks_nothing_more(used: bool, sqlite_url: str) -> None:
             verb()
 
 
+def test_a_task_can_be_made_of_the_capabilities() -> None:
+    """They are a coroutine, like what every other verb returns: of nothing else does Python 3.12 make a task."""
+
+    async def main() -> str:
+        async with dibs.connect_async("memory://") as client:
+            asked = client.capabilities
+            assert inspect.iscoroutine(asked)
+            return (await asyncio.create_task(asked)).store
+
+    assert asyncio.run(main()) == "memory"
+
+
 def test_a_grant_that_comes_after_close_is_given_back(sqlite_url: str, other: dibs.Client) -> None:
     """An acquire that is under way when its client is closed holds nothing afterwards."""
     from dibs.client import Client

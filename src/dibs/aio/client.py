@@ -32,7 +32,7 @@ from dibs.steps import run
 from dibs.threads import unattended
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Callable, Collection, Coroutine
 
     from dibs.aio.tasks import Owner
     from dibs.desk import Desk, LeaseRecord
@@ -320,9 +320,13 @@ class AsyncClient:
         return await take(self._desk.pinging())
 
     @property
-    def capabilities(self) -> Awaitable[Capabilities]:
+    def capabilities(self) -> Coroutine[Any, Any, Capabilities]:
         """What this store really promises, to be awaited: some of it is read from the server's settings."""
-        return take(self._desk.capabilities())
+        return self._capabilities()
+
+    async def _capabilities(self) -> Capabilities:
+        # A coroutine as of every other verb: of what ``take`` returns, asyncio makes no task since Python 3.12.
+        return await take(self._desk.capabilities())
 
     async def close(self) -> None:
         """Give back what is held, refuse who waits, close the connections. May be called twice."""
