@@ -61,6 +61,16 @@ def test_as_metrics(dibs: Dibs) -> None:
     assert sum(line.startswith("# TYPE dibs_workers_needed gauge") for line in lines) == 1
 
 
+def test_metrics_without_workers(dibs: Dibs) -> None:
+    """Where nobody takes jobs any more, the metrics still say how many wait: that is when somebody has to know."""
+    with library.connect(dibs.url) as client:
+        client.queue("left").put_many([1, 2, 3])
+    lines = dibs("advise", "--metrics").stdout.splitlines()
+    assert 'dibs_queue_depth{queue="left"} 3' in lines
+    assert 'dibs_workers{queue="left"} 0' in lines
+    assert 'dibs_queue_depth{queue="mail"} 4' in lines
+
+
 def test_metrics_are_exact(dibs: Dibs) -> None:
     """A great number of jobs is told to the last one."""
     write(dibs, "mail", {**BUSY, "depths": [(0.0, 1_234_567)]})

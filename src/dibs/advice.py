@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from math import ceil
 
-from dibs._typing import TYPE_CHECKING, Any, NamedTuple
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dibs.load import COUNTED, load_key, read
+from dibs.queue_records import queue_key
 from dibs.steps import acting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.desk import Desk
+    from dibs.jobs import JobStore
     from dibs.steps import Steps
 
 # For how much of their time workers should be busy.
@@ -40,8 +42,9 @@ class Advice(NamedTuple):
 
     ``needed`` is None while too little is known. ``workers`` have taken jobs in the last minute; ``arrival_rate`` is in
     jobs a second, ``held_s`` the seconds of work on one, tries that failed included. ``use`` is the part of their time
-    for which the workers there are would be busy if they kept up (over 1: they cannot). ``binds`` says what limits the
-    queue: work, database, claims, or nothing. ``late`` ends came after their claim was lost.
+    for which the workers there are would be busy if they kept up (over 1: they cannot). ``depth`` is how many jobs are
+    ready or due later. ``binds`` says what limits the queue: work, database, claims, or nothing. ``late`` ends came
+    after their claim was lost.
     """
 
     queue: str
@@ -95,7 +98,15 @@ def counting(desk: Desk, queue: str) -> Steps[QueueStats]:
 def advising(desk: Desk, queue: str, window_s: float) -> Steps[Advice]:
     """Read what the takers of the queue have told, and make sense of it."""
     told = yield from acting(desk.session(), lambda store, by: read(store, load_key(desk.namespace, queue), by))
-    return advise(queue, told, window_s)
+    advice = advise(queue, told, window_s)
+    if any(one["depths"] for one in told):
+        return advice
+    # No worker has told how deep the queue is: it may be deep for that very reason.
+    key = queue_key(desk.namespace, queue)
+    found = yield from acting(
+        desk.session(), lambda store, by: cast("JobStore", store).jobs.depths(key, key + "\x01", by)
+    )
+    return advice._replace(depth=sum(depth.ready + depth.later for depth in found))
 
 
 def advise(queue: str, told: Sequence[dict[str, Any]], window_s: float) -> Advice:
