@@ -319,7 +319,7 @@ CLIENT_OPTION_WORDS = {
     "require": "promises without which nothing is handed out and no job is put, with commas between: "
     + ", ".join(f"`{name}`" for name in PROMISES),
     "lock_order_warnings": "warn when two names are taken in both orders: `yes` or `no`",
-    "takeover": "`observe`: who takes a lock over has watched it for a ttl, so that no step of the server's clock "
+    "takeover": "`observe`: whoever takes a lock over has watched it for a ttl, so that no step of the server's clock "
     "lets two in ([how-to](../how-to/when-the-servers-clock-may-jump.md)); otherwise `expiry`",
 }
 EXIT_CODES = (
@@ -430,7 +430,7 @@ INSIDE = {
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
         "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
         "IDLE_S": "the waiting thread ends after so many seconds without waiters",
-        "NOTE_AFTER_S": "who holds something and has waited for this long leaves a waiting note",
+        "NOTE_AFTER_S": "a caller that holds something and has waited for this long leaves a waiting note",
     },
     "dibs.notes": {
         "BEAT_S": "a waiting note is written anew this often",

@@ -232,7 +232,7 @@ class BatchFacts(Generic[V]):
 
     @property
     def items(self) -> list[Item[V]]:
-        """The leases of what was won, for who does not iterate."""
+        """The leases of what was won, for callers that do not iterate."""
         return list(self._items)
 
     @property

@@ -230,7 +230,7 @@ class ElectionCore(LockCore[L]):
         grip = self._find(owner)
         lease = None if grip is None else self._let_go(grip)
         if lease is None:
-            raise NotHeld(f"{self.name!r} is led through this object in no term")
+            raise NotHeld(f"{self.name!r} is not led through this object")
         return (yield from offering(lease, to, *offer))
 
     def refuse_own(self, owner: object) -> None:

@@ -152,7 +152,7 @@ class Client:
         while somebody has them. max_hold: extend it no more after this time, so that a handler that never returns loses
         its job. max_tries, priority: of jobs that are put without saying so themselves; None tries for ever. A job that
         has no tries left is dead: kept, with its last error. group_limit: how many jobs of a group may be worked at a
-        time, by what takes through this object; 1 means one after the other in the order of their puts; name one limit
+        time, by what takes through this object; 1 means one after the other in the order of their puts; give one limit
         everywhere. keep_results: keep done and cancelled jobs, with their results, for so many seconds.
 
         Raises InvalidName, InvalidOption, and Unsupported where the store keeps no queues.
@@ -185,9 +185,9 @@ class Client:
         value: what observers see of the leader, an address for example; anything that JSON can express. It is kept in
         the lease's info and shares its 4 KiB. ttl: seconds after which a leader that died is replaced. priority: 0
         stands in line with the others; -1 to -9 is a reserve, which leads only when no candidate of a higher priority
-        has come forward, 1.5 s later for each step. standby_max: with this many standbys (0 to 1000) that
-        said one, too, do not join them. standby_full: or rather, with "replace", join them in the place of the one that
-        has stood by the longest, whose campaign ends. info: more for whoever looks at the lease.
+        has come forward, 1.5 s later for each step. standby_max: do not join where so many candidates (0 to 1000)
+        stand by already; only those count that give a standby_max, too. standby_full: what to do there: "refuse", or
+        "replace" the one that has stood by the longest, whose campaign ends. info: more for whoever looks at the lease.
 
         Raises InvalidName and InvalidOption.
         """
@@ -369,10 +369,10 @@ class Client:
     def pause(self, name: str, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
         """Stop new grants of ``name`` for every client of this namespace; a ``*`` at its end means all that begin so.
 
-        Who holds goes on, renews and releases; who asks is refused, and who waits goes on waiting. They are told who
-        paused it, and ``note``. It ends by itself after ``ttl`` seconds (from 2 to the store's longest ttl; default: an
-        hour) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
-        it (default: user@host).
+        Holders go on: they renew and release. A caller that asks once is refused, and waiters go on waiting; they are
+        told who paused it, and ``note``. It ends by itself after ``ttl`` seconds (from 2 to the store's longest ttl;
+        default: an hour) or with ``resume``. Pausing again replaces note and end. by: who is shown to have paused it
+        (default: user@host).
 
         It returns when the pause is in force: after a good second, in which every client looks. A request that was on
         its way at that moment, for at most its request time-out, may be granted yet. Raises InvalidName,
@@ -428,7 +428,7 @@ class Client:
         return run(self._desk.capabilities())
 
     def close(self) -> None:
-        """Give back what is held, refuse who waits, close the connections. May be called twice."""
+        """Give back what is held, refuse waiters, close the connections. May be called twice."""
         run(self._desk.closing())
 
     def __enter__(self) -> Client:

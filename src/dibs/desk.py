@@ -207,7 +207,7 @@ class Desk:
         return session is not None and session.is_busy_here()
 
     def closing(self) -> Steps[None]:
-        """Give back what is held, refuse who waits, end the threads and connections."""
+        """Give back what is held, refuse waiters, end the threads and connections."""
         self.closed = True
         session = self._sessions.get(os.getpid())
         if session is None:

@@ -103,7 +103,7 @@ class Election:
         return self._core.name
 
     def campaign(self, timeout: Seconds | None = None) -> Term | None:
-        """Wait up to ``timeout`` seconds to be elected; the term, or None when that was not to be.
+        """Wait up to ``timeout`` seconds to be elected; the term, or None if it was not.
 
         ``timeout=None`` waits for ever, 0 asks exactly once. None is returned at once when ``standby_max`` standbys are
         there already. The term is renewed until it is resigned or lost.
@@ -154,7 +154,7 @@ class Election:
         """Stop leading, if it was through this object, and let the next candidate win at once; or the one with value
         ``to``, as ``Term.resign``.
 
-        Raises NotHeld when it leads through this object in no term, LeaseLost when the term had been lost. Returns
+        Raises NotHeld when it does not lead through this object, LeaseLost when the term had been lost. Returns
         False when the store did not confirm; the term then ends by its ttl.
         """
         return run(self._core.resign(this_thread(), to, timeout))

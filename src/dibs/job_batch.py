@@ -85,7 +85,7 @@ class JobBatchFacts(Generic[J]):
     def leave(self) -> None:
         """Leave what is left claimed until the claim ends: it is neither renewed nor given back. Sends nothing.
 
-        Until then whoever knows its id and token ends a job, in another process too: ``queue.finish``.
+        Until then any process that knows a job's id and token can end it: ``queue.finish``.
         """
         claim = self._claim
         if claim is not None and claim.here():

@@ -334,7 +334,7 @@ class Lease(LeaseFacts):
 
         It is over for this process at once, and renewed no more; in the store it stays in force until it would have
         expired, so nobody else gets in while it is handed over. Whoever adopts it gets a new claim id and a greater
-        fencing token. Nobody does: it ends by its ttl. The state proves ownership: treat it as a secret.
+        fencing token. If nobody does, it ends by its ttl. The state proves ownership: treat it as a secret.
 
         Raises LeaseLost when the lease is over.
         """

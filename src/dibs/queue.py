@@ -50,8 +50,8 @@ class Job(JobFacts):
         it inside the transaction that is open there, the caller's own, to the database in which the queue is: what the
         job did there and that it is done are committed together, or neither is. After a rollback the job is handed out
         again when its claim ends, at the latest a ttl later. An error of the database's in it (a deadlock, a
-        serialization failure) has ended nothing: the job is held as before, and can be done in the next transaction;
-        whoever goes on to the next job instead, or returns from the handler, has failed with that error.
+        serialization failure) has ended nothing: the job is held as before, and can be done in the next transaction.
+        To go on to the next job instead, or to return from the handler, is to have failed with that error.
 
         Raises LeaseLost when it was not held any more, or was given back (by ``skip``, the end of its batch, or
         ``client.close``): others may have taken it; then nothing is changed (and the transaction should be rolled
@@ -190,7 +190,8 @@ class Queue:
     ) -> list[int]:
         """Put up to 10,000 jobs in one call, all or none; their ids, in their order. See ``put``.
 
-        Payloads of one key are one job, and have one id: with on_conflict "keep" the first, with "replace" the last.
+        Payloads with the same key become one job, with one id: with on_conflict "keep" the first, with "replace" the
+        last.
 
         payloads: what jobs carry; a ``dibs.NewJob`` among them says for itself what it does not share with the others
         (a key, for example).
@@ -228,9 +229,9 @@ class Queue:
         Going on to the next job finishes the one before as done; finish it yourself with ``fail`` or ``skip``. stop: an
         event, or a function, that ends it after the job at hand. idle: end it when nothing came for so many seconds.
 
-        Left in the middle it does not know why. Be it ``break``, an error or Ctrl-C: the job at hand has failed (finish
-        it before a ``break``, or ``skip`` it); what was not begun is given back at once, and costs no try. That is when
-        the iterator is closed; where it has a name, a ``with`` block of ``contextlib.closing`` makes that certain.
+        Left in the middle, by ``break``, an error or Ctrl-C, it counts the job at hand as failed (so finish it before a
+        ``break``, or ``skip`` it); what was not begun is given back at once, and costs no try. This happens when the
+        iterator is closed; where it has a name, a ``with`` block of ``contextlib.closing`` makes that certain.
         """
         return self._stream(check_n(n), Patience(idle, stop))
 
@@ -360,7 +361,7 @@ class Queue:
         return run(self._core.advising())
 
     def pause(self, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
-        """Stop handing out jobs, for every client; who works goes on. As ``client.pause("queue/NAME")``, see there."""
+        """Stop handing out jobs, for every client; jobs in hand go on. As ``client.pause("queue/NAME")``, see there."""
         from dibs.pausing import pausing
 
         return run(pausing(self._core.desk, self._core.pause_name, note, ttl, by))

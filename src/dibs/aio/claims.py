@@ -60,7 +60,7 @@ class AsyncBatch(BatchFacts[V]):
 
     @property
     def items(self) -> list[AsyncItem[V]]:  # type: ignore[override]
-        """The leases of what was won, for who does not iterate."""
+        """The leases of what was won, for callers that do not iterate."""
         return super().items  # type: ignore[return-value]
 
     async def release(self) -> None:

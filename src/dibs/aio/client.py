@@ -276,10 +276,10 @@ class AsyncClient:
     ) -> Pause:
         """Stop new grants of ``name`` for every client of this namespace; a ``*`` at its end means all that begin so.
 
-        Who holds goes on, renews and releases; who asks is refused, and who waits goes on waiting. They are told who
-        paused it, and ``note``. It ends by itself after ``ttl`` seconds (from 2 to the store's longest ttl; default: an
-        hour) or with ``resume``. Pausing again says all of it anew; the last one counts. by: who is said to have done
-        it (default: user@host).
+        Holders go on: they renew and release. A caller that asks once is refused, and waiters go on waiting; they are
+        told who paused it, and ``note``. It ends by itself after ``ttl`` seconds (from 2 to the store's longest ttl;
+        default: an hour) or with ``resume``. Pausing again replaces note and end. by: who is shown to have paused it
+        (default: user@host).
 
         It returns when the pause is in force: after a good second, in which every client looks. A request that was on
         its way at that moment, for at most its request time-out, may be granted yet. Raises InvalidName,
@@ -329,7 +329,7 @@ class AsyncClient:
         return await take(self._desk.capabilities())
 
     async def close(self) -> None:
-        """Give back what is held, refuse who waits, close the connections. May be called twice."""
+        """Give back what is held, refuse waiters, close the connections. May be called twice."""
         await take(self._desk.closing())
 
     async def __aenter__(self) -> AsyncClient:

@@ -147,7 +147,7 @@ class AsyncElection:
         ``to``, as ``AsyncTerm.resign``.
 
         It happens at once, unless there is a ``to``; await it to know that the store has confirmed (False: it did not,
-        and the term ends by its ttl). Raises NotHeld when this task leads through this object in no term, LeaseLost
+        and the term ends by its ttl). Raises NotHeld when this task does not lead through this object, LeaseLost
         when the term had been lost.
         """
         steps = self._core.resign(owner(), to, timeout)

@@ -269,7 +269,7 @@ class AsyncQueue:
         return await take(self._core.advising())
 
     async def pause(self, note: str | None = None, *, ttl: Seconds | None = None, by: str | None = None) -> Pause:
-        """Stop handing out jobs, for every client; who works goes on. See ``dibs.Queue.pause``."""
+        """Stop handing out jobs, for every client; jobs in hand go on. See ``dibs.Queue.pause``."""
         from dibs.pausing import pausing
 
         return await take(pausing(self._core.desk, self._core.pause_name, note, ttl, by))

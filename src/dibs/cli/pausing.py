@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def _pause_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Stop new grants of NAME, or with a * at its end of all names that begin so, for every client of the namespace. Who holds
-goes on, renews and releases. Who waits goes on waiting; who tries once, as `dibs run --nowait` does, exits 75. Both are
-shown the note.
+Stop new grants of NAME, or with a * at its end of all names that begin so, for every client of the namespace.
+Holders go on: they renew and release. Waiters go on waiting; a command that tries once, as `dibs run --nowait` does,
+exits 75. Both are shown the note.
 
-Returns when the pause is in force, after a second, and lists who holds still. It ends with `dibs resume`, and by itself
-after --for. Pausing again says note and end anew. Without NAME, lists the pauses."""
+Returns when the pause is in force, after a second, and lists what is still held. It ends with `dibs resume`,
+and by itself after --for. Pausing again replaces note and end. Without NAME, lists the pauses."""
     parser.epilog = """\
 examples:
   dibs pause nightly --note 'OPS-7: disks'      one name, for an hour
@@ -35,7 +35,7 @@ examples:
     parser.usage = "dibs pause [NAME | PREFIX* | --queue NAME] [options]"
     which = parser.add_mutually_exclusive_group()
     which.add_argument("name", metavar="NAME|PREFIX*", nargs="?", help="what to pause")
-    which.add_argument("--queue", metavar="NAME", help="or a queue: who works a job goes on, and nobody takes another")
+    which.add_argument("--queue", metavar="NAME", help="or a queue: jobs in hand go on, and nobody takes another")
     parser.add_argument(
         "--for", dest="ttl", type=duration, metavar="T", help="when it ends by itself: 2s or later (default: 1h)"
     )

@@ -113,7 +113,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--once-per",
         type=duration,
         metavar="T",
-        help="when the command has succeeded (exit code 0), nobody runs it again for this long: who tries exits 0 "
+        help="when the command has succeeded (exit code 0), nobody runs it again for this long: another try exits 0 "
         "silently",
     )
     parser.add_argument(

@@ -145,8 +145,8 @@ def check_store(where: str | StoreAddress | Callable[[], StoreAddress], *, only:
     where: a URL, a ``StoreAddress``, or a function that returns one. The store may be in use and keeps everything in
     it. only: names of cases; by default all that the store's ``capabilities`` promise.
 
-    Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen. Needs about
-    two minutes, and must not be called from a coroutine. (``dibs.testing.conformance.runs()`` gives the cases one by
+    Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen. Needs some
+    minutes, and must not be called from a coroutine. (``dibs.testing.conformance.runs()`` gives the cases one by
     one, for a test framework: ``run.on(address)``.)
     """
     if isinstance(where, str):
