@@ -1050,6 +1050,26 @@ def test_a_login_with_rights_on_the_prefix_is_enough(guarded: EtcdServer, caplog
     assert "hunter" not in caplog.text
 
 
+def test_what_root_alone_is_told_is_done_without(guarded: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd 3.5.30 tells its status to root only, as here; the promises are known all the same."""
+    one = Gateway.one
+
+    def as_it_tells(self: Gateway, path: str, body: str, deadline: Deadline) -> Any:
+        if path.startswith("maintenance/"):
+            raise dibs.SetupRequired("etcdserver: permission denied")
+        return one(self, path, body, deadline)
+
+    url = guarded.url(user="app", password="hunter2")
+    told = findings(url)
+    monkeypatch.setattr(Gateway, "one", as_it_tells)
+    with dibs.connect(url) as client:
+        assert client.capabilities.durable
+    found = findings(url)
+    assert [promise for promise, (kept, _) in found.items() if not kept] == []
+    assert found["reachable"] == told["reachable"]
+    assert "NOSPACE" in found["there is room to grant"][1]
+
+
 @pytest.mark.parametrize("user", ["app", "nobody", ""])
 def test_a_wrong_login_is_a_misconfiguration_and_is_not_shown(guarded: EtcdServer, user: str) -> None:
     """Wrong password, unknown user, no login at all: SetupRequired, and no password in any text."""

@@ -173,7 +173,7 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
 
 # In a process of its own, whose main thread does nothing else. It says how often a mutex was left had, and of how many.
 HAS_AND_LEAVES = """
-import signal, time
+import signal
 from dibs.clock import ExactMutex, RealClock
 
 def interrupt(*_):

@@ -693,8 +693,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.job_batch": {"dibs.errors", "dibs.job", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs"},
     "dibs.door_jobs": {*CONTRACT, *DATA, "dibs.door", "dibs.job_hold", "dibs.jobs", "dibs.new_jobs", "dibs.steps"},
     "dibs.load": {"dibs.clock", "dibs.names", "dibs.store"},
+    "dibs.advice": {"dibs.load", "dibs.steps"},
     "dibs.queue_records": set(),
-    "dibs.advice": {"dibs.load", "dibs.queue_records", "dibs.steps"},
     "dibs.queue_core": {
         *CONTRACT,
         *DATA,

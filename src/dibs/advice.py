@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from math import ceil
 
-from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.load import COUNTED, load_key, read
-from dibs.queue_records import queue_key
 from dibs.steps import acting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dibs.desk import Desk
-    from dibs.jobs import JobStore
+    from dibs.queue_records import QueueDepth
     from dibs.steps import Steps
 
 # For how much of their time workers should be busy.
@@ -95,18 +94,15 @@ def counting(desk: Desk, queue: str) -> Steps[QueueStats]:
     return QueueStats(queue, len(told), sum(one["workers"] for one in told), seconds, **sums)
 
 
-def advising(desk: Desk, queue: str, window_s: float) -> Steps[Advice]:
-    """Read what the takers of the queue have told, and make sense of it."""
+def advising(desk: Desk, queue: str, window_s: float, depth: Callable[[], Steps[QueueDepth]]) -> Steps[Advice]:
+    """Read what the takers of the queue have told, and make sense of it. ``depth`` asks how deep the queue is."""
     told = yield from acting(desk.session(), lambda store, by: read(store, load_key(desk.namespace, queue), by))
     advice = advise(queue, told, window_s)
     if any(one["depths"] for one in told):
         return advice
     # No worker has told how deep the queue is: it may be deep for that very reason.
-    key = queue_key(desk.namespace, queue)
-    found = yield from acting(
-        desk.session(), lambda store, by: cast("JobStore", store).jobs.depths(key, key + "\x01", by)
-    )
-    return advice._replace(depth=sum(depth.ready + depth.later for depth in found))
+    found = yield from depth()
+    return advice._replace(depth=found.ready + found.later)
 
 
 def advise(queue: str, told: Sequence[dict[str, Any]], window_s: float) -> Advice:

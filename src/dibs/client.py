@@ -1,4 +1,4 @@
-"""The face for threads: ``Client`` and ``Lock``, thin verbs over the steps both faces share."""
+"""The face for threads: the verbs of a ``Client``, thin over the steps that it shares with the face for tasks."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class QueueCore(Generic[J, B]):
         """How many workers it needs."""
         from dibs.advice import advising
 
-        return advising(self.desk, self.name, WINDOW_S)
+        return advising(self.desk, self.name, WINDOW_S, self.depth)
 
     def counting(self) -> Steps[QueueStats]:
         """What its takers have counted."""

@@ -34,7 +34,8 @@ class Facts(NamedTuple):
     leader: bool
     size: int
     revision: int
-    errors: list[str]
+    #: None when this login may not know.
+    errors: list[str] | None
     quota: int | None
     #: Why a crash may lose what was acknowledged; empty when it may not.
     unsafe: str
@@ -51,8 +52,10 @@ def read(gateway: Gateway, key: str, deadline: Deadline) -> Facts:
         syncs, quota = _metric(metrics, SYNCS), _metric(metrics, "etcd_server_quota_backend_bytes")
         if syncs is None or syncs != syncs_before:
             break
+    errors: list[str] | None = None
     try:
         status = gateway.one("maintenance/status", "{}", deadline)
+        errors = list(status.get("errors", ()))
     except SetupRequired:  # etcd 3.5.30 tells it to its root only: this is what everybody may know
         size = _metric(metrics, "etcd_mvcc_db_total_size_in_bytes") or 0
         version = json.loads(gateway.text("/version", deadline))["etcdserver"]
@@ -71,7 +74,7 @@ def read(gateway: Gateway, key: str, deadline: Deadline) -> Facts:
         status.get("leader", "0") != "0",
         int(status.get("dbSize", 0)),
         int(status["header"].get("revision", 0)),
-        list(status.get("errors", ())),
+        errors,
         None if quota is None else int(quota),
         unsafe,
         members,
@@ -167,7 +170,8 @@ def _space(gateway: Gateway, facts: Facts, deadline: Deadline) -> Finding:
     size = f"the database has {facts.size / MIB:.0f} MiB"
     if facts.quota:
         size += f" of {facts.quota / MIB:.0f} MiB"
-    if any("NOSPACE" in error for error in facts.errors) or _alarmed(gateway, deadline):
+    alarmed = _alarmed(gateway, deadline)
+    if any("NOSPACE" in error for error in facts.errors or ()) or alarmed:
         return Finding(
             promise,
             False,
@@ -175,14 +179,17 @@ def _space(gateway: Gateway, facts: Facts, deadline: Deadline) -> Finding:
             "Compact, `etcdctl defrag`, `etcdctl alarm disarm`",
         )
     full = bool(facts.quota) and facts.size > QUOTA_PART * (facts.quota or 0)
+    if facts.errors is None and alarmed is None:
+        size += "; whether the alarm NOSPACE is raised, root alone is told"
     return Finding(promise, not full, size + (": compact and defrag, or raise --quota-backend-bytes" if full else ""))
 
 
-def _alarmed(gateway: Gateway, deadline: Deadline) -> bool:
+def _alarmed(gateway: Gateway, deadline: Deadline) -> bool | None:
+    """Whether the alarm for space is raised; None when this login may not know."""
     try:
         alarms: list[dict[str, Any]] = gateway.one("maintenance/alarm", "{}", deadline).get("alarms", [])
     except (SetupRequired, StoreUnavailable):
-        return False
+        return None
     return any(alarm.get("alarm") == "NOSPACE" for alarm in alarms)
 
 
