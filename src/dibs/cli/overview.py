@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EPILOG = """\
 examples:
-  dibs run nightly -- ./backup.sh           run it, unless and until nobody else does; wait for ever if need be
+  dibs run nightly -- ./backup.sh           run it once nobody else does, however long that takes
   dibs run nightly --nowait -- ./backup.sh  the same, but exit 75 at once when somebody else has it
   dibs elect scheduler -- ./scheduler       on every machine: one runs it, the others stand by to take over
   dibs put mail '{"to": "ann"}'             put a job into a queue
