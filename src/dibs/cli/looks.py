@@ -163,7 +163,11 @@ def print_json_line(value: object) -> None:
 
 
 def print_json(value: object) -> None:
+    """Indented, for people; in one line where a payload is nested too deeply for the encoder that indents."""
     import json
 
-    json.dump(value, sys.stdout, indent=2)
-    print()
+    try:
+        text = json.dumps(value, indent=2)
+    except RecursionError:  # that one is written in Python and uses its stack; the other can what `put` could
+        text = json.dumps(value)
+    print(text)
