@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -86,7 +86,7 @@ def test_a_put_whose_answer_is_lost_is_one_put(between: Between, times: int) -> 
 
 
 @pytest.mark.parametrize("how", ["keep", "replace"])
-def test_a_put_with_keys_whose_answer_is_lost_is_one_put(between: Between, how: str) -> None:
+def test_a_put_with_keys_whose_answer_is_lost_is_one_put(between: Between, how: Literal["keep", "replace"]) -> None:
     """Repeated, it tells the ids of what it kept or replaced in their places, also if that is being worked by then."""
     with between.client() as client, between.client() as other:
         queue = client.queue("a", ttl=20)

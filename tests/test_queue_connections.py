@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 import aiomysql
 import psycopg
@@ -145,7 +145,9 @@ rows_locked = pytest.mark.parametrize("kind", ["psycopg", "pymysql"])
 @rows_locked
 @pytest.mark.parametrize("conflict", ["raise", "keep", "replace"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_who_puts_what_an_open_transaction_has_put_delays_nobody_else(scene: Scene, conflict: str, end: str) -> None:
+def test_who_puts_what_an_open_transaction_has_put_delays_nobody_else(
+    scene: Scene, conflict: Literal["raise", "keep", "replace"], end: str
+) -> None:
     """It is known after the end of that transaction, and until then the client goes on with everything else."""
     queue, other = scene.holder.queue("a"), scene.client()
     caller = scene.caller()

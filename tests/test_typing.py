@@ -70,3 +70,9 @@ def test_hints_that_name_only_builtins_can_be_evaluated() -> None:
     assert typing.get_type_hints(dibs.QueueDepth)["oldest_s"] is float
     assert typing.get_type_hints(dibs.Lease.guard)["return"] is type(None)
     assert "connection" in typing.get_type_hints(dibs.Item.done)
+
+
+def test_a_choice_among_words_is_a_str() -> None:
+    """`Literal["raise", "skip"]` is what type checkers see; evaluated it is the class of the words."""
+    put = dibs.Queue.put
+    assert eval(put.__annotations__["on_conflict"], put.__globals__) is str

@@ -13,7 +13,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
+    from typing import Any, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 else:
     from collections import namedtuple
 
@@ -26,6 +26,12 @@ else:
         __class_getitem__ = classmethod(type(list[int]))
 
     Protocol = Generic
+
+    class Literal:
+        __slots__ = ()
+
+        def __class_getitem__(cls, values: object) -> type:
+            return str  # of which alone there are any
 
     class _Fields(type):
         """Makes a named tuple of the annotations and defaults in the body of a class."""
@@ -58,6 +64,7 @@ __all__ = (
     "TYPE_CHECKING",
     "Any",
     "Generic",
+    "Literal",
     "NamedTuple",
     "NoReturn",
     "Protocol",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, Any, TypeVar
+from dibs._typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dibs.lease import Lease
 from dibs.lock import LockCore
 from dibs.lockable import Lock
@@ -50,7 +50,7 @@ class Client:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> Lock:
         """Describe a lock on ``name``; nothing is sent.
@@ -78,7 +78,7 @@ class Client:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> MultiLock:
         """Describe a lock on all of these names at once; nothing is sent. The other parameters are those of ``lock``.
@@ -102,7 +102,7 @@ class Client:
         margin: Seconds | None = None,
         max_tries: int | None = None,
         info: dict[str, Any] | None = None,
-        mode: str = "leases",
+        mode: Literal["leases", "columns"] = "leases",
         table: str | None = None,
         key: str | None = None,
     ) -> Claims:
@@ -177,7 +177,7 @@ class Client:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
-        standby_full: str = "refuse",
+        standby_full: Literal["refuse", "replace"] = "refuse",
         info: dict[str, Any] | None = None,
     ) -> Election:
         """Describe an election, in which this client is a candidate or looks on; nothing is sent.
@@ -211,7 +211,7 @@ class Client:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> Semaphore:
         """Describe a semaphore: at most ``limit`` permits of ``name`` are held at a time. Nothing is sent.
@@ -240,7 +240,7 @@ class Client:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> RWLock:
         """Describe a lock for many readers or one writer of ``name``; nothing is sent. Parameters as in ``lock``.
@@ -263,7 +263,7 @@ class Client:
         timeout: Seconds | None = None,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> Once:
         """Describe work that is to be done at most once in ``keep`` seconds for this key; nothing is sent.
@@ -296,7 +296,7 @@ class Client:
         timeout: Seconds | None = None,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> Callable[[F], F]:
         """Decorate a function: each call is ``once(name, its key).run(function, …)``.

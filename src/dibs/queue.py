@@ -6,7 +6,7 @@ verbs for tasks.
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, Any
+from dibs._typing import TYPE_CHECKING, Any, Literal
 from dibs.errors import JobFailed
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
@@ -148,7 +148,7 @@ class Queue:
         at: datetime | None = None,
         priority: int | None = None,
         key: Key | None = None,
-        on_conflict: str = "raise",
+        on_conflict: Literal["raise", "keep", "replace"] = "raise",
         group: Key | None = None,
         max_tries: int | None = None,
         connection: Any = None,
@@ -183,7 +183,7 @@ class Queue:
         delay: Seconds | None = None,
         at: datetime | None = None,
         priority: int | None = None,
-        on_conflict: str = "raise",
+        on_conflict: Literal["raise", "keep", "replace"] = "raise",
         group: Key | None = None,
         max_tries: int | None = None,
         connection: Any = None,

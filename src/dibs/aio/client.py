@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import wraps
 
-from dibs._typing import TYPE_CHECKING, Any, TypeVar
+from dibs._typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dibs.aio.claims import AsyncBatch, AsyncClaims, AsyncItem
 from dibs.aio.election import AsyncElection, AsyncTerm
 from dibs.aio.lease import AsyncLease
@@ -69,7 +69,7 @@ class AsyncClient:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> AsyncLock:
         """Describe a lock on ``name``; nothing is sent. The parameters are those of ``dibs.Client.lock``."""
@@ -87,7 +87,7 @@ class AsyncClient:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> AsyncMultiLock:
         """Describe a lock on all of these names at once; see ``dibs.Client.multilock``."""
@@ -103,7 +103,7 @@ class AsyncClient:
         margin: Seconds | None = None,
         max_tries: int | None = None,
         info: dict[str, Any] | None = None,
-        mode: str = "leases",
+        mode: Literal["leases", "columns"] = "leases",
         table: str | None = None,
         key: str | None = None,
     ) -> AsyncClaims:
@@ -139,7 +139,7 @@ class AsyncClient:
         ttl: Seconds | None = None,
         priority: int = 0,
         standby_max: int | None = None,
-        standby_full: str = "refuse",
+        standby_full: Literal["refuse", "replace"] = "refuse",
         info: dict[str, Any] | None = None,
     ) -> AsyncElection:
         """Describe an election, in which this client is a candidate or looks on; see ``dibs.Client.election``."""
@@ -161,7 +161,7 @@ class AsyncClient:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> AsyncSemaphore:
         """Describe a semaphore: at most ``limit`` permits of ``name``; see ``dibs.Client.semaphore``."""
@@ -179,7 +179,7 @@ class AsyncClient:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> AsyncRWLock:
         """Describe a lock for many readers or one writer of ``name``; see ``dibs.Client.rwlock``."""
@@ -197,7 +197,7 @@ class AsyncClient:
         timeout: Seconds | None = None,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> AsyncOnce:
         """Describe work that is to be done at most once in ``keep`` seconds for this key; see ``dibs.Client.once``."""
@@ -215,7 +215,7 @@ class AsyncClient:
         timeout: Seconds | None = None,
         max_hold: Seconds | None = None,
         on_lost: Callable[[], object] | None = None,
-        on_busy: str = "raise",
+        on_busy: Literal["raise", "skip"] = "raise",
         info: dict[str, Any] | None = None,
     ) -> Callable[[F], F]:
         """Decorate an async function: each call is ``once(name, its key).run(function, …)``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, Any
+from dibs._typing import TYPE_CHECKING, Any, Literal
 from dibs.aio.lease import AsyncLost, converse
 from dibs.aio.tasks import Begun, end, owner, take
 from dibs.door import door_to
@@ -121,7 +121,7 @@ class AsyncQueue:
         at: datetime | None = None,
         priority: int | None = None,
         key: Key | None = None,
-        on_conflict: str = "raise",
+        on_conflict: Literal["raise", "keep", "replace"] = "raise",
         group: Key | None = None,
         max_tries: int | None = None,
         connection: Any = None,
@@ -143,7 +143,7 @@ class AsyncQueue:
         delay: Seconds | None = None,
         at: datetime | None = None,
         priority: int | None = None,
-        on_conflict: str = "raise",
+        on_conflict: Literal["raise", "keep", "replace"] = "raise",
         group: Key | None = None,
         max_tries: int | None = None,
         connection: Any = None,
