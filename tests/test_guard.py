@@ -145,6 +145,19 @@ def test_nobody_enters_before_the_transaction_has_ended(scene: Scene, end: str) 
         assert next_lease.fencing_token == lease.fencing_token + 1
 
 
+@server_scenes
+def test_who_is_kept_out_by_a_pin_is_told_so(scene: Scene) -> None:
+    """LockTimeout does not say that the name is about to be free: it is when that transaction has ended."""
+    caller, lease = scene.caller(), scene.short()
+    lease.guard(caller.given)
+    over()
+    with pytest.raises(dibs.LockTimeout, match=r"held by .* a transaction in which it was pinned") as told:
+        with scene.other.lock("x", timeout=0.05):
+            pass
+    assert told.value.free_in == 0
+    assert told.value.holder == lease.holder
+
+
 @every_kind
 def test_a_superseded_holder_is_told(scene: Scene) -> None:
     """Once another has entered, guard raises LeaseLost; after the rollback that asks for, nothing has been written."""

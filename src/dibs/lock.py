@@ -136,10 +136,12 @@ class LockCore(Gripped[L]):
         from datetime import datetime
 
         since = datetime.fromtimestamp(held.acquired_at).astimezone()
+        free = f"unless renewed, it is free in {lasting(held.free_in)}"
+        if held.free_in <= 0 and self._desk.address.capabilities.guard:
+            free = "its lease is over, but a transaction in which it was pinned (lease.guard) is open still"
         return LockTimeout(
             f"{name!r} is held by {people_call(held.holder)} since {since:%Y-%m-%d %H:%M:%S %Z} "
-            f"(token {held.fencing_token}); "
-            f"unless renewed, it is free in {lasting(held.free_in)}. Gave up {wait}.",
+            f"(token {held.fencing_token}); {free}. Gave up {wait}.",
             name=name,
             holder=held.holder,
             since=held.acquired_at,

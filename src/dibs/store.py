@@ -54,7 +54,7 @@ ANY_TICKET = 0
 ANY_SLOT = 0
 # The most permits a name may have.
 PERMITS_MAX = 2**31 - 1
-# A name that is kept only by the pin of a transaction (see Pin) is worth asking for again after this long.
+# A name that only the pin of a transaction may keep (see Pin) is worth asking for again after this long.
 PIN_LOOK_S = 0.1
 # Stands in the name of a lease that is kept in the columns of a user's own table (see dibs.columns), and in no other.
 ROW_MARK = "\x1f"
@@ -155,7 +155,8 @@ class Held(NamedTuple):
     """Not now. ``holder`` is None when the name is free but kept for others in line.
 
     ``free_in`` is the number of seconds after which the name is free, or the line moves, unless something happens
-    first; 0 means ask again. ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
+    first; 0 means ask again, and with a holder that its lease is over, but that a transaction of its own has pinned it
+    (see Pin) and goes on. ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
     ``paused`` is never set by a store: the session says so what an operator has said (see dibs.pauses).
     """
 
@@ -268,8 +269,8 @@ class Pin(NamedTuple):
 
     As long as that transaction lasts, a store that can pin (``Capabilities.guard``) grants the name's slot to nobody
     but its claim, unless the lease was ended by a plain release. That a lease has expired, or was broken, is not
-    enough; neither is a release that keeps it for however short (``PIN_KEEP_S``). Others are told Held, and to ask
-    again after ``PIN_LOOK_S``.
+    enough; neither is a release that keeps it for however short (``PIN_KEEP_S``). Others are told Held, and ask again
+    after ``PIN_LOOK_S``.
     """
 
     #: A statement for that connection, without parameters. Its rows are given to ``Store.pinned``.

@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from dibs._typing import TYPE_CHECKING
 from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
-from dibs.store import LINE_GRACE_S
+from dibs.store import LINE_GRACE_S, PIN_LOOK_S
 from dibs.threads import begin, is_known
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ class Waiting:
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
         now = ask.heard_at = self._clock.now()
-        ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(held.free_in, pause))
+        free_in = PIN_LOOK_S if held.free_in <= 0 and held.holder is not None else held.free_in
+        ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(free_in, pause))
         self._asleep[ask.line] = ask
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))

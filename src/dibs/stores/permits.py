@@ -9,7 +9,7 @@ them ask again, it comes back to its old place.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
-from dibs.store import LAST_TICKET, LINE_GRACE_S, PIN_LOOK_S, Acquire, Held, Mismatch
+from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Held, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,5 +92,5 @@ def decide(state: State, request: Acquire) -> Grant | Held | Mismatch:
     first = min(state.holdings, key=lambda holding: holding.ends_in, default=None)
     if first is None:  # fewer permits in all than it would take: the facade does not let that happen
         return Held(None, state.fencing_token, 0.0, LINE_GRACE_S, None, ahead)
-    free_in = first.ends_in if first.ends_in > 0 else PIN_LOOK_S  # over, and pinned
+    free_in = max(0.0, first.ends_in)  # 0: it is over, and pinned
     return Held(first.holder, first.fencing_token, first.acquired_at, free_in, None, ahead)

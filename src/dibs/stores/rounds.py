@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from dibs.store import GONE, LINE_GRACE_S, PIN_LOOK_S, Acquire, Held, Outcome, Release, Renew, Request, Transfer
+from dibs.store import GONE, LINE_GRACE_S, Acquire, Held, Outcome, Release, Renew, Request, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,9 +117,8 @@ def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> 
         # Kept for those ahead: they have the rest of the grace to ask; after it only those count who did just now.
         kept_for = free_in + LINE_GRACE_S
         holder, free_in = None, 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
-    elif free_in <= 0:  # over, and pinned
-        free_in = PIN_LOOK_S
-    outcomes[index] = Held(holder, token, acquired_at, free_in, ticket, ahead)
+    # (One whose lease is over and pinned is free in 0 s.)
+    outcomes[index] = Held(holder, token, acquired_at, max(0.0, free_in), ticket, ahead)
     if (free and not ahead) or (ticket is not None and request.ticket is None):
         again.append((name, index, request._replace(ticket=ticket)))
 
