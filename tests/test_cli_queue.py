@@ -164,14 +164,28 @@ def test_a_payload_that_is_nested_as_deeply_as_can_be_is_shown(dibs: Dibs, clien
             return True
         return False
 
+    def text(payload: Any) -> str:
+        """A process that has more of the stack left than this one can read it, and shows it as it is."""
+        return payload if isinstance(payload, str) else json.dumps(payload)
+
     depth = bisect(range(1, 100_000), False, key=refused)
     queue = client.queue("q")
     queue.put_many(["text", nested(depth - 5)])
     shown = ["text", "[" * (depth - 5) + "]" * (depth - 5)]
     assert [job.payload for job in queue.jobs()] == shown
     assert len(dibs("jobs", "q").stdout.splitlines()) == 3
-    assert [job["payload"] for job in json.loads(dibs("jobs", "q", "--json").stdout)] == shown
-    assert [job["payload"] for job in taken(dibs, "q", "--n", "2")] == shown
+    assert [text(job["payload"]) for job in json.loads(dibs("jobs", "q", "--json").stdout)] == shown
+    assert [text(job["payload"]) for job in taken(dibs, "q", "--n", "2")] == shown
+
+
+@pytest.mark.parametrize("depth, indented", [(20, True), (300, False)])
+def test_json_is_indented_where_that_helps(dibs: Dibs, client: library.Client, depth: int, indented: bool) -> None:
+    """And not where a payload of some kilobytes would become gigabytes of indents."""
+    payload = json.loads('[{"a": ' * depth + "1" + "}]" * depth)
+    client.queue("q").put(payload)
+    shown = dibs("jobs", "q", "--json").stdout
+    assert json.loads(shown)[0]["payload"] == payload
+    assert (len(shown.splitlines()) > 1) == indented
 
 
 def test_what_is_printed_does_nothing_to_a_terminal(dibs: Dibs, client: library.Client) -> None:

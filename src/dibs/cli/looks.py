@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # So many characters are shown of what somebody gave as info, however narrow the terminal is.
 INFO_MIN = 12
+# Indents of values in values take up the square of how deeply those are nested.
+INDENTED_DEPTH_MAX = 100
+NESTING = (dict, list, tuple)
 # Of two planes for private use: the characters that stand for cells while a table is laid out, and what fills them up.
 PRIVATE_USE = 0xF0000
 PADDING = "\U00100000"
@@ -163,11 +166,11 @@ def print_json_line(value: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Indented, for people; in one line where a payload is nested too deeply for the encoder that indents."""
+    """Indented, for people; in one line where a payload is nested so deeply that there would be little but indents."""
     import json
 
-    try:
-        text = json.dumps(value, indent=2)
-    except RecursionError:  # that one is written in Python and uses its stack; the other can what `put` could
-        text = json.dumps(value)
-    print(text)
+    level: list[Any] = [value]
+    for _ in range(INDENTED_DEPTH_MAX):
+        outer = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, NESTING))
+        level = [inner for each in outer for inner in each]
+    print(json.dumps(value, indent=None if level else 2))
