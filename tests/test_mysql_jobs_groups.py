@@ -392,6 +392,7 @@ def test_a_watch_reads_a_bounded_part_of_a_backlog(queue: JobQueue, other: JobQu
 def test_no_take_with_a_limit_reads_the_whole_table(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each table is read by a key, those that a statement makes for itself apart."""
     monkeypatch.setattr(mysql_jobs_turns, "LOOK_MAX", 30)
+    monkeypatch.setattr(mysql_jobs_turns, "SEARCH_SHORT_S", 60)  # also where a search takes long
     queue.put(*jobs("g", *map(str, range(200))), *"12345", *jobs("h", "1", "2"))
     plans: list[tuple[str, list[Step]]] = []
     execute = queue.store._connection._execute

@@ -114,7 +114,11 @@ class MariaDBServer(Server):
             install = find_program("mariadb-install-db", package="mariadb-server")
             self.process.run_tool([install, *options, "--skip-test-db", "--auth-root-authentication-method=normal"])
         else:
-            self.process.run_tool([self._program, *options, "--initialize-insecure"])
+            # What names are written in is decided once, for the data.
+            case = self._settings.get("lower-case-table-names", 0)
+            self.process.run_tool(
+                [self._program, *options, f"--lower-case-table-names={case}", "--initialize-insecure"]
+            )
         password = self._passwords[self.SUPERUSER]
         at_start = self.folder / "at-start.sql"
         at_start.write_text(
