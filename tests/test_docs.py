@@ -13,13 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import pytest
 
+import dibs
 from dibs import cli
 from dibs.testing.conformance import runs
+from tests.callers import raw
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -161,6 +164,29 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 def _is_command(words: list[str], index: int) -> bool:
     return any(word in cli.COMMANDS for word in words[index + 1 :])
+
+
+@pytest.mark.parametrize("place, fixture", list(enumerate(["postgres_url", "mysql_url", "sqlite_url"])))
+def test_the_statement_that_shows_who_holds_what(place: int, fixture: str, request: pytest.FixtureRequest) -> None:
+    """It shows who holds a name, and not who held it until it was released, or until he died."""
+    url = request.getfixturevalue(fixture)
+    (block,) = [block for block in blocks(DOCS / "how-to" / "see-and-mend.md") if block.language == "sql"]
+    select, *ends = block.text.splitlines()
+    end = ends[place].removeprefix("-- ").partition(";")[0]
+    with dibs.connect(url) as client:
+        died = client.lock("died", ttl=client.capabilities.ttl_min_s, renew=False).acquire()
+        with client.lock("released"):
+            pass
+        with client.lock("held", info={"n": 1}) as lease, closing(raw(url)) as connection:
+            assert died is not None
+            died.lost.wait(10)
+            time.sleep(0.1)
+            cursor = connection.cursor()
+            cursor.execute(f"{select} {end}")
+            ((name, holder, *_, token, info),) = cursor.fetchall()
+    assert (name if isinstance(name, str) else name.decode()).endswith(":held")
+    assert (holder, token) == (lease.holder, lease.fencing_token)
+    assert "n" in str(info)
 
 
 @every_written_page
