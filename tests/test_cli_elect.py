@@ -9,6 +9,8 @@ import pytest
 import dibs as library
 from dibs.clock import boot_now
 from tests.command_line import Dibs, Started, until
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import free_port
 
 
 def start(dibs: Dibs, who: str, *options: str, body: str = "exec sleep 60") -> Started:
@@ -118,6 +120,44 @@ def test_a_lost_leader_is_stopped_before_another_starts(dibs: Dibs) -> None:
     assert leader.returncode == 76
     assert errors.startswith("dibs: the command was stopped: lost 'scheduler' (token 1): ")
     assert errors.count("\n") == 1
+
+
+def test_a_standby_outlives_an_outage(dibs: Dibs, own_postgres: PostgresServer) -> None:
+    """It says that the store is away, and that it is back, stands by again, and leads in its turn."""
+    url = f"{own_postgres.create_database()}?patience=0.2"
+    with library.connect(url) as client:
+        lease = client.lock("scheduler", ttl=60).acquire()
+        assert lease is not None
+        standby = start(dibs, "b", "--url", url)
+        until(lambda: client.leases()[0].waiting)
+        own_postgres.kill()
+        assert standby.stderr is not None
+        assert standby.stderr.readline().startswith("dibs: 'scheduler': the store is away, trying again: PostgreSQL: ")
+        own_postgres.start()
+        assert standby.stderr.readline().startswith("dibs: 'scheduler': the store is back, ")
+        until(lambda: _waiting(client))
+        lease.release()
+    leads(dibs, "b", standby)
+    standby.terminate()
+    assert standby.communicate() == ("", "")
+    assert standby.returncode == 143
+
+
+def _waiting(client: library.Client) -> int:
+    try:
+        return client.leases()[0].waiting
+    except library.StoreUnavailable:
+        return 0
+
+
+def test_a_store_that_never_comes_ends_a_candidate(dibs: Dibs) -> None:
+    """At boot its database may come a little later; an address that is wrong is told in the end, with 69."""
+    url = f"postgresql://127.0.0.1:{free_port()}/x?patience=0.5"
+    done = dibs("elect", "scheduler", "--url", url, "--", "true")
+    first, last = done.stderr.splitlines()
+    assert first.startswith("dibs: 'scheduler': the store is away, trying again: PostgreSQL: ")
+    assert last.startswith("dibs: PostgreSQL: ")
+    assert (done.returncode, done.stdout) == (69, "")
 
 
 def test_a_standby_that_is_asked_to_end(dibs: Dibs) -> None:

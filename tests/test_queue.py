@@ -970,7 +970,7 @@ def test_a_store_that_is_away_is_told_of_once(
         lines = logged(caplog)
         assert [("is away" in line, "is back" in line) for line in lines] == [(True, False), (False, True)], lines
         caplog.clear()
-        monkeypatch.setattr(dibs.crew, "AWAY_TOLD_EVERY_S", 0.0)
+        monkeypatch.setattr(dibs.absence, "AWAY_TOLD_EVERY_S", 0.0)
         queue.put(2)
         lost.left = 6
         assert queue.run(lambda job: None, workers=1, idle=0.1) == 1
@@ -985,7 +985,7 @@ def test_a_store_that_was_never_reached_is_given_its_patience(
 ) -> None:
     """A worker says at once that it is away, asks again, and in the end takes the address for wrong."""
     monkeypatch.setattr(dibs.crew, "AWAY_S", 0.05)
-    monkeypatch.setattr(dibs.crew, "AWAY_TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(dibs.absence, "AWAY_TOLD_EVERY_S", 0.0)
     nowhere = "redis://127.0.0.1:1"
 
     def run() -> None:

@@ -17,6 +17,7 @@ import logging
 from collections import deque
 
 from dibs._typing import TYPE_CHECKING, Any
+from dibs.absence import AWAY_S, Absence
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 WORKERS_MAX = 1_000
 # "Quick" is counted over this time.
 PACE_S = 0.1
-# Whoever found the store away tries again after this, and says so this often.
-AWAY_S = 1.0
-AWAY_TOLD_EVERY_S = 60.0
 
 log = logging.getLogger("dibs")
 
@@ -78,9 +76,7 @@ class Crew:
         # When it was last looked whose handlers go on although their jobs are lost, and since when each was seen to.
         self._looked_at = self._counted_from
         self._lost_since: dict[JobFacts, float] = {}
-        # Since when the store is away, and when that was told.
-        self._away_since: float | None = None
-        self._away_told_at = 0.0
+        self._absence = Absence(self._session, lambda text: log.warning("queue %r: %s", core.name, text))
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
@@ -98,12 +94,11 @@ class Crew:
             except StoreUnavailable as error:
                 if self._session.closed:
                     break
-                self._tell_of_absence(error)
-                if not self._may_come():
+                if not self._absence.borne(error):
                     raise
                 yield from self.turn(AWAY_S)
                 continue
-            self._tell_of_return()
+            self._absence.over()
             busy = len(batch) or self.in_hand()
             patience.saw(busy, look_s)
             self.add(batch.won)
@@ -122,33 +117,6 @@ class Crew:
                 log.warning("a handler goes on, and keeps one of %d workers busy: %s", self.workers, job._why())
                 since[job] = float("inf")
         self._lost_since = since
-
-    def _tell_of_absence(self, error: StoreUnavailable) -> None:
-        """Say that the store is away; of a long absence once a minute."""
-        now = self._session.clock.now()
-        if self._away_since is None:
-            self._away_since = now
-            log.warning("queue %r: the store is away, trying again: %s", self._core.name, error)
-        elif now - self._away_told_at >= AWAY_TOLD_EVERY_S:
-            away_s = now - self._away_since
-            log.warning("queue %r: the store is still away, for %.0f s now: %s", self._core.name, away_s, error)
-        else:
-            return
-        self._away_told_at = now
-
-    def _may_come(self) -> bool:
-        """Whether to wait for a store that is away: one that was there for ever, one that never was with patience.
-
-        At boot a worker may be there before its database; but an address that is wrong must end it in the end. With
-        the patience in between, a supervisor that starts it again at once does not see it fail too often to go on.
-        """
-        session, since = self._session, self._away_since
-        return session.lane.reached or since is None or session.clock.now() - since < session.patience_s
-
-    def _tell_of_return(self) -> None:
-        if self._away_since is not None:
-            away_s, self._away_since = self._session.clock.now() - self._away_since, None
-            log.warning("queue %r: the store is back, %.0f s after it was missed", self._core.name, away_s)
 
     def turn(self, seconds: float, enough: Callable[[], object] = bool) -> Steps[None]:
         """Sleep for so long, or until a job ends; not at all if that was enough already."""

@@ -1,21 +1,25 @@
 """``dibs elect NAME -- COMMAND``: a command on one machine, and a standby on every other that is ready to take over.
 
 It is ``dibs run`` that waits without limit, in the words of elections; how the command is run, watched and stopped is
-all in ``dibs.cli.run``.
+all in ``dibs.cli.run``. A standby has nothing to lose: it also waits for a store that is away.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
+
 from dibs._typing import TYPE_CHECKING
-from dibs.cli import duration, whole
+from dibs.absence import AWAY_S, Absence
+from dibs.cli import duration, say, whole
 from dibs.cli.run import add_common, parse_info, run_under
+from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     import argparse
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from dibs.client import Client
-    from dibs.lease import Lease
+    from dibs.election import Election, Term
 
 EPILOG = """\
 examples:
@@ -41,7 +45,7 @@ resigned and the next standby starts its own. Either way dibs ends: let the serv
 
 exit codes:
   the command's own, 128+n when signal n ended it; 75 standbys enough or replaced as one, 76 leadership lost, 69 store
-  unreachable, 78 not set up or misconfigured, 64 wrong usage, 126 not executable, 127 not found
+  never reached, 78 not set up or misconfigured, 64 wrong usage, 126 not executable, 127 not found
 """
 
 
@@ -49,7 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dibs elect NAME [options] -- COMMAND [argument …]"
     parser.description = (
         "Wait to be elected the leader of NAME, then run a command for as long as the leadership lasts.\n"
-        "Says nothing unless something is wrong."
+        "Says nothing unless something is wrong. A store that goes away meanwhile is waited for."
     )
     parser.epilog = EPILOG
     parser.takes_command = True  # type: ignore[attr-defined]
@@ -91,8 +95,9 @@ def elect(args: argparse.Namespace) -> int:
     """``dibs elect``: returns the exit code."""
     info = parse_info(args.info)
 
-    def lead(client: Client) -> AbstractContextManager[Lease]:
-        return client.election(
+    @contextmanager
+    def lead(client: Client) -> Iterator[Term]:
+        election = client.election(
             args.name,
             value=args.value,
             ttl=args.ttl,
@@ -100,6 +105,24 @@ def elect(args: argparse.Namespace) -> int:
             standby_max=args.standby_max,
             standby_full=args.standby_full,
             info=info,
-        ).lead()
+        )
+        with ExitStack() as led:
+            yield _elected(client, election, led)
 
     return run_under(args, lead)
+
+
+def _elected(client: Client, election: Election, led: ExitStack) -> Term:
+    """Wait to be elected; a store that goes away meanwhile, and comes late, is waited for."""
+    session = client._desk.session()
+    absence = Absence(session, lambda text: say(f"{election.name!r}: {text}"))
+    while True:
+        try:
+            if absence.since is not None:
+                client.ping()
+                absence.over()
+            return led.enter_context(election.lead())
+        except StoreUnavailable as error:
+            if not absence.borne(error):
+                raise
+            session.clock.sleep(AWAY_S)
