@@ -61,22 +61,23 @@ VERSIONS = """\
 What dibs needs, and what its tests were run on. An SQLite, PostgreSQL, MySQL, MariaDB, Redis or memcached that is too
 old is refused when it is reached.
 
-*All tests* are a whole run: on Debian 12 each time, on Debian 13 before a release. *In part* is by hand before a
-release: of a server the conformance suite (of SQLite 3.37, PostgreSQL 14, MariaDB 10.6 and Redis 6.0 without its half
-for asyncio) and of most the store's own tests; of a Python what came with a server, with 3.14 the command line, too.
+*All tests* are a whole run: on Debian 12 each time, on Debian 13 and on Debian unstable (with MySQL and Valkey) before
+a release. *In part* is by hand before a release: of a server the conformance suite (of SQLite 3.37, PostgreSQL 14,
+MariaDB 10.6 and Redis 6.0 without its half for asyncio) and of most the store's own tests; of a Python what came with
+a server.
 
 The tests take the servers that are installed. Where there are two of a kind,
 `DIBS_TEST_WITH="mysqld valkey-server" make test` names the programs to take.
 """
 # In whole runs, and in part.
 RUN_ON = {
-    "Python": ("3.11, 3.13", "3.10, 3.12, 3.14"),
-    "SQLite": ("3.40, 3.46", "3.37"),
-    "PostgreSQL": ("15, 17", "12, 14, 18"),
+    "Python": ("3.11, 3.13, 3.14", "3.10, 3.12"),
+    "SQLite": ("3.40, 3.46, 3.53", "3.37"),
+    "PostgreSQL": ("15, 17, 18", "12, 14"),
     "MariaDB": ("10.11, 11.8", "10.6"),
-    "MySQL": ("", "8.0.36, 9.7"),
-    "Redis, Valkey": ("Redis 7.0, 8.0", "Redis 6.0, Valkey 9.1"),
-    "memcached": ("1.6.18, 1.6.38", ""),
+    "MySQL": ("9.7", "8.0.36"),
+    "Redis, Valkey": ("Redis 7.0, 8.0, Valkey 9.1", "Redis 6.0"),
+    "memcached": ("1.6.18, 1.6.38, 1.6.45", ""),
     "etcd": ("3.4, 3.5", ""),
     "ZooKeeper": ("3.8, 3.9", ""),
 }
