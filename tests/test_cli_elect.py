@@ -12,6 +12,8 @@ from tests.command_line import Dibs, Started, until
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import free_port
 
+AWAY = "dibs: election 'scheduler': the store is "
+
 
 def start(dibs: Dibs, who: str, *options: str, body: str = "exec sleep 60") -> Started:
     """A candidate whose command writes its number into a file before it does anything else."""
@@ -132,9 +134,9 @@ def test_a_standby_outlives_an_outage(dibs: Dibs, own_postgres: PostgresServer) 
         until(lambda: client.leases()[0].waiting)
         own_postgres.kill()
         assert standby.stderr is not None
-        assert standby.stderr.readline().startswith("dibs: 'scheduler': the store is away, trying again: PostgreSQL: ")
+        assert standby.stderr.readline().startswith(f"{AWAY}away, trying again: PostgreSQL: ")
         own_postgres.start()
-        assert standby.stderr.readline().startswith("dibs: 'scheduler': the store is back, ")
+        assert standby.stderr.readline().startswith(f"{AWAY}back, ")
         until(lambda: _waiting(client))
         lease.release()
     leads(dibs, "b", standby)
@@ -155,7 +157,7 @@ def test_a_store_that_never_comes_ends_a_candidate(dibs: Dibs) -> None:
     url = f"postgresql://127.0.0.1:{free_port()}/x?patience=0.5"
     done = dibs("elect", "scheduler", "--url", url, "--", "true")
     first, last = done.stderr.splitlines()
-    assert first.startswith("dibs: 'scheduler': the store is away, trying again: PostgreSQL: ")
+    assert first.startswith(f"{AWAY}away, trying again: PostgreSQL: ")
     assert last.startswith("dibs: PostgreSQL: ")
     assert (done.returncode, done.stdout) == (69, "")
 

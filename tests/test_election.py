@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import dibs
+import dibs.campaign
 from dibs.clock import RealClock
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
@@ -29,6 +30,8 @@ from dibs.standby import SEAT_TTL_S
 from dibs.store import Release, Transfer
 from dibs.stores.sqlite import SQLiteStore
 from dibs.succession import SPARE_S
+from dibs.testing.client_bench import task, until
+from dibs.testing.faces import FACES, Place
 from dibs.waiting import NOTE_AFTER_S
 from tests.between import Between
 from tests.test_api import eventually, in_a_fork
@@ -619,6 +622,52 @@ def test_functions_that_cannot_be_called_are_refused(client: dibs.Client) -> Non
             for functions in [(print, None), (coroutine, 7), (None, None)]:
                 with pytest.raises(TypeError):
                     await client.election("refused").run(*functions)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", FACES)
+def test_who_would_lead_for_ever_outlives_an_outage(
+    kind: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs that the store is away and that it is back, and leads in its turn; without ``forever`` it is told."""
+    monkeypatch.setattr(dibs.campaign, "AWAY_S", 0.01)
+
+    class Enough(Exception):
+        pass
+
+    def away(requests: Sequence[Any]) -> None:
+        raise dibs.StoreUnavailable("it is away", maybe_applied=False)
+
+    async def main() -> None:
+        between = Between(sqlite_url)
+        face = FACES[kind](Place(between.address._replace(open=between.open)))
+        election = face.client(patience=0).election("chief")
+
+        async def reign(term: object) -> None:
+            raise Enough
+
+        def on_elected(term: object) -> None:
+            raise Enough
+
+        elected = reign if kind == "tasks" else on_elected
+        with dibs.connect(sqlite_url, namespace=face.namespace) as other, other.lock("chief"):
+            running = task(face.do(election.run, elected, forever=True))
+            await until(lambda: getattr(other.holder("chief"), "waiting", 0), "it stands by")
+            between.before = away
+            await until(lambda: "election 'chief': the store is away, trying again: it is away" in caplog.text, "told")
+            await asyncio.sleep(0.05)
+            between.before = lambda requests: None
+            await until(lambda: "election 'chief': the store is back" in caplog.text, "told")
+            await until(lambda: getattr(other.holder("chief"), "waiting", 0), "it stands by")
+        with pytest.raises(Enough):
+            await running
+        between.before = away
+        with pytest.raises(dibs.StoreUnavailable):
+            await face.do(election.run, elected)
+        between.before = lambda requests: None
+        assert len(caplog.records) == 2
+        await face.close()
 
     asyncio.run(main())
 

@@ -667,6 +667,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     "dibs.succession": {*CONTRACT, *DATA},
     "dibs.campaign": {
+        "dibs.absence",
         *CONTRACT,
         *DATA,
         "dibs.lease",
@@ -936,7 +937,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.steps",
         "dibs.store",
     },
-    "dibs.cli.elect": {"dibs.absence", "dibs.cli", "dibs.cli.run", "dibs.errors"},
+    "dibs.cli.elect": {"dibs.cli", "dibs.cli.run"},
     "dibs.cli.guard": {"dibs.clock"},
     "dibs.cli.jobs": {
         "dibs.cli",

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dibs.absence import AWAY_S, Absence
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
@@ -118,6 +119,25 @@ class ElectionCore(LockCore[L]):
     def campaign(self, owner: object, timeout: Seconds | None) -> Steps[L | None]:
         """A term; None when it could not be had in time, there were standbys enough, or it was replaced as one."""
         return self.acquire(owner, True, check_timeout(timeout))
+
+    def stand_by(self, owner: object, tell: Callable[[str], object] | None = None) -> Steps[L | None]:
+        """Campaign without a limit, also while the store is away, which is told, or logged: it has nothing to lose."""
+        session = self._desk.session()
+        if tell is None:
+            import logging
+
+            tell = logging.getLogger("dibs").warning
+        absence = Absence(session, lambda text: tell(f"election {self.name!r}: {text}"))
+        while True:
+            try:
+                if absence.since is not None:
+                    yield from self._desk.pinging()
+                    absence.over()
+                return (yield from self.campaign(owner, None))
+            except StoreUnavailable as error:
+                if session.closed or not absence.borne(error):
+                    raise
+            yield session, session.pause(), AWAY_S
 
     def obtain(self, owner: object, limit_s: float | None, *, gripped: bool = False) -> Steps[L | None]:
         term = yield from self._elected(owner, limit_s)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dibs.campaign import ElectionCore, Leader
     from dibs.names import Seconds
+    from dibs.steps import Steps
 
     OnElected = Callable[["Term"], object]
     OnLost = Callable[["Term"], object]
@@ -75,15 +76,14 @@ class Leaders:
 class Lead:
     """``with election.lead() as term:`` campaigns, leads, and resigns at the end."""
 
-    __slots__ = ("_block", "_core", "_timeout")
+    __slots__ = ("_block", "_campaign")
 
-    def __init__(self, core: ElectionCore[Term], timeout: float | None) -> None:
-        self._core = core
+    def __init__(self, core: ElectionCore[Term], campaign: Callable[[object], Steps[Term | None]]) -> None:
         self._block = Lockable(core)
-        self._timeout = timeout
+        self._campaign = campaign
 
     def __enter__(self) -> Term:
-        return self._block._enter(self._core.campaign(this_thread(), self._timeout))
+        return self._block._enter(self._campaign(this_thread()))
 
     def __exit__(self, *exc: Any) -> None:
         self._block.__exit__(*exc)
@@ -119,7 +119,13 @@ class Election:
         Raises LockTimeout where ``campaign`` returns None. At the end it resigns, and raises LeaseLost if the term was
         lost and the block has no error of its own.
         """
-        return Lead(self._core, check_timeout(timeout))
+        limit_s, core = check_timeout(timeout), self._core
+        return Lead(core, lambda owner: core.campaign(owner, limit_s))
+
+    def _stand_by(self, tell: Callable[[str], object]) -> Lead:
+        """The same without a limit, also while the store is away; what happens is told."""
+        core = self._core
+        return Lead(core, lambda owner: core.stand_by(owner, tell))
 
     def run(self, on_elected: OnElected, on_lost: OnLost | None = None, *, forever: bool = False) -> None:
         """Campaign, call ``on_elected(term)`` in this thread, and resign when it returns; with ``forever`` again.
@@ -129,14 +135,16 @@ class Election:
         ``term.lost`` tell it. Once both have returned, LeaseLost is raised, or with ``forever`` the next campaign
         begins. Any other error of ``on_elected`` ends the term and is raised.
 
-        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
+        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough. With ``forever`` it waits for a
+        store that goes away meanwhile, without limit, and logs that once a minute (``dibs``, WARNING); one that it has
+        not reached yet it gives the client's ``patience``.
         """
         check_flag("forever", forever)
         check_decorated(on_elected, awaited=False)
         if on_lost is not None:
             check_decorated(on_lost, awaited=False)
         while True:
-            term = self.campaign()
+            term = run(self._core.stand_by(this_thread())) if forever else self.campaign()
             if term is None:
                 raise self._core.timed_out()
             try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dibs.campaign import ElectionCore, Leader
     from dibs.names import Seconds
+    from dibs.steps import Steps
 
     OnElected = Callable[["AsyncTerm"], Awaitable[object]]
     OnLost = Callable[["AsyncTerm"], object]
@@ -47,16 +48,16 @@ class AsyncTerm(TermFacts, AsyncLease):
 class AsyncLead:
     """``async with election.lead() as term:`` campaigns, leads, and resigns at the end."""
 
-    __slots__ = ("_block", "_core", "_timeout")
+    __slots__ = ("_block", "_campaign", "_core")
 
-    def __init__(self, core: ElectionCore[AsyncTerm], timeout: float | None) -> None:
+    def __init__(self, core: ElectionCore[AsyncTerm], campaign: Callable[[object], Steps[AsyncTerm | None]]) -> None:
         self._core = core
         self._block = AsyncLockable(core)
-        self._timeout = timeout
+        self._campaign = campaign
 
     async def __aenter__(self) -> AsyncTerm:
         me = owner()
-        term = await take(self._core.campaign(me, self._timeout))
+        term = await take(self._campaign(me))
         if term is None:
             raise self._core.timed_out()
         self._block._enter(me, term)
@@ -111,7 +112,8 @@ class AsyncElection:
         Raises LockTimeout where ``campaign`` returns None. A block whose term is lost is cancelled and ends with
         LeaseLost.
         """
-        return AsyncLead(self._core, check_timeout(timeout))
+        limit_s, core = check_timeout(timeout), self._core
+        return AsyncLead(core, lambda owner: core.campaign(owner, limit_s))
 
     async def run(self, on_elected: OnElected, on_lost: OnLost | None = None, *, forever: bool = False) -> None:
         """Campaign, await ``on_elected(term)`` in this task, and resign when it returns; with ``forever`` again.
@@ -120,7 +122,8 @@ class AsyncElection:
         ``on_lost(term)`` is called, and awaited if it is async. Then LeaseLost is raised, or with ``forever`` the next
         campaign begins. Any other error of ``on_elected`` ends the term and is raised, as is an error of ``on_lost``.
 
-        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough.
+        Raises what ``campaign`` raises, and LockTimeout when there are standbys enough. With ``forever`` it waits for a
+        store that is away; see ``dibs.Election.run``.
         """
         check_flag("forever", forever)
         check_decorated(on_elected, awaited=True)
@@ -129,7 +132,7 @@ class AsyncElection:
         while True:
             term: AsyncTerm | None = None
             try:
-                async with self.lead() as term:
+                async with AsyncLead(self._core, self._core.stand_by) if forever else self.lead() as term:
                     await on_elected(term)
             except (Exception, asyncio.CancelledError) as error:
                 lost = term is not None and term.lost.is_set()

@@ -6,20 +6,15 @@ all in ``dibs.cli.run``. A standby has nothing to lose: it also waits for a stor
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-
 from dibs._typing import TYPE_CHECKING
-from dibs.absence import AWAY_S, Absence
 from dibs.cli import duration, say, whole
 from dibs.cli.run import add_common, parse_info, run_under
-from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from dibs.client import Client
-    from dibs.election import Election, Term
+    from dibs.election import Lead
 
 EPILOG = """\
 examples:
@@ -95,8 +90,7 @@ def elect(args: argparse.Namespace) -> int:
     """``dibs elect``: returns the exit code."""
     info = parse_info(args.info)
 
-    @contextmanager
-    def lead(client: Client) -> Iterator[Term]:
+    def lead(client: Client) -> Lead:
         election = client.election(
             args.name,
             value=args.value,
@@ -106,23 +100,6 @@ def elect(args: argparse.Namespace) -> int:
             standby_full=args.standby_full,
             info=info,
         )
-        with ExitStack() as led:
-            yield _elected(client, election, led)
+        return election._stand_by(say)
 
     return run_under(args, lead)
-
-
-def _elected(client: Client, election: Election, led: ExitStack) -> Term:
-    """Wait to be elected; a store that goes away meanwhile, and comes late, is waited for."""
-    session = client._desk.session()
-    absence = Absence(session, lambda text: say(f"{election.name!r}: {text}"))
-    while True:
-        try:
-            if absence.since is not None:
-                client.ping()
-                absence.over()
-            return led.enter_context(election.lead())
-        except StoreUnavailable as error:
-            if not absence.borne(error):
-                raise
-            session.clock.sleep(AWAY_S)
