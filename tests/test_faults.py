@@ -267,7 +267,7 @@ def test_a_client_closed_anywhere_leaves_nothing(act: Act, kind: str) -> None:
                     break
                 try:
                     await asyncio.wait_for(ended, 10)
-                    assert isinstance(error, (dibs.StoreUnavailable, dibs.LeaseLost, type(None)))
+                    assert isinstance(error, (dibs.StoreUnavailable, dibs.LeaseLost, dibs.NotHeld, type(None)))
                     await left_nothing(client, other, f"x{at}")
                 except BaseException as failed:
                     raise AssertionError(f"closed at call {at}, told {error!r}: {failed!r}") from failed
