@@ -636,7 +636,10 @@ def test_who_would_lead_for_ever_outlives_an_outage(
     class Enough(Exception):
         pass
 
+    asked: list[object] = []
+
     def away(requests: Sequence[Any]) -> None:
+        asked.append(requests)
         raise dibs.StoreUnavailable("it is away", maybe_applied=False)
 
     async def main() -> None:
@@ -656,7 +659,8 @@ def test_who_would_lead_for_ever_outlives_an_outage(
             await until(lambda: getattr(other.holder("chief"), "waiting", 0), "it stands by")
             between.before = away
             await until(lambda: "election 'chief': the store is away, trying again: it is away" in caplog.text, "told")
-            await asyncio.sleep(0.05)
+            more = len(asked) + 3
+            await until(lambda: len(asked) >= more, "it asks again")
             between.before = lambda requests: None
             await until(lambda: "election 'chief': the store is back" in caplog.text, "told")
             await until(lambda: getattr(other.holder("chief"), "waiting", 0), "it stands by")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ import dibs
 from dibs.connecting import locate
 from dibs.store import StoreAddress
 from dibs.testing.client_bench import task, until
-from dibs.testing.faces import FACES, Place
+from dibs.testing.faces import FACES, VERB_LIMIT_S, Place
 from tests.acts import ACTS, Act, worked
 
 # What dibs calls a store by, and what is answered without asking anybody.
@@ -116,6 +117,24 @@ async def left_nothing(client: Any, other: dibs.Client, name: str) -> None:
     assert not session.holdings.owned, "owned by somebody still"
 
 
+async def told_by(work: Awaitable[object]) -> BaseException | None:
+    """What it raises, if anything."""
+    try:
+        await work
+    except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - looked at by who asked
+        return raised
+    return None
+
+
+@contextmanager
+def after(what: str, error: BaseException | None) -> Iterator[None]:
+    """What fails in the block says what had happened before."""
+    try:
+        yield
+    except BaseException as failed:
+        raise AssertionError(f"after {what}, told {error!r}: {failed!r}") from failed
+
+
 def told(error: BaseException | None, fault: str) -> None:
     """It is what a program may expect: after a fault that is over by the next call nothing at all."""
     if "asked again" in fault:
@@ -145,19 +164,13 @@ def test_a_fault_anywhere_leaves_nothing(act: Act, kind: str, fault: str) -> Non
             await act(face, client, "before")
             for at in range(1, CALLS_MAX):
                 faults.begin(how, at)
-                error: Exception | None = None
-                try:
-                    await act(face, client, f"x{at}")
-                except Exception as raised:  # noqa: BLE001 - looked at below
-                    error = raised
+                error = await told_by(act(face, client, f"x{at}"))
                 came = faults.came
                 faults.end()
-                try:
+                with after(f"{fault} at call {at}", error):
                     told(error, fault)
                     await left_nothing(client, other, f"x{at}")
                     await act(face, client, f"x{at}")
-                except BaseException as failed:
-                    raise AssertionError(f"after {fault} at call {at}, told {error!r}: {failed!r}") from failed
                 if not came:
                     break
             assert at > 2
@@ -213,18 +226,11 @@ def test_a_cancellation_anywhere_leaves_nothing(act: Act) -> None:
                     await work
 
                 work = CancelledAt(act(face, client, f"x{at}"), at)
-                running = asyncio.get_running_loop().create_task(run(work))
-                error: BaseException | None = None
-                try:
-                    await running
-                except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - looked at below
-                    error = raised
-                try:
+                error = await told_by(asyncio.get_running_loop().create_task(run(work)))
+                with after(f"cancellation at suspension {at}", error):
                     assert error is None or isinstance(error, asyncio.CancelledError)
                     await left_nothing(client, other, f"x{at}")
                     await act(face, client, f"x{at}")
-                except BaseException as failed:
-                    raise AssertionError(f"cancelled at suspension {at}, told {error!r}: {failed!r}") from failed
                 if not work.came:
                     break
             assert at > 2
@@ -252,25 +258,21 @@ def test_a_client_closed_anywhere_leaves_nothing(act: Act, kind: str) -> None:
                         ended.set_result(None)
 
                     loop.call_soon_threadsafe(task, closed())
-                    time.sleep(0.005)  # it may have begun by then, or not
+                    begun = time.monotonic() + VERB_LIMIT_S
+                    while not client._desk.session().closed and time.monotonic() < begun:
+                        time.sleep(0.001)  # before another look
                     return call()
 
                 faults.begin(close, at)
-                error: Exception | None = None
-                try:
-                    await act(face, client, f"x{at}")
-                except Exception as raised:  # noqa: BLE001 - looked at below
-                    error = raised
+                error = await told_by(act(face, client, f"x{at}"))
                 came = faults.came
                 faults.end()
                 if not came:
                     break
-                try:
-                    await asyncio.wait_for(ended, 10)
-                    assert isinstance(error, (dibs.StoreUnavailable, dibs.LeaseLost, dibs.NotHeld, type(None)))
+                with after(f"a close at call {at}", error):
+                    await asyncio.wait_for(ended, VERB_LIMIT_S)
+                    assert isinstance(error, (dibs.StoreUnavailable, dibs.LeaseLost, type(None)))
                     await left_nothing(client, other, f"x{at}")
-                except BaseException as failed:
-                    raise AssertionError(f"closed at call {at}, told {error!r}: {failed!r}") from failed
             assert at > 2
         await face.close()
 

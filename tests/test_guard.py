@@ -18,9 +18,11 @@ from psycopg.rows import dict_row
 
 import dibs
 from dibs import fencing
+from dibs.store import PIN_LOOK_S
 from dibs.stores import sqlite_file
 from dibs.stores.mysql_pins import Pins
 from dibs.testing.case import within
+from tests.between import Between
 from tests.callers import KINDS, TABLE, Caller, _of_driver, django_connection, raw
 from tests.servers.postgres import PgBouncer, PostgresServer
 from tests.test_api import eventually
@@ -156,6 +158,31 @@ def test_who_is_kept_out_by_a_pin_is_told_so(scene: Scene) -> None:
             pass
     assert told.value.free_in == 0
     assert told.value.holder == lease.holder
+
+
+@server_scenes
+def test_who_is_kept_out_of_all_permits_by_a_pin_is_told_so(scene: Scene) -> None:
+    """As where there is one."""
+    caller, permits = scene.caller(), scene.holder.semaphore("s", 1, ttl=SHORT_S, renew=False)
+    lease = permits.acquire(timeout=0)
+    assert lease is not None
+    lease.guard(caller.given)
+    over()
+    with pytest.raises(dibs.LockTimeout, match=r"held by .* a transaction in which it was pinned"):
+        with scene.other.semaphore("s", 1, timeout=0.05):
+            pass
+
+
+@server_scenes
+def test_who_waits_for_the_end_of_a_pin_looks_now_and_then(scene: Scene) -> None:
+    """Each PIN_LOOK_S, not as soon as it has heard that the lease is over."""
+    caller, lease = scene.caller(), scene.short()
+    lease.guard(caller.given)
+    over()
+    between = Between(scene.url)
+    with between.client() as waiter:
+        assert waiter.lock("x").acquire(timeout=1) is None
+        assert 2 < len(between.calls) < 2 / PIN_LOOK_S
 
 
 @every_kind

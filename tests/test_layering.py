@@ -666,10 +666,11 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.handover": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
     "dibs.succession": {*CONTRACT, *DATA},
+    "dibs.absence": set(),
     "dibs.campaign": {
-        "dibs.absence",
         *CONTRACT,
         *DATA,
+        "dibs.absence",
         "dibs.lease",
         "dibs.lock",
         "dibs.handover",
@@ -721,7 +722,6 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.new_jobs",
         "dibs.queue_core",
     },
-    "dibs.absence": set(),
     "dibs.crew": {
         "dibs.absence",
         "dibs.errors",

@@ -239,6 +239,16 @@ def test_a_writers_block_ends_as_a_readers_without_the_lock(between: Between) ->
         assert client.leases() == []
 
 
+def test_a_downgrade_after_a_close_says_so(between: Between) -> None:
+    """It was no mistake of the writer's that it holds nothing any more: NotHeld would say so."""
+    client = between.client()
+    lock = client.rwlock("page")
+    with lock.write():
+        client.close()
+        with pytest.raises(dibs.StoreUnavailable, match="client is closed"):
+            lock.downgrade()
+
+
 def test_a_downgraded_lease_is_released_by_either_side(between: Between) -> None:
     """``read().release()`` releases what was downgraded, and the writer's block then has nothing to release."""
     with between.client() as client:

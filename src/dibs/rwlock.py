@@ -105,6 +105,8 @@ class RWCore(Generic[L]):
         grip = self.writers._find(owner)
         # (Another's is not for this owner to weaken: that one goes on writing.)
         if grip is None or grip.owner != owner or grip.lease._over:
+            if self.writers._desk.session().closed:  # which gave it back, whoever was in the midst of it
+                raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
             raise NotHeld(f"{self.name!r} is not held for writing by this very caller through this object")
         grip.lease.check()
         session, hold = grip.lease._session, grip.lease._hold

@@ -155,8 +155,8 @@ class Held(NamedTuple):
     """Not now. ``holder`` is None when the name is free but kept for others in line.
 
     ``free_in`` is the number of seconds after which the name is free, or the line moves, unless something happens
-    first; 0 means ask again, and with a holder that its lease is over, but that a transaction of its own has pinned it
-    (see Pin) and goes on. ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
+    first. 0 means ask again; with a holder, that its lease is over, and that an open transaction keeps the name for it
+    (see Pin). ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
     ``paused`` is never set by a store: the session says so what an operator has said (see dibs.pauses).
     """
 

@@ -117,8 +117,8 @@ def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> 
         # Kept for those ahead: they have the rest of the grace to ask; after it only those count who did just now.
         kept_for = free_in + LINE_GRACE_S
         holder, free_in = None, 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
-    # (One whose lease is over and pinned is free in 0 s.)
-    outcomes[index] = Held(holder, token, acquired_at, max(0.0, free_in), ticket, ahead)
+    free_in = max(0.0, free_in)  # 0 with a holder: its lease is over, and pinned
+    outcomes[index] = Held(holder, token, acquired_at, free_in, ticket, ahead)
     if (free and not ahead) or (ticket is not None and request.ticket is None):
         again.append((name, index, request._replace(ticket=ticket)))
 
