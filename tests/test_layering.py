@@ -414,8 +414,10 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.redis_jobs",
         "dibs.stores.redis_keys",
         "dibs.stores.redis_links",
+        "dibs.stores.redis_operators",
         "dibs.stores.redis_scripts",
         "dibs.stores.redis_wire",
+        "dibs.stores.redis_words",
     },
     "dibs.stores.redis_address": {"dibs.errors", "dibs.stores.parts", "dibs.stores.redis_wire"},
     "dibs.stores.redis_check": {"dibs.store", "dibs.stores.redis_wire"},
@@ -440,9 +442,21 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.redis_wire",
     },
     "dibs.stores.redis_keys": set(),
-    "dibs.stores.redis_links": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_wire"},
+    "dibs.stores.redis_links": {
+        *CONTRACT,
+        "dibs.stores.parts",
+        "dibs.stores.redis_keys",
+        "dibs.stores.redis_wire",
+    },
+    "dibs.stores.redis_operators": {
+        "dibs.errors",
+        "dibs.store",
+        "dibs.stores.redis_keys",
+        "dibs.stores.redis_words",
+    },
     "dibs.stores.redis_scripts": {*CONTRACT, "dibs.stores.parts", "dibs.stores.redis_links", "dibs.stores.redis_wire"},
     "dibs.stores.redis_wire": {*CONTRACT, "dibs.stores.greetings", "dibs.stores.inlet"},
+    "dibs.stores.redis_words": {"dibs.store"},
     "dibs.stores.etcd": {
         *CONTRACT,
         "dibs.stores",
@@ -1061,7 +1075,6 @@ LONG = {
     "dibs.client": "what a client gives, each with what its user must know",
     "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
-    "dibs.stores.redis": "one file a store: the vector, replicas, and what operators see",
     "dibs.stores.mysql": "the acts on leases: acquiring, the line, renewing, releasing, each for one and for many",
 }
 

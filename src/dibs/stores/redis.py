@@ -31,37 +31,32 @@ live. ``capabilities`` and ``check`` say which of these hold.
 from __future__ import annotations
 
 from itertools import groupby
-from operator import itemgetter
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.store import (
     GONE,
-    LINE_GRACE_S,
-    RELEASED,
     Acquire,
     Capabilities,
     Finding,
     Granted,
-    Held,
-    Mismatch,
     Outcome,
     PartUnavailable,
     Release,
-    Renew,
-    Renewed,
     StoreAddress,
     StoredLease,
     Transfer,
 )
 from dibs.stores import redis_address, redis_check
-from dibs.stores.redis_keys import beginning, name_in, tagged
-from dibs.stores.redis_links import SLOTS, Request, slot_of
+from dibs.stores.redis_keys import CHUNK_MAX, QUEUES, Keys
+from dibs.stores.redis_links import Request
+from dibs.stores.redis_operators import Operators
 from dibs.stores.redis_scripts import Flights
 from dibs.stores.redis_wire import Place, Refusal, Wire, packed, refusal
+from dibs.stores.redis_words import READERS, verb_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from urllib.parse import SplitResult
 
     from dibs.clock import Deadline
@@ -87,16 +82,6 @@ CAPABILITIES = Capabilities(
     tries=True,
     observe=True,
 )
-# Requests that one run of a script serves. Redis serves nobody else meanwhile: this many take about a millisecond.
-CHUNK_MAX = 100
-# How long a line in which nobody asks is kept, and longer the free row of its name: where there is a line, there is a
-# row, so that a name without one is granted without a look at the line. (Of a name with permits, how long it is known
-# how many it has, when nobody holds one.)
-LINE_KEEP_MS = 3600 * 1000
-ROW_KEEP_MS = 2 * LINE_KEEP_MS
-GRACE = repr(LINE_GRACE_S)
-# Where hints on queues are told to everybody who watches; addresses of clients are random.
-QUEUES = "queues"
 # What a login must be allowed to do, and what it should be, so that capabilities and doctor can tell what is promised.
 RIGHTS = (
     "+evalsha +eval +time +hget +hmget +hset +hdel +hlen +hvals +get +set +incr +del +persist +pexpire +pttl +zadd "
@@ -110,9 +95,9 @@ class RedisStore:
         self._place = place
         self._flights = Flights(place)
         self._link = self._flights.link
-        self._prefix = prefix
+        self._keys = Keys(place, prefix)
         self._min_replicas = min_replicas
-        self._counters: list[str] = []
+        self._operators = Operators(self._flights, self._keys, min_replicas)
         self._jobs: RedisJobs | None = None
 
     @property
@@ -147,7 +132,7 @@ class RedisStore:
             if type(texts) is PartUnavailable:
                 outcomes = [texts if index in indexes else outcome for index, outcome in enumerate(outcomes)]
                 continue
-            read = _READERS[verb]
+            read = READERS[verb]
             for index, text in zip(indexes, texts, strict=True):
                 try:
                     outcomes[index] = read(text) if text[:1] != b"E" else self._refused(requests[index], text)
@@ -162,11 +147,11 @@ class RedisStore:
     def _chunks(self, requests: Sequence[StoreRequest]) -> Iterator[tuple[str, int, Sequence[int]]]:
         """The requests by verb and slot, in their order, as one run of a script takes them."""
         if len(requests) == 1:  # as most are, of a caller who is alone
-            yield _verb(requests[0]), self._slot(requests[0].name), (0,)
+            yield verb_of(requests[0]), self._keys.slot(requests[0].name), (0,)
             return
-        for verb, run in groupby(range(len(requests)), key=lambda index: _verb(requests[index])):
+        for verb, run in groupby(range(len(requests)), key=lambda index: verb_of(requests[index])):
             if self._place.cluster:
-                slots = {index: slot_of(tagged(requests[index].name).encode()) for index in run}
+                slots = {index: self._keys.slot(requests[index].name) for index in run}
                 groups = groupby(sorted(slots, key=slots.__getitem__), key=slots.__getitem__)
             else:
                 groups = iter([(0, run)])  # type: ignore[assignment]
@@ -176,42 +161,7 @@ class RedisStore:
                     yield verb, slot, these[start : start + CHUNK_MAX]
 
     def _call(self, verb: str, requests: Sequence[Any], slot: int) -> Call:
-        keys: list[str] = []
-        words: list[str] = []
-        ttl, ttl_word = 0.0, "0.0"  # most requests have the ttl of the one before
-        if verb in ("acquire", "acquire_permits"):
-            words += (GRACE, str(LINE_KEEP_MS))
-            if verb == "acquire_permits":
-                words.append(str(ROW_KEEP_MS))
-            for name, claim_id, seconds, holder, info, wake, ticket, permits, take, resize in requests:
-                if seconds != ttl:
-                    ttl, ttl_word = seconds, repr(seconds)
-                keys += self._keys(name)
-                channel = "" if wake is None else self._channel(wake)
-                words += (claim_id, ttl_word, holder, info or "", channel, "" if ticket is None else str(ticket))
-                if permits:
-                    words += (str(permits), str(take), "1" if resize else "")
-            keys.append(self._counter(slot))
-        elif verb == "transfer":
-            words += (GRACE, str(LINE_KEEP_MS))
-            for name, claim_id, seconds, holder, from_claim, info, permit, permits in requests:
-                keys.append(self._keys(name)[0])
-                words += (claim_id, repr(seconds), holder, from_claim, info or "", str(permit), "1" if permits else "")
-            keys.append(self._counter(slot))
-        elif verb == "renew":
-            for name, claim_id, seconds, permit in requests:
-                if seconds != ttl:
-                    ttl, ttl_word = seconds, repr(seconds)
-                keys.append(self._keys(name)[0])
-                words += (claim_id, ttl_word, str(permit))
-        else:
-            words += (str(ROW_KEEP_MS), GRACE)
-            for name, claim_id, permit, ticket, keep, info in requests:
-                keys += self._keys(name)
-                plain = ticket is None and not keep  # as nearly all are
-                more = "" if plain else f"{int(ticket is not None)} {keep!r} {info or ''}"
-                words += (claim_id, str(permit), more)
-        return self._flights.script(verb).calling(keys, words, slot)
+        return self._flights.script(verb).calling(*words_of(verb, requests, slot, self._keys), slot)
 
     def _refused(self, request: StoreRequest, text: bytes) -> Any:
         """What became of a request that failed by itself: an error for an acquire, and no lease for the others."""
@@ -249,147 +199,54 @@ class RedisStore:
     # -- see and mend ---------------------------------------------------------------------------------------------
 
     def leases(self, first: str, before: str, deadline: Deadline) -> list[StoredLease]:
-        # Nothing lies between a name and the same with a control character: that is asked for by who wants this one.
-        one = before == first + "\x01"
-        if one:
-            names = [first]
-        else:
-            names = sorted(self._within(first, before, deadline))
-        # Who sees a mark of `once` takes the work for done, so replicas must have it, whoever wrote it.
-        confirmed = one and self._min_replicas > 0
-        calls, asked, wait = [], [], False
-        for slot, some in self._by_slot(names):
-            keys = [key for name in some for key in self._keys(name)[:2]]
-            calls.append(self._flights.script("show").calling(keys, ("1",) if confirmed else (), slot))
-            asked.append(some)
-        found = []
-        for some, rows in zip(asked, self._flights.run(calls, deadline), strict=True):
-            for name, of_name in zip(some, rows, strict=True):
-                for permit, holder, token, since, until, left, info, take, waiting, unsure in of_name:
-                    wait = wait or unsure == 1
-                    found.append(
-                        StoredLease(
-                            name,
-                            permit,
-                            holder.decode("utf-8", "replace"),
-                            int(token),
-                            float(since),
-                            float(until),
-                            float(left),
-                            None if info is None else info.decode("utf-8", "replace"),
-                            waiting,
-                            take,
-                        )
-                    )
-        if wait and (trouble := self._flights.wait_for_replicas(self._min_replicas, deadline)):
-            raise StoreUnavailable(trouble, maybe_applied=False)
-        found.sort(key=itemgetter(0, 1))
-        return found
+        return self._operators.leases(first, before, deadline)
 
     def break_lease(self, name: str, fencing_token: int, now: bool, deadline: Deadline) -> bool:
-        return self._break(name, fencing_token, now, "", deadline)
+        return self._operators.break_lease(name, fencing_token, now, deadline)
 
     def end_unchanged(self, name: str, fencing_token: int, expires_at: float, deadline: Deadline) -> bool:
-        return self._break(name, fencing_token, True, repr(expires_at), deadline)
-
-    def _break(self, name: str, fencing_token: int, now: bool, ending: str, deadline: Deadline) -> bool:
-        arguments = (str(fencing_token), "1" if now else "", str(ROW_KEEP_MS), GRACE, ending)
-        call = self._flights.script("break").calling(self._keys(name), arguments, self._slot(name))
-        return bool(self._flights.run([call], deadline)[0])
+        return self._operators.end_unchanged(name, fencing_token, expires_at, deadline)
 
     def purge(self, first: str, before: str, older_than: float, deadline: Deadline) -> int:
-        names = self._within(first, before, deadline)
-        script, arguments = self._flights.script("purge"), (repr(older_than), GRACE, str(ROW_KEEP_MS))
-        calls = [
-            script.calling([key for name in some for key in self._keys(name)], arguments, slot)
-            for slot, some in self._by_slot(names)
-        ]
-        return sum(self._flights.run(calls, deadline))
-
-    def _within(self, first: str, before: str, deadline: Deadline) -> set[str]:
-        """The names from the one to the other that have a row."""
-        keys = self._flights.scan(self._keys(beginning(first, before))[0][:-1], deadline)
-        return {name for name in map(self.name_in, keys) if name and first <= name < before}
+        return self._operators.purge(first, before, older_than, deadline)
 
     def check(self, deadline: Deadline) -> list[Finding]:
         self._link.close()  # the settings as they are now
         everywhere = [wire.facts for _, wire in self._link.servers(deadline)]
         strict = self.capabilities.fencing_token == "strict"
-        return redis_check.findings(everywhere, self._place, self._min_replicas, strict, self._channel("*"))
+        return redis_check.findings(everywhere, self._place, self._min_replicas, strict, self._keys.channel("*"))
 
     def setup(self, deadline: Deadline) -> None:
         self._link.open(deadline)
 
     def schema(self) -> str:
-        prefix = self._prefix
+        prefix, channels = self._keys.prefix, self._keys.channel("*")
         return (
             f"# Nothing to make. Of a name, dibs keeps {prefix}:lease:{{name}}, {prefix}:line:{{name}} and\n"
             f"# {prefix}:waiters:{{name}}, of its permits {prefix}:lease:{{name}}1 and so on and\n"
             f"# {prefix}:lease:{{name}}:slots; of all names {prefix}:token.\n# {self.jobs.schema()[2:]}"
             f"# A login needs these rights and no more:\n"
-            f"ACL SETUSER dibs on >password resetkeys ~{prefix}:* resetchannels &{self._channel('*')} -@all {RIGHTS}"
+            f"ACL SETUSER dibs on >password resetkeys ~{prefix}:* resetchannels &{channels} -@all {RIGHTS}"
             + (" +cluster|slots +asking\n" if self._place.cluster else "\n")
         )
 
     def watch(self, address: str, deadline: Deadline) -> RedisWatch | None:
         wire = self._link.open(deadline)
         # Two commands: a channel that this login may not hear is refused by itself.
-        channels = (self._channel(address), self._channel(QUEUES))
+        channels = (self._keys.channel(address), self._keys.channel(QUEUES))
         answers = wire.exchange(b"".join([packed("SUBSCRIBE", channel) for channel in channels]), 2, deadline)
-        return None if isinstance(answers[0], Refusal) else RedisWatch(self, wire)
+        return None if isinstance(answers[0], Refusal) else RedisWatch(self, self._keys, wire)
 
     @property
     def jobs(self) -> RedisJobs:
         if self._jobs is None:
             from dibs.stores.redis_jobs import RedisJobs
 
-            self._jobs = RedisJobs(self._flights, self._prefix, self._channel(QUEUES), self._min_replicas)
+            self._jobs = RedisJobs(self._flights, self._keys, self._min_replicas)
         return self._jobs
-
-    def name_in(self, key: bytes) -> str | None:
-        """The name that the key of a lease is about; None for any other key."""
-        return name_in(key, f"{self._prefix}:lease:")
-
-    def name_told(self, key: bytes) -> str | None:
-        """The name of the lease, or of the queue, that a hint is about."""
-        return self.name_in(key) or name_in(key, f"{self._prefix}:queue:")
 
     def close(self) -> None:
         self._link.close()
-
-    # -- keys -----------------------------------------------------------------------------------------------------
-
-    def _keys(self, name: str) -> tuple[str, str, str]:
-        tag, prefix = f"{{{tagged(name)}}}", self._prefix
-        return f"{prefix}:lease:{tag}", f"{prefix}:line:{tag}", f"{prefix}:waiters:{tag}"
-
-    def _channel(self, address: str) -> str:
-        return self._place.channels + address
-
-    def _counter(self, slot: int) -> str:
-        """The key that counts tokens: in a cluster one in each slot, since a script may use no other."""
-        if not self._place.cluster:
-            return f"{self._prefix}:token"
-        if not self._counters:
-            self._counters = [""] * SLOTS
-            left, number = SLOTS, 0
-            while left:
-                of = slot_of(b"%d" % number)
-                if not self._counters[of]:
-                    self._counters[of] = f"{self._prefix}:token:{{{number}}}"
-                    left -= 1
-                number += 1
-        return self._counters[slot]
-
-    def _slot(self, name: str) -> int:
-        return slot_of(tagged(name).encode()) if self._place.cluster else 0
-
-    def _by_slot(self, names: Collection[str]) -> Iterator[tuple[int, list[str]]]:
-        """Names as one run of a script takes them."""
-        for slot, group in groupby(sorted(names, key=self._slot), key=self._slot):
-            some = list(group)
-            for start in range(0, len(some), CHUNK_MAX):
-                yield slot, some[start : start + CHUNK_MAX]
 
 
 class RedisWatch:
@@ -397,8 +254,9 @@ class RedisWatch:
 
     interval_s: float | None = None
 
-    def __init__(self, store: RedisStore, wire: Wire) -> None:
+    def __init__(self, store: RedisStore, keys: Keys, wire: Wire) -> None:
         self._store = store
+        self._keys = keys
         self._wire = wire
 
     def fileno(self) -> int:
@@ -408,7 +266,7 @@ class RedisWatch:
         told = []
         for message in self._wire.arrived():
             if isinstance(message, list) and message[0] == b"message":
-                name = self._store.name_told(message[2])
+                name = self._keys.name_in(message[2]) or self._keys.queue_in(message[2])
                 if name is not None:
                     told.append(name)
         return told
@@ -417,54 +275,8 @@ class RedisWatch:
         self._store.close()
 
 
-# -- words on the wire ------------------------------------------------------------------------------------------------
-
-
 def _not_ours(request: StoreRequest, seen: str) -> SetupRequired:
     return SetupRequired(f"a key of {request.name!r} holds something that is not dibs's: {seen}")
-
-
-_VERBS: dict[type, str] = {Renew: "renew", Release: "release", Transfer: "transfer"}
-
-
-def _verb(request: StoreRequest) -> str:
-    if type(request) is Acquire:
-        return "acquire_permits" if request.permits else "acquire"
-    return _VERBS[type(request)]
-
-
-def _read_acquire(text: bytes) -> Granted | Held | Mismatch:
-    if text[:1] == b"G":
-        _, token, since, *slot = text.split(b" ")
-        return Granted(int(token), float(since), *map(int, slot))
-    if text[:1] == b"M":
-        return Mismatch(int(text[2:]))
-    _, token, since, free_in, ticket, ahead, holder = text.split(b" ", 6)
-    place = None if ticket == b"-" else int(ticket)
-    return Held(
-        holder.decode("utf-8", "replace") or None, int(token), float(since), float(free_in), place, ahead == b"1"
-    )
-
-
-def _read_transfer(text: bytes) -> Outcome:
-    return _read_acquire(text) if text else GONE
-
-
-def _read_renew(text: bytes) -> Outcome:
-    return Renewed(float(text)) if text else GONE
-
-
-def _read_release(text: bytes) -> Outcome:
-    return RELEASED if text == b"1" else GONE
-
-
-_READERS: dict[str, Callable[[bytes], Outcome]] = {
-    "acquire": _read_acquire,
-    "acquire_permits": _read_acquire,
-    "transfer": _read_transfer,
-    "renew": _read_renew,
-    "release": _read_release,
-}
 
 
 OPTIONS = redis_address.OPTIONS

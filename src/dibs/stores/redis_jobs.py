@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.door import Answer, Said
     from dibs.jobs import Depth, StoredJob, WithinOutcome
+    from dibs.stores.redis_keys import Keys
     from dibs.stores.redis_scripts import Flights
 
 # Jobs that one run of the script serves, unless one request is about more: this many take about a millisecond.
@@ -48,9 +49,9 @@ KINDS: dict[type, str] = {Finish: "finish", Extend: "extend", Put: "put", Take: 
 
 
 class RedisJobs:
-    def __init__(self, flights: Flights, prefix: str, channel: str, min_replicas: int) -> None:
+    def __init__(self, flights: Flights, keys: Keys, min_replicas: int) -> None:
         self._flights = flights
-        self._runs = JobRuns(flights, prefix, channel, min_replicas)
+        self._runs = JobRuns(flights, keys, min_replicas)
 
     # -- the vector -----------------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ what a silent node was asked is PartUnavailable, and the other connections stay.
 
 from __future__ import annotations
 
-from binascii import crc_hqx
-
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.stores.parts import ONE_OF_SEVERAL
+from dibs.stores.redis_keys import SLOTS
 from dibs.stores.redis_wire import Refusal, connect, greet, packed, raised
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from dibs.clock import Deadline
     from dibs.stores.redis_wire import Place, Wire
 
-SLOTS = 16384
 # How often one request follows a cluster that says its keys have moved.
 REDIRECTS_MAX = 5
 
@@ -33,11 +31,6 @@ class Request(NamedTuple):
     node: str | None = None
     #: The node is taking the slot over, and answers only who says that it was sent there.
     asking: bool = False
-
-
-def slot_of(tag: bytes) -> int:
-    """The hash slot of a key whose part in braces this is."""
-    return crc_hqx(tag, 0) % SLOTS
 
 
 class Link:
