@@ -14,6 +14,7 @@ import pytest
 import dibs as library
 from dibs.cli.top import Looks
 from tests.command_line import Dibs, until
+from tests.servers.redis import RedisServer
 from tests.test_cli_stop import Terminal
 
 # -- pause and resume --------------------------------------------------------------------------------------------------
@@ -241,6 +242,24 @@ def test_top_counts_grants(dibs: Dibs, client: library.Client) -> None:
     rates = [lease["grants_per_s"] for line in lines for lease in line["leases"] if lease["grants_per_s"]]
     assert rates
     assert max(rates) < 50
+
+
+def test_top_outlives_an_outage(dibs: Dibs, own_redis: RedisServer) -> None:
+    """--json writes no line while the store is away, says so, and goes on when it is back."""
+    watching = dibs.start("--url", f"{own_redis.url()}?patience=0.2", "top", "--json", "--interval", "100ms")
+    lines, told = watching.stdout, watching.stderr
+    assert lines is not None
+    assert told is not None
+    assert json.loads(lines.readline())["held"] == 0
+    own_redis.kill()
+    assert told.readline().startswith("dibs: the store is away, trying again: Redis")
+    own_redis.start()
+    assert told.readline().startswith("dibs: the store is back, ")
+    with library.connect(own_redis.url(), namespace="default").lock("x"):
+        until(lambda: json.loads(lines.readline())["held"] == 1)
+    watching.send_signal(signal.SIGINT)
+    assert watching.communicate()[1] == ""
+    assert watching.returncode == 130
 
 
 class Screen(Terminal):

@@ -1009,7 +1009,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.pauses",
         "dibs.queue_core",
     },
-    "dibs.cli.top": {"dibs.cli.streams", "dibs.cli", "dibs.cli.looks", "dibs.errors", "dibs.names"},
+    "dibs.cli.top": {"dibs.absence", "dibs.cli", "dibs.cli.looks", "dibs.cli.streams", "dibs.errors", "dibs.names"},
     "dibs.cli.work": {
         "dibs.cli",
         "dibs.cli.command",

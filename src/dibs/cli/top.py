@@ -13,7 +13,8 @@ import sys
 from collections import deque
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.cli import SIGNALLED, connect, duration
+from dibs.absence import Absence
+from dibs.cli import SIGNALLED, connect, duration, say
 from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
 from dibs.cli.streams import can_be_drawn_on, cut, plain
 from dibs.errors import StoreUnavailable
@@ -48,7 +49,7 @@ examples:
   dibs top deploy/ --interval 500ms             names that start with deploy/, twice a second
   dibs top --once                               one look
   dibs top --once --json | jq .waiting          how many wait, for a monitor
-  dibs top --json --interval 10s | tee log      a line of JSON every ten seconds
+  dibs top --json --interval 10s | tee log      a line of JSON every ten seconds, but while the store is away
 
 GRANTS/S is counted over {RATE_S:g} s, from the fencing tokens; on etcd and ZooKeeper, whose tokens are numbers of the
 whole cluster, a name counts once a look.
@@ -96,12 +97,19 @@ def _watch(looks: Looks, screen: Screen, interval_s: float) -> None:
 
 def _print_lines(looks: Looks, interval_s: float, once: bool) -> None:
     session = looks.client._desk.session()
+    absence = Absence(session, say)
     while True:
-        print_json_line(looks.as_json())
+        if absence.since is None:
+            print_json_line(looks.as_json())
         if once:
             return
         session.wait(session.pause(), interval_s)
-        looks.look()
+        try:
+            looks.look()
+            absence.over()
+        except StoreUnavailable as error:
+            if not absence.borne(error):
+                raise
 
 
 class Looks:
