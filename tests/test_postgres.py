@@ -22,6 +22,7 @@ from dibs.connecting import locate
 from dibs.steps import run
 from dibs.store import Acquire, Granted
 from dibs.stores import postgres_link
+from dibs.testing import check_store
 from tests.command_line import DIBS, PATIENCE_S
 from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
@@ -364,6 +365,41 @@ def test_null_is_null_whatever_array_nulls_says(postgres: PostgresServer, postgr
             connection.execute("SET LOCAL array_nulls = on")
             queue.put_many(["l", dibs.NewJob("k", key="j")], connection=connection)
         assert queue.depth().ready == 7
+
+
+def test_settings_of_the_database_are_not_ours(postgres: PostgresServer, postgres_url: str) -> None:
+    """Odd isolation, formats, encoding, planner and time-outs of the database change nothing."""
+    settings = {
+        "default_transaction_isolation": "serializable",
+        "default_transaction_deferrable": "on",
+        "synchronous_commit": "off",
+        "datestyle": "SQL, DMY",
+        "intervalstyle": "sql_standard",
+        "timezone": "Asia/Kathmandu",
+        "extra_float_digits": "-15",
+        "bytea_output": "escape",
+        "client_encoding": "LATIN1",
+        "standard_conforming_strings": "off",
+        "quote_all_identifiers": "on",
+        "transform_null_equals": "on",
+        "array_nulls": "off",
+        "row_security": "off",
+        "search_path": "",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_indexscan": "off",
+        "enable_bitmapscan": "off",
+        "max_parallel_workers_per_gather": "4",
+        "lock_timeout": "50ms",
+        "idle_in_transaction_session_timeout": "1s",
+    }
+    for name, value in settings.items():
+        postgres.psql(f"ALTER DATABASE \"{database_of(postgres_url)}\" SET {name} = '{value}'")
+    cases = (
+        "names_are_exact leases_tell_all a_retry_is_the_same_grant first_come_first_served tokens_rise_across_purge "
+        "poisoned_neighbours opposite_orders renewal_extends verbs_mix_in_one_call permits_are_written_down_by_slot "
+        "who_failed_before_dies_of_the_crash of_several_takers_each_item_has_one grants_and_releases_are_written_down"
+    ).split()
+    assert check_store(f"{postgres_url}?schema=ops", only=cases) == 16
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
