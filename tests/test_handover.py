@@ -28,8 +28,13 @@ SLACK_S = 8.0
 
 ADOPTER = """
 import json, os, sys, dibs
-state = json.loads(os.environ["STATE"]) if "STATE" in os.environ else json.loads(sys.stdin.readline())
 client = dibs.connect(sys.argv[1], ttl=float(sys.argv[2]))
+if "STATE" in os.environ:
+    state = json.loads(os.environ["STATE"])
+else:
+    client.ping()  # to start and to connect may take longer than the ttl of what is exported then
+    print('"ready"', flush=True)
+    state = json.loads(sys.stdin.readline())
 lease = client.adopt(state)
 print(json.dumps([lease.fencing_token, lease.slot, lease.held, lease.claim_id]), flush=True)
 for line in sys.stdin:
@@ -105,6 +110,7 @@ def test_a_child_adopts(url: str, process: Callable[..., Process]) -> None:
         lease = client.lock("moving").acquire(timeout=10)
         assert lease is not None
         child = process(ADOPTER, url, str(TTL_S))
+        assert child.says() == "ready"
         state = lease.export()
         assert not lease.held
         child.told(json.dumps(state))
