@@ -22,7 +22,8 @@ import pytest
 
 import dibs
 import dibs.crew
-from dibs.jobs import Extend, Finish, Put, Take
+from dibs.clock import boot_now
+from dibs.jobs import HINT_EVERY_S, Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
 from dibs.testing.case import within
@@ -429,7 +430,10 @@ def test_who_waits_in_peace_does_not_look_again(between: Between, monkeypatch: p
     between.watch = lambda: watch  # type: ignore[assignment]
     with between.client(ttl=20) as client:
         queue = client.queue("a")
-        assert not queue.take(timeout=0.1)
+        waiting = client._desk.session().waiting
+        # When the watch begins, whoever waits is told so, and that is no peace yet.
+        eventually(lambda: queue.take(timeout=0.1) or waiting.hinted_at(queue._core._key) > 0, "there is a watch")
+        eventually(lambda: boot_now() > waiting.hinted_at(queue._core._key) + HINT_EVERY_S, "peace")
         between.calls.clear()
         assert not queue.take(timeout=0.5)
         assert len([call for call in between.calls if type(call[0]) is Take]) == 1
