@@ -101,7 +101,7 @@ async def a_claim_is_a_lease(face: Face) -> None:
 async def of_several_takers_each_item_has_one(face: Face) -> None:
     """Of several that take overlapping lists at the same moment, each item is won by exactly one."""
     worked: Counter[int] = Counter()
-    clients = [face.client() for _ in range(4)]
+    clients = [face.client(request_timeout=3 * PATIENCE_S) for _ in range(4)]  # for a machine with much else to do
 
     async def work(client: Any, first: int) -> None:
         claims = face.claims(client, "rows", ttl=LONG_S)
