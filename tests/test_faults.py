@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from dibs.store import StoreAddress
 from dibs.testing.client_bench import task, until
 from dibs.testing.faces import FACES, VERB_LIMIT_S, Place
 from tests.acts import ACTS, Act, worked
+from tests.test_api import eventually
 
 # What dibs calls a store by, and what is answered without asking anybody.
 NO_CALLS = {"capabilities", "schema", "close", "jobs"}
@@ -258,9 +258,7 @@ def test_a_client_closed_anywhere_leaves_nothing(act: Act, kind: str) -> None:
                         ended.set_result(None)
 
                     loop.call_soon_threadsafe(task, closed())
-                    begun = time.monotonic() + VERB_LIMIT_S
-                    while not client._desk.session().closed and time.monotonic() < begun:
-                        time.sleep(0.001)  # before another look
+                    eventually(lambda: client._desk.session().closed, "it has begun")
                     return call()
 
                 faults.begin(close, at)

@@ -432,7 +432,7 @@ def test_who_waits_in_peace_does_not_look_again(between: Between, monkeypatch: p
         queue = client.queue("a")
         waiting = client._desk.session().waiting
         # When the watch begins, whoever waits is told so, and that is no peace yet.
-        eventually(lambda: queue.take(timeout=0.1) or waiting.hinted_at(queue._core._key) > 0, "there is a watch")
+        eventually(lambda: not queue.take(timeout=0.1) and waiting.hinted_at(queue._core._key) > 0, "a watch")
         eventually(lambda: boot_now() > waiting.hinted_at(queue._core._key) + HINT_EVERY_S, "peace")
         between.calls.clear()
         assert not queue.take(timeout=0.5)

@@ -34,7 +34,7 @@ class Keys:
     def of(self, name: str) -> tuple[str, str, str]:
         """Of the lease, the line and who waits in it."""
         tag, prefix = f"{{{tagged(name)}}}", self.prefix
-        return f"{prefix}:lease:{tag}", f"{prefix}:line:{tag}", f"{prefix}:waiters:{tag}"
+        return f"{self._leases}{tag}", f"{prefix}:line:{tag}", f"{prefix}:waiters:{tag}"
 
     def counter(self, slot: int) -> str:
         """The key that counts tokens: in a cluster one in each slot, since a script may use no other."""
