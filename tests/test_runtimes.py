@@ -1,16 +1,23 @@
 """Other loops than asyncio's own, and greenlets in the place of threads: what programs that use dibs run in."""
 
+from __future__ import annotations
+
 import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 import uvloop
 
 import dibs
+from dibs.aio.tasks import take
+from dibs.ask import Ask
+from dibs.session import Session
+from dibs.steps import Steps
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
@@ -193,3 +200,38 @@ def test_a_cancellation_keeps_what_it_says(tmp_path: Path) -> None:
         assert told == ("enough",)
 
     asyncio.run(main())
+
+
+class _AtOnce(Ask):
+    """An ask that is answered as soon as somebody listens."""
+
+    def listen(self, listener: Callable[[Any], None], letter: Any) -> None:
+        super().listen(listener, letter)
+        self.settle(None)
+
+
+def test_the_rest_of_the_loop_has_its_turn() -> None:
+    """However fast the answers come, the loop goes on with its timers and its connections between them."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def asking(session: Session) -> Steps[None]:
+        for _ in range(100):
+            yield session, _AtOnce(None, float("inf")), None
+
+    async def ask(session: Session) -> None:
+        await take(asking(session))
+
+    async def main() -> None:
+        async with dibs.connect_async("memory://") as client:
+            counting = asyncio.ensure_future(count())
+            await asyncio.gather(*(ask(client._desk.session()) for _ in range(10)))
+            counting.cancel()
+
+    asyncio.run(main())
+    assert turns >= 100

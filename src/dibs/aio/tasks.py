@@ -96,14 +96,17 @@ class _Mailbox:
                 self._letters.clear()
 
     def _deliver(self) -> None:
-        # Marked before emptied: a letter that comes in between calls once more, for nothing at worst.
+        # Marked before counted: a letter that comes in between calls once more, for nothing at worst. What comes while
+        # these are opened has its turn after whatever else the loop has to do.
         self._called = False
         letters = self._letters
+        left = len(letters)
         try:
-            while letters:
+            while left and letters:  # (a task that runs a loop within the loop may have opened them)
+                left -= 1
                 letters.popleft().open()
         finally:
-            if letters:  # a task has ended the loop, by Ctrl-C or SystemExit: the others go on if the loop does
+            if left and letters:  # a task has ended the loop, by Ctrl-C say: the others go on if the loop does
                 self.loop.call_soon(self._deliver)
 
 
