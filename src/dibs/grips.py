@@ -54,6 +54,9 @@ class Releasable(Protocol):
 
 L = TypeVar("L", bound=Releasable)
 
+# With so many grips on one object, it is looked for those that have ended when they have doubled, and not each time.
+MANY = 16
+
 
 class Grip(Generic[L]):
     """One lease acquired through a lock: by whom, how often (reentrant), and how many open ``with`` blocks it has."""
@@ -75,12 +78,13 @@ def _ours(grip: Grip[L]) -> bool:
 class Gripped(ABC, Generic[L]):
     """What was acquired through one object, so that it can be released through it."""
 
-    __slots__ = ("_grips", "_released_inside", "name", "terms")
+    __slots__ = ("_grips", "_many", "_released_inside", "name", "terms")
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
         self.terms = terms
         self._grips: list[Grip[L]] = []
+        self._many = MANY
         #: The owners of blocks that go on although what they held was released inside: once for each block.
         self._released_inside: list[object] = []
 
@@ -106,13 +110,15 @@ class Gripped(ABC, Generic[L]):
 
     def _grip(self, owner: object, lease: L) -> None:
         grips = self._grips
-        if grips:
+        if grips and (len(grips) < MANY or len(grips) >= self._many):
             # Grips on leases that have ended are of no use to anybody any more, except a loss its owner must hear of.
+            pid = os.getpid()
             for grip in grips[:]:  # one by one, as other threads add theirs meanwhile
                 over = grip.lease._over and (grip.owner == owner or grip.lease._given_back or is_gone(grip.owner))
-                if not grip.blocks and (over or not _ours(grip)):
+                if not grip.blocks and (over or grip.lease._session.pid != pid):
                     with suppress(ValueError):  # another thread has just done so
                         grips.remove(grip)
+            self._many = max(MANY, 2 * len(grips))
         grips.append(Grip(owner, lease))
 
     def release(self, owner: object) -> Steps[bool]:

@@ -16,17 +16,23 @@ class Holdings:
     def __init__(self) -> None:
         #: Who in this process holds a name. (A name with permits many may hold at a time: these are only below.)
         self.held: dict[str, Hold] = {}
-        #: What threads and tasks hold.
-        self.owned: dict[object, dict[Hold, None]] = {}
+        #: What threads and tasks hold, and how many permits each of these is counted for in ``shares``.
+        self.owned: dict[object, dict[Hold, int]] = {}
+        #: How many permits of a name an owner has, without looking at each: seldom more than it has, and never fewer.
+        self.shares: dict[tuple[object, str], int] = {}
 
     def add(self, hold: Hold) -> None:
+        key, owner, permits = hold.key, hold.owner, 0
         if not hold.terms.permits:
-            self.held[hold.key] = hold
-        owned = self.owned.get(hold.owner)
+            self.held[key] = hold
+        else:  # before the hold is there, and no more when it is gone: after a Ctrl-C in between they are too many
+            permits = hold.terms.take
+            self.shares[owner, key] = self.shares.get((owner, key), 0) + permits
+        owned = self.owned.get(owner)
         if owned is None:
-            self.owned[hold.owner] = {hold: None}
+            self.owned[owner] = {hold: permits}
         else:
-            owned[hold] = None
+            owned[hold] = permits
 
     def remove(self, hold: Hold) -> None:
         """Forget a hold; one that is not here does no harm."""
@@ -35,6 +41,10 @@ class Holdings:
             del self.held[key]
         owned = self.owned.get(owner)
         if owned is not None:
-            owned.pop(hold, None)
+            permits = owned.pop(hold, 0)
             if not owned:
                 del self.owned[owner]
+            if permits:
+                left = self.shares.pop((owner, key), 0) - permits
+                if left > 0:
+                    self.shares[owner, key] = left

@@ -192,9 +192,14 @@ class Keeper:
             self._waiting.nudge(hold.key)
         return ask
 
-    def shared_by(self, owner: object, key: str) -> list[Hold]:
-        """The holds of permits of a name that this owner has, as far as this process knows."""
+    def shared_by(self, owner: object, key: str, allowed: int = 0) -> list[Hold]:
+        """The holds of permits of a name that this owner has, as far as this process knows; none of up to ``allowed``.
+
+        How many permits these are at most is known without looking at each.
+        """
         with self._mutex:
+            if self._holdings.shares.get((owner, key), 0) <= allowed:
+                return []
             holds = list(self._holdings.owned.get(owner, ()))
         return [
             hold for hold in holds if hold.key == key and hold.terms.permits and not hold.orphan and self.is_held(hold)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import OrderedDict
+from itertools import islice
 
 from dibs._typing import TYPE_CHECKING
 from dibs.errors import LockOrderWarning
@@ -30,13 +32,13 @@ class LockOrder:
     def __init__(self, mutex: AbstractContextManager[object]) -> None:
         self._mutex = mutex
         #: Held and taken, in this order; where in the code that was first.
-        self._pairs: dict[tuple[str, str], str] = {}
+        self._pairs: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def taking(self, key: str, held: Collection[Hold]) -> None:
         """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
         pairs = self._pairs
         # A copy, as another thread may release one of them meanwhile. What was lost or dropped is in nobody's hands.
-        mine = [hold.key for hold in list(held)[:HELD_MAX] if hold.state == HELD and not hold.orphan]
+        mine = [hold.key for hold in list(islice(held, HELD_MAX)) if hold.state == HELD and not hold.orphan]
         new = [other for other in mine if (other, key) not in pairs and other != key]
         if not new:
             return
@@ -47,7 +49,7 @@ class LockOrder:
                 if (other, key) in pairs:
                     continue
                 if len(pairs) >= PAIRS_MAX:
-                    del pairs[next(iter(pairs))]
+                    pairs.popitem(last=False)
                 pairs[other, key] = place
                 before = pairs.get((key, other))
                 if before is None:

@@ -21,9 +21,10 @@ from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dibs.desk import Desk
+    from dibs.grips import Grip
     from dibs.hold import Hold
     from dibs.session import Session
     from dibs.steps import Steps
@@ -57,16 +58,16 @@ class SemaphoreCore(LockCore[L]):
     def release_some(self, owner: object, count: int) -> Steps[bool]:
         """Give back ``count`` of what was acquired through this object, this owner's first."""
         check_permits("n", count, PERMITS_MAX)
-        pid = os.getpid()
-        grips = [grip for grip in reversed(self._grips) if grip.lease._session.pid == pid]
-        # One that was lost is its owner's to hear of.
-        mine = [g for g in grips if g.owner == owner and (not g.lease._over or g.lease._hold.state == LOST)]
-        if not self.terms.reentrant:
-            mine += [g for g in grips if g.owner != owner and not g.lease._over]
-        held = sum(grip.count for grip in mine)
+        held = 0
+        for grip in self._to_release(owner):
+            held += grip.count
+            if held >= count:
+                break
         leases: list[L] = []
         left = count if held >= count else 0
-        for grip in mine:
+        for grip in self._to_release(owner):
+            if not left:
+                break
             while left and grip in self._grips:
                 try:
                     lease = self._let_go(grip)
@@ -83,9 +84,23 @@ class SemaphoreCore(LockCore[L]):
             )
         return confirmed
 
+    def _to_release(self, owner: object) -> Iterator[Grip[L]]:
+        """What this owner may release: its own, the latest first, and then that of others unless it is reentrant."""
+        pid = os.getpid()
+        grips = [grip for grip in self._grips[::-1] if grip.lease._session.pid == pid]
+        for grip in grips:
+            # One that was lost is its owner's to hear of.
+            if grip.owner == owner and (not grip.lease._over or grip.lease._hold.state == LOST):
+                yield grip
+        if not self.terms.reentrant:
+            for grip in grips:
+                if grip.owner != owner and not grip.lease._over:
+                    yield grip
+
     def refuse_own(self, owner: object) -> None:
-        mine = sum(hold.terms.take for hold in self._desk.session().keeper.shared_by(owner, self._key))
-        if mine and mine + self.terms.take > self.terms.permits:
+        allowed = self.terms.permits - self.terms.take
+        mine = sum(hold.terms.take for hold in self._desk.session().keeper.shared_by(owner, self._key, allowed))
+        if mine > allowed:
             raise WouldDeadlock(
                 f"this very caller holds {mine} of {self.terms.permits} permits of {self.name!r} and would wait for "
                 f"itself for ever to get {self.terms.take} more: {self.instead('semaphore')}"

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 # A waiter asks again after a random time between these two, unless it has a reason to ask before.
 POLL_MIN_S = 0.7
 POLL_MAX_S = 1.0
+# … at a multiple of this after the first who did, so that a thousand who wait for a name each ask in twenty calls a
+# second, and not in a thousand.
+POLL_BEAT_S = 0.05
 # Whoever is alive in line asks within the time a free name is kept for it.
 assert POLL_MAX_S < LINE_GRACE_S
 # No waiter asks sooner than this after it was told Held.
@@ -91,6 +94,9 @@ class Waiting:
         self._heap: list[tuple[float, int, AcquireAsk]] = []
         self._pushes = 0
         self._wake_at = float("-inf")
+        #: When the first of all asked again because nothing had happened. (At random, so that clients have beats of
+        #: their own.)
+        self._first_poll_at: float | None = None
         self._bell: Bell | None = None
         self._closing = False
         self._ended = Ask(None, float("inf"))
@@ -221,10 +227,13 @@ class Waiting:
             return
         if held.ticket is not None:
             ask.request = ask.request._replace(ticket=held.ticket)
-        pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S) * self._clock.jitter()
+        now = ask.heard_at = self._clock.now()
+        pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S - POLL_BEAT_S) * self._clock.jitter()
+        if self._first_poll_at is None:
+            self._first_poll_at = now + pause
+        pause += (self._first_poll_at - now - pause) % POLL_BEAT_S
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
-        now = ask.heard_at = self._clock.now()
         free_in = PIN_LOOK_S if held.free_in <= 0 and held.holder is not None else held.free_in
         ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(free_in, pause))
         self._asleep[ask.line] = ask
@@ -338,7 +347,7 @@ class Waiting:
                 first.hinted = first.in_lane and first.t0 is not None  # it may have been refused before that
         while self._heap and (self._heap[0][0] <= now or not self._sleeps(*self._heap[0])):
             wake_at, _, ask = heappop(self._heap)
-            if self._sleeps(wake_at, 0, ask) and ask not in due:
+            if self._sleeps(wake_at, 0, ask):
                 del self._asleep[ask.line]
                 due.append(ask)
         for ask in due:
