@@ -422,6 +422,7 @@ INSIDE = {
     "dibs.waiting": {
         "POLL_MIN_S": "a waiter asks again after a random time, at least this",
         "POLL_MAX_S": "and at most this",
+        "POLL_BEAT_S": "those of one client that do so ask together, at multiples of this",
         "FRESH_S": "when a caller's time is over, an answer of no longer ago than this is its answer",
         "ASK_AGAIN_MIN_S": "no waiter asks sooner than this after it was refused",
         "LOOK_AGAIN_S": "whoever waits for jobs asks again so soon after a hint that brought nothing",

@@ -115,6 +115,7 @@ async def left_nothing(client: Any, other: dibs.Client, name: str) -> None:
     await until(lambda: not session.waiting.everybody(), "waits still")
     assert not session.holdings.held, "left in the process"
     assert not session.holdings.owned, "owned by somebody still"
+    assert not session.holdings.shares, "counted for somebody still"
 
 
 async def told_by(work: Awaitable[object]) -> BaseException | None:

@@ -26,6 +26,7 @@ from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import LimitMismatch, SetupRequired, StoreUnavailable, WouldDeadlock
 from dibs.hold import HELD
+from dibs.owners import this_thread
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
 from dibs.stores import postgres_link, postgres_pools
 from dibs.stores.permits import decide
@@ -196,6 +197,47 @@ def test_a_semaphore_of_many_tasks_remembers_none_of_them(between: Between) -> N
             assert len(semaphore._core._grips) <= 10
 
     asyncio.run(main())
+
+
+def test_what_a_caller_holds_is_not_looked_through_each_time(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds hundreds of permits, all through one object, is not asked about each for one more."""
+    looks = 0
+
+    def looked(_self: object, *_args: object) -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    with between.client() as client:
+        semaphore = client.semaphore("many", 300)
+        leases = [had(semaphore) for _ in range(200)]
+        monkeypatch.setattr("dibs.keeper.Keeper.is_held", looked)
+        monkeypatch.setattr("dibs.lease.LeaseFacts._over", property(looked))
+        for _ in range(100):
+            with semaphore:
+                pass
+        assert looks <= 300
+        monkeypatch.undo()
+        assert all(lease.held for lease in leases)
+        semaphore.release(100)
+        assert semaphore.available() == 200
+
+
+def test_permits_of_several_weights_are_counted_up_to_the_limit(between: Between) -> None:
+    """A caller that would wait for itself is told, however many permits each of its leases has, and no earlier."""
+    with between.client() as client:
+        one, four = client.semaphore("mixed", 10), client.semaphore("mixed", 10, weight=4)
+        lease = had(four)
+        for _ in range(6):
+            had(one)
+        with pytest.raises(WouldDeadlock, match="holds 10 of 10 permits"):
+            one.acquire()
+        one.release(3)
+        with pytest.raises(WouldDeadlock, match="holds 7 of 10 permits"):
+            four.acquire()
+        lease.release()
+        had(four)
+        assert client._desk.session().holdings.shares == {(this_thread(), "default:mixed"): 7}
 
 
 def test_release_takes_this_threads_own_first(between: Between) -> None:

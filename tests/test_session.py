@@ -193,6 +193,24 @@ def test_a_release_is_noticed_before_the_next_poll(
             waits.result(20).release()
 
 
+def test_those_who_poll_do_so_together(between: Between) -> None:
+    """A client that waits for many names asks for all that are due in one call, not for each by itself."""
+    names = [f"polled/{number}" for number in range(40)]
+    with ThreadPoolExecutor(len(names)) as pool, between.client() as holder, between.client() as client:
+        held = [holder.lock(name).acquire() for name in names]
+        waits = [pool.submit(client.lock(name).acquire) for name in names]
+        asleep = client._desk.session().waiting._asleep
+        eventually(lambda: len(asleep) == len(names), "not all wait")
+        at = sorted(ask.wake_at for ask in list(asleep.values()))
+        beats = [(later - at[0]) / dibs.waiting.POLL_BEAT_S for later in at]
+        assert beats == pytest.approx([round(beat) for beat in beats], abs=1e-3)
+        for lease in held:
+            assert lease is not None
+            lease.release()
+        for wait in waits:
+            assert wait.result(20) is not None
+
+
 def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that was refused just before the release, and hears of the release before its refusal, asks at once."""
     monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)

@@ -17,6 +17,7 @@ asks again within ``POLL_MAX_S``.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from heapq import heappop, heappush
 
 from dibs._typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ class Waiting:
         self._patience_s = patience_s
         #: Who is first in each line, and those behind, where there are any.
         self._first: dict[str, AcquireAsk] = {}
-        self._behind: dict[str, list[AcquireAsk]] = {}
+        self._behind: dict[str, OrderedDict[AcquireAsk, None]] = {}
         #: The lines for a name that are not called after it: those for permits, and seldom others.
         self._others: dict[str, set[str]] = {}
         self._asleep: dict[str, AcquireAsk] = {}
@@ -109,9 +110,8 @@ class Waiting:
         if key in self._first:
             behind = self._behind.get(key)
             if behind is None:
-                self._behind[key] = [ask]
-            else:
-                behind.append(ask)
+                behind = self._behind[key] = OrderedDict()
+            behind[ask] = None
             return
         name = ask.request[0]
         if key is not name and key != name:
@@ -152,12 +152,11 @@ class Waiting:
             return False
         behind = self._behind.get(key) if self._behind else None
         if behind is not None:
-            if first is not ask and ask in behind:
-                behind.remove(ask)
-            if first is ask and behind:
-                first = self._first[key] = behind[0]  # before it leaves its place, so that a Ctrl-C forgets nobody
-            if behind and behind[0] is first:
-                del behind[0]
+            if first is not ask:
+                behind.pop(ask, None)
+            elif behind:
+                first = self._first[key] = next(iter(behind))  # before it leaves its place: a Ctrl-C forgets nobody
+            behind.pop(first, None)
             if not behind:
                 del self._behind[key]
         if first is ask:
