@@ -169,6 +169,18 @@ def test_ls_of_nothing_is_a_sentence(dibs: Dibs) -> None:
     assert json.loads(dibs("ls", "--json").stdout) == []
 
 
+@pytest.mark.parametrize("prefix", ["deploy/", "deploy/*", "*"])
+def test_a_prefix_may_end_with_a_star(dibs: Dibs, client: library.Client, prefix: str) -> None:
+    """As it does for `dibs pause` and `dibs wait`; nothing that begins so is left out, a star in a name neither."""
+    client.queue("deploy/web").put(1)
+    with client.lock("deploy/web"), client.lock("deploy/*"), client.lock("other"):
+        names = [row["name"] for row in json.loads(dibs("ls", prefix, "--json").stdout)]
+        top = json.loads(dibs("top", prefix, "--json", "--once").stdout)
+    assert names == [row["name"] for row in top["leases"]]
+    assert names == ["deploy/*", "deploy/web", "other"][: 3 if prefix == "*" else 2]
+    assert [row["queue"] for row in json.loads(dibs("queues", prefix, "--json").stdout)] == ["deploy/web"]
+
+
 def test_ls_shows_who_has_what(dibs: Dibs, client: library.Client) -> None:
     """One line a lease, by name: slot, holder, since, left, token, waiting and info."""
     with client.lock("deploy/web", info={"ticket": "OPS-7"}), client.lock("007"), client.lock("café ☕"):

@@ -38,6 +38,18 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
+def prefix_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prefix",
+        metavar="PREFIX",
+        nargs="?",
+        default="",
+        # As `dibs pause` and `dibs wait` want it, where it tells a prefix from a name.
+        type=lambda text: text.removesuffix("*"),
+        help="only names that start with this (with or without a * at its end)",
+    )
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns under their headers; numbers and times stand to the right."""
     from tabulate import tabulate

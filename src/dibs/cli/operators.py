@@ -13,6 +13,7 @@ from dibs.cli.looks import (
     lease_row,
     local,
     pauses_of,
+    prefix_argument,
     print_json,
     print_pauses,
     table,
@@ -47,7 +48,7 @@ examples:
 LEFT is the time after which the store lets others in unless the lease is renewed, as a live holder does. (ZooKeeper,
 which tells its time only to who writes, shows the whole ttl: the most it can be.) Pauses (`dibs pause`) stand beneath.
 """
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    prefix_argument(parser)
     json_option(parser)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.cli import NOT_HELD, USAGE, CommandError, connect, duration, say, whole
 from dibs.cli.jobs import payload_json
-from dibs.cli.looks import json_option, json_text, local, pauses_of, print_json, print_pauses, table
+from dibs.cli.looks import json_option, json_text, local, pauses_of, prefix_argument, print_json, print_pauses, table
 from dibs.cli.streams import plain
 from dibs.errors import Unsupported
 from dibs.jobs import CLAIMED, DEAD, LATER, READY, STATES
@@ -35,7 +35,7 @@ examples:
   dibs queues --json | jq -r '.[] | select(.dead > 0) | .queue'
                                                 the queues with dead jobs
 """
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    prefix_argument(parser)
     json_option(parser)
 
 

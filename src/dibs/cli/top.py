@@ -15,7 +15,16 @@ from collections import deque
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.absence import Absence
 from dibs.cli import SIGNALLED, connect, duration, say
-from dibs.cli.looks import json_option, json_text, lease_json, pause_json, pauses_of, print_json_line, table
+from dibs.cli.looks import (
+    json_option,
+    json_text,
+    lease_json,
+    pause_json,
+    pauses_of,
+    prefix_argument,
+    print_json_line,
+    table,
+)
 from dibs.cli.streams import can_be_drawn_on, cut, plain
 from dibs.errors import StoreUnavailable
 from dibs.names import check_seconds, lasting, people_call
@@ -54,7 +63,7 @@ examples:
 GRANTS/S is counted over {RATE_S:g} s, from the fencing tokens; on etcd and ZooKeeper, whose tokens are numbers of the
 whole cluster, a name counts once a look.
 """
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
+    prefix_argument(parser)
     parser.add_argument(
         "--interval", type=duration, default=INTERVAL_DEFAULT_S, metavar="T", help="time between looks (default: 2s)"
     )
