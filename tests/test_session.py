@@ -32,6 +32,7 @@ from dibs.steps import run
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
 from dibs.trust import local_deadline
+from dibs.wishes import AcquireAsk
 from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
 from tests.test_api import eventually
@@ -191,6 +192,32 @@ def test_a_release_is_noticed_before_the_next_poll(
             eventually(lambda: other._desk.session().waiting._asleep, "nobody waits")
             held.release()
             waits.result(20).release()
+
+
+def test_who_leaves_a_long_line_is_not_searched_for_in_it(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who came last leave first, as cancelled tasks may: none is compared with all who stand before it."""
+    compared = 0
+
+    def equal(one: object, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    with between.client() as holder, between.client() as client:
+        held = holder.lock("long")
+        held.acquire()
+        session, terms = client._desk.session(), client.lock("long")._core.terms
+        asks = [session.wish("default:long", terms, number, blocking=True) for number in range(100)]
+        for ask in asks:
+            session.submit(ask)
+        monkeypatch.setattr(AcquireAsk, "__eq__", equal, raising=False)
+        for ask in asks[:0:-1]:
+            session.withdraw(ask)
+        assert compared < len(asks)
+        assert session.waiting.everybody() == asks[:1]
+        session.withdraw(asks[0])
+        assert session.waiting.everybody() == []
+        held.release()
 
 
 def test_those_who_poll_do_so_together(between: Between) -> None:

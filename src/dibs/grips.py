@@ -54,7 +54,7 @@ class Releasable(Protocol):
 
 L = TypeVar("L", bound=Releasable)
 
-# With so many grips on one object, it is looked for those that have ended when they have doubled, and not each time.
+# Where an object has so many grips, those that have ended are looked for when it has twice as many, and not each time.
 MANY = 16
 
 

@@ -86,15 +86,15 @@ class SemaphoreCore(LockCore[L]):
 
     def _to_release(self, owner: object) -> Iterator[Grip[L]]:
         """What this owner may release: its own, the latest first, and then that of others unless it is reentrant."""
-        pid = os.getpid()
-        grips = [grip for grip in self._grips[::-1] if grip.lease._session.pid == pid]
+        grips, pid = self._grips[::-1], os.getpid()
         for grip in grips:
+            lease = grip.lease
             # One that was lost is its owner's to hear of.
-            if grip.owner == owner and (not grip.lease._over or grip.lease._hold.state == LOST):
+            if grip.owner == owner and lease._session.pid == pid and (not lease._over or lease._hold.state == LOST):
                 yield grip
         if not self.terms.reentrant:
             for grip in grips:
-                if grip.owner != owner and not grip.lease._over:
+                if grip.owner != owner and grip.lease._session.pid == pid and not grip.lease._over:
                     yield grip
 
     def refuse_own(self, owner: object) -> None:
