@@ -29,7 +29,7 @@ from dibs.hold import HELD
 from dibs.owners import this_thread
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
 from dibs.stores import postgres_link, postgres_pools
-from dibs.stores.permits import decide
+from dibs.stores.permits import decide_all
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
@@ -874,11 +874,11 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
     reached, go_on = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
-    def stop(state: Any, request: Any) -> Any:
-        if request.claim_id == "claim-1":
+    def stop(state: Any, requests: Any, now: float) -> Any:
+        if requests[0].claim_id == "claim-1":
             reached.set()
             assert go_on.wait(20)
-        return decide(state, request)
+        return decide_all(state, requests, now)
 
     def work() -> None:
         try:
@@ -888,7 +888,7 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
 
     got = other.act([asked("stuck", "claim-0", 1)], deadline())[0]
     assert isinstance(got, Granted)
-    monkeypatch.setattr(postgres_pools, "decide", stop)
+    monkeypatch.setattr(postgres_pools, "decide_all", stop)
     thread = threading.Thread(target=work)
     thread.start()
     assert reached.wait(5)

@@ -169,6 +169,7 @@ def test_who_cannot_sleep_leaves_no_place_taken(between: Between, monkeypatch: p
             raise StoreUnavailable("no thread")
 
         with session.mutex, monkeypatch.context() as patch:
+            session.waiting._first[ask.line] = ask
             patch.setattr(dibs.waiting, "begin", begin)
             with pytest.raises(StoreUnavailable):
                 session.waiting.fall_asleep(ask, Held("h", 1, 0.0, 60.0))

@@ -42,6 +42,7 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores.memory import RENEWED_S, MemoryStore, Shelf
+from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 
 CLOCK = RealClock()
@@ -491,6 +492,22 @@ class PermitComparison(Comparison):
     def acquire_permits(self, client: int, name: str, limit: int, take: int, resize: bool) -> None:
         self.act(self.acquiring(client, name, limit, take, resize))
 
+    @rule(
+        name=st.sampled_from(NAMES[1:]),
+        asked=st.lists(
+            st.tuples(
+                st.integers(0, 5), st.sampled_from((2, 3, 3, 3)), st.sampled_from([1, 1, 1, 2, 3]), st.booleans()
+            ),
+            min_size=2,
+            max_size=6,
+        ),
+    )
+    def many_of_one_name(self, name: str, asked: list[tuple[int, int, int, bool]]) -> None:
+        """One call in which several claims ask for permits of one name, some of them twice."""
+        requests = [self.acquiring(client, name, limit, take, resize) for client, limit, take, resize in asked]
+        # (Who is refused is told whose lease ends first.)
+        self.act(*[request._replace(ttl=3600.0 + 9 * place) for place, request in enumerate(requests)])
+
     @rule(client=st.integers(0, 5), name=names, limit=st.sampled_from((0, *LIMITS)))
     def mix_up(self, client: int, name: str, limit: int) -> None:
         """A lock taken for permits, or the other way round: whichever the name is first, it stays."""
@@ -550,3 +567,8 @@ def test_sqlite_answers_on_permits_as_memory_does(sqlite_url: str) -> None:
 def test_postgresql_answers_on_permits_as_memory_does(postgres: PostgresServer, postgres_url: str) -> None:
     """The PostgreSQL store gives the memory store's outcomes for names with permits, limits and slots included."""
     compare_permits(locate(postgres_url)[0].open, 100)
+
+
+def test_mariadb_answers_on_permits_as_memory_does(mysql: MariaDBServer, mysql_url: str) -> None:
+    """The MySQL store gives the memory store's outcomes for names with permits, limits and slots included."""
+    compare_permits(locate(mysql_url)[0].open, 60)

@@ -82,7 +82,14 @@ class Session:
         self.on_paused: Callable[[str], None] = _log
         self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses)
         self.waiting = Waiting(
-            self.clock, self.mutex, self.lane, address.open, self.client_id, request_timeout_s, patience_s
+            self.clock,
+            self.mutex,
+            self.lane,
+            address.open,
+            self.client_id,
+            request_timeout_s,
+            patience_s,
+            together=address.together,
         )
         self.holdings = Holdings()
         self.keeper = Keeper(

@@ -392,3 +392,5 @@ class StoreAddress(NamedTuple):
     open: Callable[[], Store]
     #: Leases there are taken over only by who has watched them (dibs.observing).
     observed: bool = False
+    #: A call that carries many acquires of permits of one name takes little longer than one that carries a single one.
+    together: bool = False

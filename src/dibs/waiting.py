@@ -1,9 +1,9 @@
 """Waiting for a name: who of this process asks next, and when.
 
 Callers that would wait for one name stand in a *line of this process*, in order of arrival, and only the first of them
-asks the store (which has a line of its own among processes). (Takers of jobs who may have different ones, since they
-keep to different limits of groups, stand in different lines. So do those who ask for a name with another number of
-permits: they are told, or change it.) The first is in one of three states:
+asks the store (which has a line of its own among processes), or some along with it (``dibs.along``). (Takers of jobs
+who may have different ones, since they keep to different limits of groups, stand in different lines. So do those who
+ask for a name with another number of permits: they are told, or change it.) The first is in one of three states:
 
 * *asking*: its request is in the claim lane; a hint that comes meanwhile makes it ask once more;
 * *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
@@ -21,6 +21,7 @@ from collections import OrderedDict
 from heapq import heappop, heappush
 
 from dibs._typing import TYPE_CHECKING
+from dibs.along import Along
 from dibs.ask import JOBS, Ask
 from dibs.clock import Deadline
 from dibs.store import LINE_GRACE_S, PIN_LOOK_S
@@ -74,6 +75,8 @@ class Waiting:
         address: str,
         request_timeout_s: float,
         patience_s: float,
+        *,
+        together: bool = False,
     ) -> None:
         self._clock = clock
         self._mutex = mutex
@@ -87,6 +90,8 @@ class Waiting:
         self._behind: dict[str, OrderedDict[AcquireAsk, None]] = {}
         #: The lines for a name that are not called after it: those for permits, and seldom others.
         self._others: dict[str, set[str]] = {}
+        #: Who is asked for along with the first; None where that would take a call to the store longer.
+        self._along = Along(self._ask) if together else None
         self._asleep: dict[str, AcquireAsk] = {}
         #: Those whose time is over and who only wait for a first answer, by name; seldom any.
         self._overdue: dict[str, list[AcquireAsk]] = {}
@@ -108,10 +113,7 @@ class Waiting:
         """Take the last place in line; the first in line asks at once."""
         key = ask.line
         if key in self._first:
-            behind = self._behind.get(key)
-            if behind is None:
-                behind = self._behind[key] = OrderedDict()
-            behind[ask] = None
+            self._behind.setdefault(key, OrderedDict())[ask] = None
             return
         name = ask.request[0]
         if key is not name and key != name:
@@ -126,16 +128,19 @@ class Waiting:
         for line in self._lines_for(key):
             ask = self._asleep.get(line)
             if ask is not None:
-                self._ask_again(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
+                self._ask_first(ask)  # before it is no longer asleep, so that a Ctrl-C in between does not forget it
                 self._asleep.pop(line, None)
             elif line in self._first:
-                self._first[line].hinted = True  # it is asking, and may be refused before the release gets there
+                first = self._first[line]
+                first.hinted = True  # it is asking, and may be refused before the release gets there
+                if self._along is not None and line in self._behind:
+                    self._along.released(first, self._behind[line])
 
     def _lines_for(self, key: str) -> tuple[str, ...]:
         others = self._others.get(key)
         return (key,) if others is None else (key, *others)
 
-    def leave_line(self, ask: AcquireAsk) -> bool:
+    def leave_line(self, ask: AcquireAsk, *, granted: bool = False) -> bool:
         """Give up the place in line; True when somebody else of this process was sent asking.
 
         Called again after a Ctrl-C in the middle of it, it finishes what was begun.
@@ -162,11 +167,13 @@ class Waiting:
         if first is ask:
             if self._others:
                 self._forget_line(key, ask.request.name)
+            if self._along is not None:
+                self._along.forget(key)
             del self._first[key]
             return False
-        if first.in_lane or first.settled or key in self._asleep:
+        if first.in_lane or first.along or first.settled or key in self._asleep:
             return False
-        self._ask_again(first)
+        self._ask_first(first, granted=granted)
         return True
 
     def ask_anew(self, ask: AcquireAsk) -> None:
@@ -174,7 +181,9 @@ class Waiting:
 
         It is the first in line, or had left it when it was granted, before a Ctrl-C: then it takes the last place.
         """
-        if self._first.get(ask.line) is not ask:
+        if ask.along:
+            self._stay(ask)
+        elif self._first.get(ask.line) is not ask:
             self.leave_line(ask)
             self.enter(ask)
         else:
@@ -187,7 +196,29 @@ class Waiting:
             if not others:
                 self._others.pop(name, None)
 
-    def _ask_again(self, ask: AcquireAsk) -> None:
+    def _ask_first(self, first: AcquireAsk, *, granted: bool = False) -> None:
+        """Send the first in line asking, and those who are to go along with it."""
+        if first.request.wake is None:  # it was asked for along with another
+            first.request = first.request._replace(wake=self.address)
+        self._ask(first)
+        if self._along is not None and first.line in self._behind:
+            self._along.join(first, self._behind[first.line], granted=granted)
+
+    def _stay(self, ask: AcquireAsk) -> None:
+        """It was asked for along with the first, for nothing: it stays in its place, which may be the first by now.
+
+        Or it had left the line when it was about to fail, before a Ctrl-C: then it takes the last place.
+        """
+        ask.along = False  # before all else, so that whoever comes next after a Ctrl-C does not take it for asked
+        if ask.dropped or ask.settled:
+            return
+        ask.t0 = None  # the claim certainly holds nothing
+        if self._first.get(ask.line) is ask:
+            self._ask_first(ask)
+        elif ask not in self._behind.get(ask.line, ()):
+            self.enter(ask)
+
+    def _ask(self, ask: AcquireAsk) -> None:
         # Each attempt may be repeated for the whole patience; t0 stays that of the first attempt of the claim, except
         # after a Held: then the claim certainly holds nothing, and trust may count from the next attempt.
         ask.t0 = None
@@ -222,6 +253,11 @@ class Waiting:
         for late in self._overdue.pop(ask.line, ()):
             late.seen = held
             late.settle(held)  # it leaves the line when it is withdrawn, and is not sent asking until then
+        if self._along is not None:
+            self._along.went_ill(ask.line)
+        if self._first.get(ask.line) is not ask or ask.request.wake is None:
+            self._stay(ask)
+            return
         if ask.dropped or ask.settled:
             return
         if held.ticket is not None:
@@ -350,7 +386,7 @@ class Waiting:
                 del self._asleep[ask.line]
                 due.append(ask)
         for ask in due:
-            self._ask_again(ask)
+            self._ask_first(ask)
         return due
 
     def _sleeps(self, wake_at: float, _push: int, ask: AcquireAsk) -> bool:

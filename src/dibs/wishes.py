@@ -30,6 +30,8 @@ class AcquireAsk(Ask):
     heard = False
     #: A hint came while its request was under way: what it is told may be older.
     hinted = False
+    #: It stands behind the first in line, and is asked for along with it.
+    along = False
     pausable = True
     if_locked = Held(None, 0, 0.0, PIN_LOOK_S)
 
@@ -70,7 +72,7 @@ class AcquireAsk(Ask):
         elif type(outcome) is Held:
             self.seen = outcome
             if self.blocking:
-                if outcome.paused is not None:
+                if outcome.paused is not None and not self.along:
                     self._session.tell_paused(self.request.name, outcome)
                 self._session.waiting.fall_asleep(self, outcome)
             else:
@@ -99,7 +101,7 @@ class AcquireAsk(Ask):
                 hold = self.hold = Hold(request.name, request.claim_id, outcome, terms, self.owner, t0)
             session.keeper.look_after(hold, t0)
             if self.blocking:
-                session.waiting.leave_line(self)
+                session.waiting.leave_line(self, granted=True)
             self.settle(hold)
             return
         # Too old to trust, or nobody is there any more: the claim is given back and never used again.

@@ -148,6 +148,8 @@ class Checker:
         self.network: Network | None = None
         self.claims: dict[str, Claim] = {}
         self.last_tokens: dict[str, int] = {}
+        #: Claims that are to be asked for once. (A wish that waits may travel as one that does not: dibs.along.)
+        self._once: set[str] = set()
         #: Which claim was granted a token of a name; and who has the name, with how many permits, until its release.
         self.claims_by_token: dict[tuple[str, int], str] = {}
         self.holders: dict[str, dict[str, int]] = {}
@@ -300,7 +302,7 @@ class Checker:
             if isinstance(request, (Acquire, Transfer)):
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
-                claim.refused = isinstance(request, Acquire) and type(outcome) is Held and request.wake is None
+                claim.refused = type(outcome) is Held and request.claim_id in self._once
 
     def lease_ended(self, name: str, token: int) -> None:
         """A watcher has ended a lease; see ``StepChecker``."""
@@ -332,6 +334,8 @@ class Checker:
         attempt = self.attempts.get(who)
         if attempt is not None:
             attempt.ask = ask
+        if not ask.blocking:
+            self._once.add(ask.request.claim_id)
 
     def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         """The acquire returned a lease; ``told`` is when its on_lost was called."""

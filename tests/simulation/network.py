@@ -83,7 +83,7 @@ class Network:
         self.listeners: list[Hints] = []
 
     def address(self, process: Process) -> StoreAddress:
-        address = StoreAddress("simulated", CAPABILITIES, lambda: Connection(self, process))
+        address = StoreAddress("simulated", CAPABILITIES, lambda: Connection(self, process), together=True)
         return address if self.takeover == "expiry" else observing(address, self.takeover, process.clock.now)
 
     def latency(self) -> float:

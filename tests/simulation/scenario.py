@@ -17,6 +17,8 @@ from tests.simulation.world import Task, World, new_world
 for module in ("dibs.lock_order", "dibs.notes"):
     import_module(module)
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
+# Programs more in each process of a world with a crowd.
+CROWD = 5
 FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
 
 
@@ -69,6 +71,7 @@ def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
     interrupts = rand() < 0.3
     cuts = not calm and rand() < 0.5
     starves = not calm and world.seed % 8 == 5  # the others stay the worlds that they were
+    crowd = CROWD if permits and world.seed % 8 == 6 else 0  # so that some are asked for along with others
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
     # A poll and its way must fit into the line's grace, which is counted by the store's clock.
@@ -113,7 +116,7 @@ def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
         process = Process(world, f"p{number}", rate, 1000.0 * rand())
         host = Host(world, network, process, timeouts)
         hosts.append(host)
-        for thread in range(1 + int(2.5 * rand())):
+        for thread in range(1 + int(2.5 * rand()) + crowd):
             program = (PermitProgram if permits else Program)(host, f"{process.name}.{thread}", habits)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)

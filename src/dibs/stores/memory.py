@@ -487,4 +487,4 @@ def address(shelf_name: str = "") -> StoreAddress:
         if shelf_name:
             _SHELVES[shelf_name] = shelf
     kept = shelf
-    return StoreAddress(f"memory://{shelf_name}", CAPABILITIES, lambda: MemoryStore(kept))
+    return StoreAddress(f"memory://{shelf_name}", CAPABILITIES, lambda: MemoryStore(kept), together=True)

@@ -50,10 +50,11 @@ from dibs.stores.columns import Columns, in_call
 from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_operators import Operators
 from dibs.stores.mysql_pins import Pins
+from dibs.stores.mysql_pools_purge import IdlePools
 from dibs.stores.mysql_tables import Tables
 from dibs.stores.mysql_values import (
     acquires,
-    by_name,
+    by_key,
     claim_of,
     document,
     grants,
@@ -112,7 +113,8 @@ class MySQLStore:
         self._columns = Columns(partial(mysql_columns.rows_of, self._connection))
         self._plain = mysql_pools_plain.Plain(self._tables.text)
         self._pools = mysql_pools.Pools(self._tables.text, self._pins, self._plain.tallies)
-        self._operators = Operators(self._connection, self._tables, self._pools, self._pins)
+        idle = IdlePools(self._tables.text, self._pools)
+        self._operators = Operators(self._connection, self._tables, idle, self._pins)
 
     @cached_property
     def jobs(self) -> MySQLJobs:
@@ -393,7 +395,7 @@ class MySQLStore:
             these, kept = [r for r in kept if firsts[r.name] is r], [r for r in kept if firsts[r.name] is not r]
             names = [f"x'{hexed(r.name)}'" for r in these]
             infos, lasting = [literal(r.info) for r in these], [str(us(r.keep)) for r in these]
-            values = by_name(names, infos), by_name(names, lasting), *listed(these)
+            values = by_key(names, infos), by_key(names, lasting), *listed(these)
             self._connection.write(self._sql["KEEP"], values, deadline)
 
     # -- pins -----------------------------------------------------------------------------------------------------
@@ -501,4 +503,4 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     TLS ``ssl_mode``, ``ssl_ca``, ``ssl_cert``, ``ssl_key`` or the drivers' and SQLAlchemy's other words for them.
     """
     place = mysql_address.place(url, options)
-    return StoreAddress(place.shown, CAPABILITIES, lambda: MySQLStore(place))
+    return StoreAddress(place.shown, CAPABILITIES, lambda: MySQLStore(place), together=True)

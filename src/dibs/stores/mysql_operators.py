@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dibs.stores.mysql_drivers import Answer
     from dibs.stores.mysql_link import Connection
     from dibs.stores.mysql_pins import Pins
-    from dibs.stores.mysql_pools import Pools
+    from dibs.stores.mysql_pools_purge import IdlePools
     from dibs.stores.mysql_tables import Tables
 
 # Steps of one purge.
@@ -25,7 +25,7 @@ PURGE_STEPS_MAX = 100_000
 
 
 class Operators:
-    def __init__(self, connection: Connection, tables: Tables, pools: Pools, pins: Pins) -> None:
+    def __init__(self, connection: Connection, tables: Tables, pools: IdlePools, pins: Pins) -> None:
         self._connection = connection
         self._tables = tables
         self._sql = tables.sql

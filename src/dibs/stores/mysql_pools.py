@@ -17,8 +17,8 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.mysql_pools_plain import plainly
 from dibs.stores.mysql_sql import EPOCH, GRACE, NOW
-from dibs.stores.mysql_values import by_name, document, hexed, literal, us
-from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.mysql_values import by_key, document, hexed, literal, quoted, quoted_all, us
+from dibs.stores.permits import Grant, Holding, State, Waiting, decide_all
 from dibs.stores.tables import TablesMissing
 
 if TYPE_CHECKING:
@@ -90,32 +90,12 @@ ENTER = f"""\
 INSERT INTO {{line}} (name, claim_id, wake, take, seen_at)
 SELECT UNHEX(a.name), UNHEX(a.claim_id), UNHEX(a.wake), a.take, {NOW} FROM {{asked}}"""
 PLACES = """\
-SELECT w.name, w.ticket FROM {asked} STRAIGHT_JOIN {line} AS w FORCE INDEX (PRIMARY)
+SELECT w.name, w.claim_id, w.ticket FROM {asked} STRAIGHT_JOIN {line} AS w FORCE INDEX (PRIMARY)
 ON w.name = UNHEX(a.name) AND w.claim_id = UNHEX(a.claim_id)"""
 STAY = f"""\
 INSERT INTO {{line}} (name, claim_id, wake, take, ticket, seen_at)
 SELECT UNHEX(a.name), UNHEX(a.claim_id), UNHEX(a.wake), a.take, a.ticket, {NOW} FROM {{asked}}
 ON DUPLICATE KEY UPDATE seen_at = {NOW}, take = VALUES(take)"""
-
-# Pools in which nobody has held anything for a while, and for which nobody waits. They go as a whole, and only after
-# the floor has been raised to their tokens.
-_UNUSED = f"""\
-NOT EXISTS (SELECT 1 FROM {{lease}} AS l WHERE l.name = p.name
-AND (l.expires_at > {NOW} - INTERVAL %d MICROSECOND %s))
-AND NOT EXISTS (SELECT 1 FROM {{line}} AS w WHERE w.name = p.name AND w.seen_at > {GRACE})"""
-IDLE_NAMES = 1000
-IDLE = f"""\
-SELECT p.name FROM {{pool}} AS p WHERE p.name >= x'%s' AND p.name < x'%s' AND {_UNUSED}
-ORDER BY p.name LIMIT {IDLE_NAMES}"""
-RAISE_FLOOR = """\
-UPDATE {meta} SET value = GREATEST(value, (SELECT COALESCE(MAX(p.fencing_token), 0) FROM {pool} AS p
-WHERE p.name IN (%s))) WHERE what = 'token_floor'"""
-STILL_IDLE = f"""\
-SELECT p.name FROM {{pool}} AS p WHERE p.name IN (%s) AND {_UNUSED}
-AND p.fencing_token <= (SELECT m.value FROM {{meta}} AS m WHERE m.what = 'token_floor')"""
-FORGET_SLOTS = "DELETE FROM {lease} WHERE name IN (%s) AND take IS NOT NULL"
-FORGET_LINE = "DELETE FROM {line} WHERE name IN (%s)"
-FORGET = "DELETE FROM {pool} WHERE name IN (%s)"
 
 
 class _Seen:
@@ -135,7 +115,7 @@ class _Seen:
 
 
 class Pools:
-    """The statements, with the tables of one store in them. All but ``idle`` run inside a transaction."""
+    """The statements, with the tables of one store in them. All run inside a transaction."""
 
     def __init__(
         self,
@@ -157,55 +137,61 @@ class Pools:
         self._enter = text(ENTER, "name", "claim_id", "wake", "take")
         self._places = text(PLACES, "name", "claim_id")
         self._stay = text(STAY, "name", "claim_id", "wake", "take", "ticket")
-        self._idle, self._raise_floor, self._still_idle = text(IDLE), text(RAISE_FLOOR), text(STILL_IDLE)
-        self._forget = [text(FORGET_SLOTS), text(FORGET_LINE), text(FORGET)]
 
     # -- acquire --------------------------------------------------------------------------------------------------
 
     def acquire(self, rows: list[Row], plain: bool, outcomes: list[Any], now_us: int, execute: Execute) -> bool:
-        """Decide these acquires, one a name, in the order of names; whether anything was written.
+        """Decide these acquires, in the order of names; whether anything was written. Those of a name differ in claims.
 
         Where they may be ``plain``, only those are looked at closely that are not.
         """
-        asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
+        asked: dict[str, list[tuple[int, Acquire]]] = {}
+        for name, index, request in rows:
+            asked.setdefault(name, []).append((index, request))
         heads = self._locked(list(asked), execute)
-        given, seen = self._given([asked[name][1] for name in heads if plain], execute)
-        seen |= self._look({name: one for name, one in asked.items() if name not in given}, heads, execute)
+        given, seen = self._given([asked[name][0][1] for name in heads if plain and len(asked[name]) == 1], execute)
+        closely = {name: all_of[0][1].permits for name, all_of in asked.items() if name not in given}
+        seen |= self._look(closely, heads, execute)
         grants: list[tuple[Acquire, Grant]] = []
-        resized: list[Acquire] = []
-        waiting: list[Acquire] = []
-        for name, (index, request) in asked.items():
+        waiting: list[tuple[int, Acquire]] = []
+        noted: dict[str, tuple[int, int]] = {}
+        for name, all_of in asked.items():
             one = seen[name]
             if one.is_lock:
-                outcomes[index] = Mismatch(0)
+                for index, _ in all_of:
+                    outcomes[index] = Mismatch(0)
                 continue
-            permits, token = heads[name]
-            decision = given.get(name) or decide(State(permits, max(token, one.token), one.holdings, one.line), request)
-            if isinstance(decision, Grant):
-                grants.append((request, decision))
-                since = now_us / 1e6 if decision.again is None else decision.again.acquired_at
-                outcomes[index] = Granted(decision.fencing_token, since, decision.slot)
-                continue
-            outcomes[index] = decision
-            if isinstance(decision, Held):
-                if request.permits != permits:
-                    resized.append(request)
-                if request.wake is not None:
-                    waiting.append(request)
+            permits_before, token = heads[name]
+            state = State(permits_before, max(token, one.token), one.holdings, one.line)
+            requests = [request for _, request in all_of]
+            decisions = [given[name]] if name in given else decide_all(state, requests, now_us / 1e6)
+            permits_now = permits_before
+            token_now = 0
+            for (index, request), decision in zip(all_of, decisions, strict=True):
+                if isinstance(decision, Grant):
+                    grants.append((request, decision))
+                    since = now_us / 1e6 if decision.again is None else decision.again.acquired_at
+                    outcomes[index] = Granted(decision.fencing_token, since, decision.slot)
+                    permits_now = decision.permits
+                    if decision.again is None:
+                        token_now = decision.fencing_token
+                    continue
+                outcomes[index] = decision
+                if isinstance(decision, Held):
+                    permits_now = request.permits
+                    if request.wake is not None:
+                        waiting.append((index, request))
+            if token_now or permits_now != permits_before:
+                noted[name] = permits_now, token_now
         self._grant(grants, seen, now_us, execute)
-        noted = {request.name: (request.permits, 0) for request in resized}
-        for request, grant in grants:
-            if grant.again is None or heads[request.name][0] != grant.permits:
-                noted[request.name] = grant.permits, grant.fencing_token
         if noted:
-            names = [_name(name) for name in sorted(noted)]
-            limits = by_name(names, [str(noted[name][0]) for name in sorted(noted)])
-            tokens = by_name(names, [str(noted[name][1]) for name in sorted(noted)])
+            names = [quoted(name) for name in sorted(noted)]
+            limits = by_key(names, [str(noted[name][0]) for name in sorted(noted)])
+            tokens = by_key(names, [str(noted[name][1]) for name in sorted(noted)])
             execute(self._note % (limits, tokens, ",".join(names)))
-        for request, ticket in self._line(waiting, seen, execute):
-            index = asked[request.name][0]
+        for index, ticket in self._line(waiting, seen, execute):
             outcomes[index] = outcomes[index]._replace(ticket=ticket)
-        return bool(grants or resized or waiting)
+        return bool(grants or noted or waiting)
 
     def _given(self, requests: list[Acquire], execute: Execute) -> tuple[dict[str, Grant], dict[str, _Seen]]:
         """What is granted without a closer look at pools that are locked."""
@@ -220,21 +206,19 @@ class Pools:
                 seen[request.name].slots = set() if tally.free is None else {tally.free}
         return given, seen
 
-    def _look(
-        self, asked: dict[str, tuple[int, Acquire]], heads: dict[str, tuple[int, int]], execute: Execute
-    ) -> dict[str, _Seen]:
-        """Read the pools that are locked; make those of new names, whose heads are added."""
+    def _look(self, asked: dict[str, int], heads: dict[str, tuple[int, int]], execute: Execute) -> dict[str, _Seen]:
+        """Read the pools that are locked; make those of new names, of so many permits, whose heads are added."""
         if not asked:
             return {}
         seen = self._see(list(asked), execute)
         over = [name for name in asked if seen[name].over]
         if over:
             self._pins.drop(over, execute)
-            execute(self._end % _names(over))
+            execute(self._end % quoted_all(over))
             seen |= self._see(over, execute)
         new = [name for name in asked if name not in heads and not seen[name].is_lock]
         if new:
-            execute(self._make % document(f'["{hexed(name)}",{asked[name][1].permits}]' for name in new))
+            execute(self._make % document(f'["{hexed(name)}",{asked[name]}]' for name in new))
             heads.update(self._locked(new, execute))
             if any(name not in heads for name in new):
                 raise TablesMissing("there is no token floor")  # they were emptied
@@ -242,12 +226,12 @@ class Pools:
         return seen
 
     def _locked(self, names: list[str], execute: Execute) -> dict[str, tuple[int, int]]:
-        rows: Sequence[tuple[Any, ...]] = execute(self._lock % _names(names)).rows
+        rows: Sequence[tuple[Any, ...]] = execute(self._lock % quoted_all(names)).rows
         return {name.decode(): (int(permits), int(token)) for name, permits, token in rows}
 
     def _see(self, names: list[str], execute: Execute) -> dict[str, _Seen]:
         found = {name: _Seen() for name in names}
-        listed = _names(names)
+        listed = quoted_all(names)
         rows: Sequence[tuple[Any, ...]] = execute(self._read % (listed, listed)).rows
         for name, slot, claim, take, holder, number, since_us, left_us in rows:
             one = found[name.decode()]
@@ -278,7 +262,7 @@ class Pools:
         done = 0
         if old:
             of = _Columns(old)
-            tokens, where = of.tree(of.tokens), (",".join(of.names), ",".join(f"({slot})" for slot in of.slots))
+            tokens, where = of.tree(of.tokens), (",".join(of.names), ",".join(of.keys))
             written = of.tree(of.claims), of.tree(of.holders), of.tree(of.infos), of.tree(of.takes), tokens
             done += execute(self._take % (*written, now_us, of.tree(of.lasting), *where, tokens)).affected
         if new:
@@ -304,24 +288,30 @@ class Pools:
         if leaving:
             execute(self._leave % document(leaving))
 
-    def _line(self, requests: list[Acquire], seen: dict[str, _Seen], execute: Execute) -> list[tuple[Acquire, int]]:
-        """Put those who wait in line, or note that they have been seen there; their tickets."""
-        tickets: list[tuple[Acquire, int]] = []
-        entering: dict[str, Acquire] = {}
-        for request in requests:
+    def _line(
+        self, waiting: list[tuple[int, Acquire]], seen: dict[str, _Seen], execute: Execute
+    ) -> list[tuple[int, int]]:
+        """Put those who wait in line, or note that they have been seen there; their tickets, by their places."""
+        tickets: list[tuple[int, int]] = []
+        staying: list[str] = []
+        entering: dict[tuple[str, str], tuple[int, Acquire]] = {}
+        for index, request in waiting:
             places = (waiter.ticket for waiter in seen[request.name].line if waiter.claim_id == request.claim_id)
             ticket = next(places, request.ticket)
             if ticket:
-                tickets.append((request, ticket))
+                tickets.append((index, ticket))
+                staying.append(f"[{_waiter(request)},{ticket}]")
             else:
-                entering[request.name] = request
-        if tickets:
-            execute(self._stay % document(f"[{_waiter(request)},{ticket}]" for request, ticket in tickets))
+                entering[request.name, request.claim_id] = index, request
+        if staying:
+            execute(self._stay % document(staying))
         if entering:
-            execute(self._enter % document(f"[{_waiter(request)}]" for request in entering.values()))
-            claims = document(f'["{hexed(name)}","{hexed(r.claim_id)}"]' for name, r in entering.items())
+            # In the order of the call, which is that of arrival.
+            arrived = sorted(entering.values())
+            execute(self._enter % document(f"[{_waiter(request)}]" for _, request in arrived))
+            claims = document(f'["{hexed(name)}","{hexed(claim)}"]' for name, claim in entering)
             rows: Sequence[tuple[Any, ...]] = execute(self._places % claims).rows
-            tickets += [(entering[name.decode()], int(ticket)) for name, ticket in rows]
+            tickets += [(entering[name.decode(), claim.decode()][0], int(ticket)) for name, claim, ticket in rows]
         return tickets
 
     # -- transfer -------------------------------------------------------------------------------------------------
@@ -332,7 +322,7 @@ class Pools:
         if request.name not in heads:
             return None
         self._pins.drop_ended(request.name, request.slot, execute)
-        name, claim, lasting = _name(request.name), hexed(request.claim_id), us(request.ttl)
+        name, claim, lasting = quoted(request.name), hexed(request.claim_id), us(request.ttl)
         one = self._see([request.name], execute)[request.name]
         permits, token = heads[request.name]
         token = max(token, one.token) + 1
@@ -345,44 +335,21 @@ class Pools:
         mine = next((holding for holding in one.holdings if holding.slot == request.slot), None)
         return None if mine is None else Granted(mine.fencing_token, mine.acquired_at, mine.slot)
 
-    # -- purge ----------------------------------------------------------------------------------------------------
-
-    def idle(self, execute: Execute, older_than_us: int, first: str, before: str) -> list[str]:
-        """The first names of pools that seem unused, in order; the floor has been raised to their tokens."""
-        rows: Sequence[tuple[Any, ...]] = execute(self._idle % (hexed(first), hexed(before), older_than_us, "")).rows
-        names = [name.decode() for (name,) in rows]
-        if names:
-            execute(self._raise_floor % _names(names))
-        return names
-
-    def purge(self, names: list[str], older_than_us: int, execute: Execute) -> int:
-        """Forget those of the pools that are unused indeed; how many slots they had."""
+    def settle(self, names: list[str], execute: Execute) -> None:
+        """Lock these pools, so that nobody can take any, and end what is over: who holds then is seen by its claim."""
         self._locked(names, execute)
         self._pins.drop(names, execute)
-        execute(self._end % _names(names))  # what is not over now is seen by its claim, and nobody else can take any
-        unused = _names(names), older_than_us, "OR l.claim_id IS NOT NULL"
-        rows: Sequence[tuple[Any, ...]] = execute(self._still_idle % unused).rows
-        if not rows:
-            return 0
-        idle = _names(sorted(name.decode() for (name,) in rows))
-        slots, *_ = [execute(statement % idle).affected for statement in self._forget]
-        return slots
-
-
-def _name(name: str) -> str:
-    return f"x'{hexed(name)}'"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ",".join([_name(name) for name in names])
+        execute(self._end % quoted_all(names))
 
 
 class _Columns:
     """What grants write, as literals, column by column; ``slots`` are names with numbers."""
 
     def __init__(self, grants: list[tuple[Acquire, Grant]]) -> None:
-        self.names = [_name(request.name) for request, _ in grants]
-        self.slots = [f"{_name(request.name)},{grant.slot}" for request, grant in grants]
+        grants = sorted(grants, key=lambda grant: (grant[0].name, grant[1].slot))
+        self.names = [quoted(request.name) for request, _ in grants]
+        self.slots = [f"{quoted(request.name)},{grant.slot}" for request, grant in grants]
+        self.keys = [f"({slot})" for slot in self.slots]
         self.claims = [f"x'{hexed(request.claim_id)}'" for request, _ in grants]
         self.holders = [literal(request.holder) for request, _ in grants]
         self.infos = [literal(request.info) for request, _ in grants]
@@ -391,8 +358,8 @@ class _Columns:
         self.lasting = [str(us(request.ttl)) for request, _ in grants]
 
     def tree(self, values: list[str]) -> str:
-        """The value for a row of these names."""
-        return by_name(self.names, values)
+        """The value for a row of these names and slots."""
+        return by_key(self.keys, values, "(name, slot)")
 
 
 def _waiter(request: Acquire) -> str:

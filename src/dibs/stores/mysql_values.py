@@ -52,16 +52,24 @@ def keys(rows: Iterable[Sequence[Any]]) -> str:
     return document(f'["{name.hex()}",{int(slot)}]' for name, slot in rows)
 
 
-def by_name(names: list[str], values: list[str]) -> str:
-    """An expression for the value that belongs to the name of a row: halves, until what is left has one value.
+def quoted(name: str) -> str:
+    return f"x'{hexed(name)}'"
 
-    The names are literals, sorted, each once.
+
+def quoted_all(names: Iterable[str]) -> str:
+    return ",".join([quoted(name) for name in names])
+
+
+def by_key(keys: list[str], values: list[str], of: str = "name") -> str:
+    """An expression for the value that belongs to a row with one of these keys: halves, until what is left has one.
+
+    The keys are literals, sorted, each once; ``of`` is the column, or columns, that they are compared with.
     """
     if values.count(values[0]) == len(values):
         return values[0]
-    half = len(names) // 2
-    before, after = by_name(names[:half], values[:half]), by_name(names[half:], values[half:])
-    return f"IF(name < {names[half]}, {before}, {after})"
+    half = len(keys) // 2
+    before, after = by_key(keys[:half], values[:half], of), by_key(keys[half:], values[half:], of)
+    return f"IF({of} < {keys[half]}, {before}, {after})"
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -92,10 +100,10 @@ def grants(rows: list[Row]) -> tuple[str, ...]:
     names = [f"x'{hexed(name)}'" for name, _, _ in rows]
     claims = [f"x'{hexed(r.claim_id)}'" for _, _, r in rows]
     return (
-        by_name(names, claims),
-        by_name(names, [literal(r.holder) for _, _, r in rows]),
-        by_name(names, [literal(r.info) for _, _, r in rows]),
-        by_name(names, [str(us(r.ttl)) for _, _, r in rows]),
+        by_key(names, claims),
+        by_key(names, [literal(r.holder) for _, _, r in rows]),
+        by_key(names, [literal(r.info) for _, _, r in rows]),
+        by_key(names, [str(us(r.ttl)) for _, _, r in rows]),
         ",".join(names),
         ",".join(claims),
     )

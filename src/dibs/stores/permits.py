@@ -60,6 +60,37 @@ class Grant(NamedTuple):
     permits: int
 
 
+def decide_all(state: State, requests: Sequence[Acquire], now: float) -> list[Grant | Held | Mismatch]:
+    """What becomes of several acquires of one name, each of another claim, one after the other; ``now`` is Unix time.
+
+    What they leave behind is in the decisions: the name has as many permits from now on as the last says.
+    """
+    if len(requests) == 1:
+        return [decide(state, requests[0])]
+    permits, token, holdings, line = state.permits, state.fencing_token, [*state.holdings], [*state.line]
+    decisions: list[Grant | Held | Mismatch] = []
+    for request in requests:
+        decision = decide(State(permits, token, holdings, line), request)
+        decisions.append(decision)
+        if isinstance(decision, Mismatch):
+            continue
+        if isinstance(decision, Grant):
+            permits, token, again = decision.permits, max(token, decision.fencing_token), decision.again
+            since, ends_in = (again.acquired_at, max(again.ends_in, request.ttl)) if again else (now, request.ttl)
+            held = decision.slot, request.claim_id, decision.take, request.holder, decision.fencing_token
+            holdings = [*(holding for holding in holdings if holding is not again), Holding(*held, since, ends_in)]
+            line = [w for w in line if w.claim_id != request.claim_id and w.silent_for < LINE_GRACE_S]
+        else:
+            permits = request.permits
+            if request.wake is not None:
+                # Its number, if it has none, is yet to be given: it is greater than any that is there.
+                own = next((waiter for waiter in line if waiter.claim_id == request.claim_id), None)
+                ticket = own.ticket if own else request.ticket or LAST_TICKET - 1
+                line = [waiter for waiter in line if waiter is not own]
+                line.append(Waiting(ticket, request.claim_id, request.take, 0.0))
+    return decisions
+
+
 def decide(state: State, request: Acquire) -> Grant | Held | Mismatch:
     """What becomes of an acquire; ``Held.ticket`` is left for the store, which knows the line's numbers."""
     mine = next((holding for holding in state.holdings if holding.claim_id == request.claim_id), None)

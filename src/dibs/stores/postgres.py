@@ -395,4 +395,4 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     """
     place = postgres_address.place(url, options)
     known_good: list[bool] = []
-    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, known_good))
+    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, known_good), together=True)

@@ -8,15 +8,18 @@ transaction locks the name's row, in the order of names, before it looks and dec
 
 Those who take at the same moment would all but one look in vain. So where somebody has been overtaken, an advisory lock
 that is taken in the same round trip (``POOL_QUEUE``) puts them one after the other.
+
+Several takes of one name in a call are one look and one write, too; who goes the long way goes it together with those
+of the same name, one transaction for all of them.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from dibs._typing import TYPE_CHECKING, Any
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Granted, Held, Mismatch, StoreBusy
-from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.permits import Grant, Holding, State, Waiting, decide_all
 from dibs.stores.postgres_wire import acquired, float8, instant, integer, numbers, text, texts
 
 if TYPE_CHECKING:
@@ -46,23 +49,25 @@ class Pools:
         self._queue_times = 0
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        """Decide these acquires, one a name."""
+        """Decide these acquires, in the order of names; of one name each is of another claim."""
         statements = [_take(rows)]
         if self._queue_times or len(rows) > 1:
             self._queue_times = max(0, self._queue_times - 1)
-            statements.insert(0, ("POOL_QUEUE", (texts([row[0] for row in rows]),)))
+            statements.insert(0, ("POOL_QUEUE", (texts(list(dict.fromkeys(row[0] for row in rows))),)))
         taken = self._connection.run_all(self._texts(statements), deadline)[-1]
-        rest = _taken(taken, rows, outcomes)
-        if rest:
-            self._connection.transaction(partial(self._decide, rest, outcomes, deadline), deadline)
-            if any(type(outcomes[index]) is Granted for _, index, _ in rest):
-                self._queue_times = QUEUE_TIMES
+        rest = overtaken = _taken(taken, rows, outcomes)
+        while rest:
+            left: list[Row] = []
+            self._connection.transaction(partial(self._decide, rest, outcomes, left, deadline), deadline)
+            rest = left
+        if any(type(outcomes[index]) is Granted for _, index, _ in overtaken):
+            self._queue_times = QUEUE_TIMES
 
-    def _decide(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    def _decide(self, rows: list[Row], outcomes: list[Any], left: list[Row], deadline: Deadline) -> None:
         def execute(statements: Sequence[Statement]) -> list[PGresult]:
             return self._connection.execute_all(self._texts(statements), deadline)
 
-        acquire(execute, rows, outcomes)
+        left[:] = acquire(execute, rows, outcomes)
 
     def _texts(self, statements: Sequence[Statement]) -> list[Sql]:
         return [(self._sql[verb], given) for verb, given in statements]
@@ -72,81 +77,105 @@ def _take(rows: list[Row]) -> Statement:
     """What grants where it is plain that there are enough."""
     columns, request = acquired(rows), rows[0][2]
     if len(rows) > 1:
+        waits = ["true" if row[2].wake is not None else "false" for row in rows]
         return "POOL_TAKE", (
             *columns,
             numbers([row[2].permits for row in rows]),
             numbers([row[2].take for row in rows]),
+            ("{" + ",".join(waits) + "}").encode(),
         )
-    verb = "POOL_TAKE_ONE"
+    permits = b"%d" % request.permits, b"%d" % request.take
     if request.ticket is None:
-        verb, columns = "POOL_TAKE_NEW", columns[:-1]
-    return verb, (*columns, b"%d" % request.permits, b"%d" % request.take)
+        return "POOL_TAKE_NEW", (*columns[:-1], *permits)
+    return "POOL_TAKE_ONE", (*columns, *permits, b"true" if request.wake is not None else b"false")
 
 
 def _taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
-    """Note what was granted so; return the rest."""
+    """Note what was granted so, and plainly refused; return the rest."""
     get = result.get_value
-    granted = set()
+    decided = set()
     for r in range(result.ntuples):
-        place = integer(get(r, 0)) - 1
-        granted.add(place)
-        outcomes[rows[place][1]] = Granted(integer(get(r, 1)), instant(get(r, 2)), integer(get(r, 3)))
-    return [row for place, row in enumerate(rows) if place not in granted]
+        place, token, since, slot = integer(get(r, 0)) - 1, integer(get(r, 1)), instant(get(r, 2)), get(r, 3)
+        decided.add(place)
+        if slot is not None:
+            outcomes[rows[place][1]] = Granted(token, since, integer(slot))
+        else:
+            outcomes[rows[place][1]] = Held(text(get(r, 4)), token, since, max(0.0, float8(get(r, 5))))
+    return [row for place, row in enumerate(rows) if place not in decided]
 
 
-def acquire(execute: Execute, rows: list[Row], outcomes: list[Any]) -> None:
-    """Decide these acquires of permits, one a name, in one transaction."""
-    asked: dict[str, tuple[int, Acquire]] = {name: (index, request) for name, index, request in rows}
-    heads, holdings, lines = _locked(execute, list(asked), [("BEGIN", ())])
+def acquire(execute: Execute, rows: list[Row], outcomes: list[Any]) -> list[Row]:
+    """Decide these acquires of permits in one transaction; return those of new names that are yet to be decided.
+
+    A new name is one that may turn out to be a lock, and that is seen when its first permit is granted.
+    """
+    asked: dict[str, list[Row]] = {}
+    for row in rows:
+        asked.setdefault(row[0], []).append(row)
+    left: list[Row] = []
+    queue = ("POOL_QUEUE", (texts(list(asked)),))  # so that who takes meanwhile looks afterwards
+    heads, holdings, lines = _locked(execute, list(asked), [("BEGIN", ()), queue])
     new = [name for name in asked if name not in heads]
     if new:
-        make = ("POOL_MAKE", (texts(new), numbers([asked[name][1].permits for name in new])))
+        make = ("POOL_MAKE", (texts(new), numbers([asked[name][0][2].permits for name in new])))
         more = _locked(execute, new, [make])
         heads, holdings, lines = heads | more[0], holdings | more[1], lines | more[2]
+        for name in new:
+            left += asked[name][1:]
+            del asked[name][1:]
     over = [name for name, held in holdings.items() if any(holding.ends_in <= 0 for holding in held)]
     if over:
         more = _locked(execute, over, [("POOL_END", (texts(over),))])
         holdings |= more[1]
-    decisions = {
-        name: decide(State(*heads[name], holdings.get(name, ()), lines.get(name, ())), request)
-        for name, (_, request) in asked.items()
-        if name in heads
-    }
-    grants = [(asked[name][1], decision) for name, decision in decisions.items() if isinstance(decision, Grant)]
-    held = [asked[name][1] for name, decision in decisions.items() if isinstance(decision, Held)]
-    resized = [request for request in held if request.permits != heads[request.name][0]]
-    entering = [request for request in held if request.wake is not None]
+    grants: list[tuple[Row, Grant]] = []
+    entering: list[Row] = []
+    permits = {name: head.permits for name, head in heads.items()}
+    for name, head in heads.items():
+        state = State(head.permits, head.fencing_token, holdings.get(name, ()), lines.get(name, ()))
+        decisions = decide_all(state, [row[2] for row in asked[name]], head.now)
+        for row, decision in zip(asked[name], decisions, strict=True):
+            if isinstance(decision, Grant):
+                grants.append((row, decision))
+                permits[name] = decision.permits
+                continue
+            outcomes[row[1]] = decision
+            if isinstance(decision, Held):
+                permits[name] = row[2].permits
+                if row[2].wake is not None:
+                    entering.append(row)
+    granting = {row[0] for row, _ in grants}
+    resized = [name for name, number in permits.items() if number != heads[name].permits and name not in granting]
     writes: list[Statement] = []
     if grants:
-        writes.append(_grant(grants))
+        writes.append(_grant(grants, permits))
     if resized:
-        limits = numbers([request.permits for request in resized])
-        writes.append(("POOL_RESIZE", (texts([request.name for request in resized]), limits)))
+        writes.append(("POOL_RESIZE", (texts(resized), numbers([permits[name] for name in resized]))))
     if entering:
-        writes.append(_enter(entering))
+        writes.append(_enter([row[2] for row in entering]))
     results = execute([*writes, ("COMMIT", ())])
-    for name, decision in decisions.items():
-        if not isinstance(decision, Grant):
-            outcomes[asked[name][0]] = decision
     strangers = [name for name in asked if name not in heads]
     if grants:
         get = results[0].get_value
-        granted = {text(get(r, 0)) or "": instant(get(r, 1)) for r in range(results[0].ntuples)}
-        for request, grant in grants:
-            if request.name in granted:
-                index = asked[request.name][0]
-                outcomes[index] = Granted(grant.fencing_token, granted[request.name], grant.slot)
-            else:
-                strangers.append(request.name)
+        since = {(text(get(r, 0)) or "", integer(get(r, 1))): instant(get(r, 2)) for r in range(results[0].ntuples)}
+        for (name, index, _), grant in grants:
+            if (name, grant.slot) in since:
+                outcomes[index] = Granted(grant.fencing_token, since[name, grant.slot], grant.slot)
+            elif name not in strangers:
+                strangers.append(name)
     if entering:
         get = results[-2].get_value
-        for r in range(results[-2].ntuples):
-            index = asked[text(get(r, 0)) or ""][0]
-            outcomes[index] = outcomes[index]._replace(ticket=integer(get(r, 1)))
+        tickets = {
+            (text(get(r, 0)) or "", text(get(r, 1)) or ""): integer(get(r, 2)) for r in range(results[-2].ntuples)
+        }
+        for name, index, request in entering:
+            outcomes[index] = outcomes[index]._replace(ticket=tickets[name, request.claim_id])
     if strangers:
         _refuse_locks(execute, strangers)
-        for name in strangers:
-            outcomes[asked[name][0]] = Mismatch(0)
+        for row in [*(row for name in strangers for row in asked[name]), *left]:
+            if row[0] in strangers:
+                outcomes[row[1]] = Mismatch(0)
+        left = [row for row in left if row[0] not in strangers]
+    return left
 
 
 def _refuse_locks(execute: Execute, names: list[str]) -> None:
@@ -157,14 +186,24 @@ def _refuse_locks(execute: Execute, names: list[str]) -> None:
         raise StoreBusy("a name changed while its permits were asked for")
 
 
+class _Head(NamedTuple):
+    permits: int
+    fencing_token: int
+    #: Unix time by the server, when it was read.
+    now: float
+
+
 def _locked(
     execute: Execute, names: list[str], before: list[Statement]
-) -> tuple[dict[str, tuple[int, int]], dict[str, list[Holding]], dict[str, list[Waiting]]]:
+) -> tuple[dict[str, _Head], dict[str, list[Holding]], dict[str, list[Waiting]]]:
     """Do what is to be done before, lock the names, and read their permits and tokens, who holds, and who waits."""
     given = texts(names)
     *_, locked, read = execute([*before, ("POOL_LOCK", (given,)), ("POOL_READ", (given,))])
     get = locked.get_value
-    heads = {text(get(r, 0)) or "": (integer(get(r, 1)), integer(get(r, 2))) for r in range(locked.ntuples)}
+    heads = {
+        text(get(r, 0)) or "": _Head(integer(get(r, 1)), integer(get(r, 2)), instant(get(r, 3)))
+        for r in range(locked.ntuples)
+    }
     holdings: dict[str, list[Holding]] = {head: [] for head in heads}
     lines: dict[str, list[Waiting]] = {head: [] for head in heads}
     for r in range(read.ntuples):
@@ -181,21 +220,22 @@ def _locked(
     return heads, holdings, lines
 
 
-def _grant(grants: list[tuple[Acquire, Grant]]) -> Statement:
-    more = ["true" if grant.left > 0 else "false" for _, grant in grants]
+def _grant(grants: list[tuple[Row, Grant]], permits: dict[str, int]) -> Statement:
+    """``permits`` is how many each name has from now on."""
+    left = {row[0]: grant.left for row, grant in grants}  # after the last grant of each
     return (
         "POOL_GRANT",
         (
-            texts([request.name for request, _ in grants]),
+            texts([name for (name, _, _), _ in grants]),
             numbers([grant.slot for _, grant in grants]),
-            texts([request.claim_id for request, _ in grants]),
-            texts([request.holder for request, _ in grants]),
+            texts([request.claim_id for (_, _, request), _ in grants]),
+            texts([request.holder for (_, _, request), _ in grants]),
             numbers([grant.fencing_token for _, grant in grants]),
-            numbers([request.ttl for request, _ in grants]),
-            texts([request.info for request, _ in grants]),
+            numbers([request.ttl for (_, _, request), _ in grants]),
+            texts([request.info for (_, _, request), _ in grants]),
             numbers([grant.take for _, grant in grants]),
-            numbers([grant.permits for _, grant in grants]),
-            ("{" + ",".join(more) + "}").encode(),
+            numbers([permits[name] for (name, _, _), _ in grants]),
+            ("{" + ",".join("true" if left[name] > 0 else "false" for (name, _, _), _ in grants) + "}").encode(),
         ),
     )
 

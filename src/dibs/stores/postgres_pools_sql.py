@@ -10,7 +10,7 @@ from dibs.stores.postgres_sql import OVER, UNPINNED
 _HELD = """\
 SELECT coalesce(sum(l.take), 0) AS taken, count(*) AS holders, coalesce(max(l.slot), 0) AS last,
             -- It holds already; a lease seems over.
-            coalesce(bool_or(l.claim_id = %(claim_id)s) OR min(l.expires_at) <= clock_timestamp(), false) AS unclear
+            coalesce(bool_or(%(mine)s) OR min(l.expires_at) <= clock_timestamp(), false) AS unclear
         FROM {lease} AS l WHERE l.name = %(name)s AND l.take IS NOT NULL AND l.claim_id IS NOT NULL"""
 _FREE = """\
 CASE WHEN h.holders = h.last THEN h.last + 1 ELSE (
@@ -18,55 +18,97 @@ CASE WHEN h.holders = h.last THEN h.last + 1 ELSE (
             WHERE l.name = %(name)s AND l.slot < h.last AND l.take IS NOT NULL AND l.claim_id IS NULL
             ORDER BY l.slot LIMIT 1) END"""
 _PUT = """\
-INSERT INTO {lease} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
-    SELECT %(name)s, r.slot, %(claim_id)s, %(holder)s, r.fencing_token, clock_timestamp(),
-        clock_timestamp() + %(ttl)s * interval '1 second', %(info)s, %(take)s
-    FROM raised AS r
+INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
+    SELECT {name}, r.slot, {claim_id}, {holder}, r.fencing_token, clock_timestamp(),
+        clock_timestamp() + {ttl} * interval '1 second', {info}, {take}
+    FROM {given} AS r
     ON CONFLICT (name, slot) DO UPDATE
     SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
         acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
     WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token"""
-_COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "take")
-_OF_ASKED, _OF_RAISED = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
-# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
+_GIVEN = {column: f"r.{column}" for column in ("name", "claim_id", "ttl", "holder", "info", "take")}
+_MINE = "l.claim_id IN (SELECT a.claim_id FROM asked AS a WHERE a.name = p.name)"
+# Many of many names. Of each name the first of them, as many as there are enough for beside what is kept for those in
+# line, or none when another grant came in between. Who leaves the line, and who is told, as in POOL_GRANT. Refused is
+# who does not wait, where it is plain that too little is left. What is unclear is left for a closer look.
 POOL_TAKE = f"""\
 WITH asked AS (
-    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
-), seen AS MATERIALIZED (
-    SELECT a.*, p.fencing_token AS token, h.taken + a.take < a.permits AS more,
-        {_FREE % _OF_ASKED} AS slot
-    FROM asked AS a
-    JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
+    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, waits, i)
+), heads AS MATERIALIZED (
+    SELECT p.name, p.permits, p.fencing_token AS token, h.taken, h.holders, h.last
+    FROM (SELECT name, min(permits) AS permits FROM asked GROUP BY name HAVING min(permits) = max(permits)) AS n
+    JOIN {{pool}} AS p ON p.name = n.name AND p.permits = n.permits
     CROSS JOIN LATERAL (
-        {_HELD % _OF_ASKED}
+        {_HELD % {"name": "p.name", "mine": _MINE}}
     ) AS h
-    WHERE h.taken + a.take <= a.permits AND NOT h.unclear
-      AND NOT EXISTS (
-          SELECT FROM {{line}} AS w
-          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
+    WHERE NOT h.unclear
+), wanted AS MATERIALIZED (
+    SELECT a.*, h.token, h.taken, h.holders, h.last, k.kept,
+        sum(a.take) OVER o AS upto, bool_and(h.taken + u.upto + k.kept <= a.permits) OVER o AS fits
+    FROM asked AS a JOIN heads AS h ON h.name = a.name
+    CROSS JOIN LATERAL (SELECT sum(b.take) AS upto FROM asked AS b WHERE b.name = a.name AND b.i <= a.i) AS u
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(w.take), 0) AS kept FROM (
+            SELECT w.take FROM {{line}} AS w
+            WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET})
+              AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+              AND NOT EXISTS (
+                  SELECT FROM asked AS b WHERE b.name = w.name AND b.claim_id = w.claim_id AND b.i <= a.i)
+            LIMIT greatest(h.permits - h.taken, 0)) AS w  -- each takes one at least
+    ) AS k
+    WINDOW o AS (PARTITION BY a.name ORDER BY a.i)
+), seen AS MATERIALIZED (
+    SELECT f.*, CASE WHEN f.nth > f.last - f.holders THEN f.holders + f.nth ELSE (
+            SELECT l.slot FROM {{lease}} AS l
+            WHERE l.name = f.name AND l.slot < f.last AND l.take IS NOT NULL AND l.claim_id IS NULL
+            ORDER BY l.slot OFFSET f.nth - 1 LIMIT 1) END AS slot
+    FROM (SELECT w.*, row_number() OVER (PARTITION BY w.name ORDER BY w.i) AS nth FROM wanted AS w WHERE w.fits) AS f
 ), raised AS (
-    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
-    FROM seen AS s
-    WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits AND s.slot IS NOT NULL
-    RETURNING s.*, p.fencing_token
+    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + s.number
+    FROM (
+        SELECT name, token, permits, count(*) AS number, sum(take) AS takes FROM seen
+        GROUP BY name, token, permits HAVING count(slot) = count(*)) AS s
+    WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits
+    RETURNING s.name, s.takes
+), given AS (
+    SELECT s.*, s.token + s.nth AS fencing_token FROM seen AS s JOIN raised AS r ON r.name = s.name
 ), granted AS (
-    {_PUT % _OF_RAISED}
+    {_PUT.format(given="given", **_GIVEN)}
     RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
 ), departed AS (
-    DELETE FROM {{line}} AS w USING granted AS g
-    WHERE w.name = g.name
-      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+    DELETE FROM {{line}} AS w USING raised AS r
+    WHERE w.name = r.name
+      AND (w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s'
+           OR w.claim_id IN (SELECT s.claim_id FROM seen AS s WHERE s.name = w.name))
 )
-SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot, NULL, NULL,
+    CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN seen AS s ON s.name = g.name AND s.claim_id = g.claim_id
+JOIN heads AS h ON h.name = g.name JOIN raised AS r ON r.name = g.name
+LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
+    WHERE w.name = g.name AND s.nth = 1 AND h.taken + r.takes < h.permits
       AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+      AND NOT EXISTS (SELECT FROM seen AS b WHERE b.name = w.name AND b.claim_id = w.claim_id)
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
+UNION ALL
+SELECT w.i, f.fencing_token, f.acquired_at, NULL, f.holder,
+    extract(epoch FROM f.expires_at - clock_timestamp())::float8, NULL
+FROM wanted AS w LEFT JOIN raised AS r ON r.name = w.name
+CROSS JOIN LATERAL (
+    SELECT l.fencing_token, l.acquired_at, l.holder, l.expires_at FROM {{lease}} AS l
+    WHERE l.name = w.name AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
+    UNION ALL
+    SELECT g.fencing_token, clock_timestamp(), g.holder, clock_timestamp() + g.ttl * interval '1 second'
+    FROM given AS g WHERE g.name = w.name
+    ORDER BY expires_at LIMIT 1
+) AS f
+WHERE NOT w.fits AND NOT w.waits AND w.taken + w.take > w.permits - coalesce(r.takes, 0)
 """
 # The same for a single newcomer where nobody is in line, so that nobody leaves it and nobody is told.
 _NEW = {
+    "mine": "l.claim_id = $2::text",
     "name": "$1::text",
     "claim_id": "$2::text",
     "ttl": "$3::float8",
@@ -89,7 +131,7 @@ WITH seen AS MATERIALIZED (
     FROM seen AS s WHERE p.name = $1 AND p.fencing_token = s.token AND p.permits = $6 AND s.slot IS NOT NULL
     RETURNING s.slot, p.fencing_token
 )
-{_PUT % _NEW}
+{_PUT.format(given="raised", **_NEW)}
     RETURNING 1::bigint, l.fencing_token, l.acquired_at, l.slot
 """
 # Sent just before a take, in its transaction: those who take at the same moment do it one after the other, or all but
@@ -107,7 +149,9 @@ WHERE NOT EXISTS (SELECT FROM {lease} AS l WHERE l.name = a.name AND l.slot = 1 
 ORDER BY a.name
 ON CONFLICT DO NOTHING
 """
-POOL_LOCK = "SELECT name, permits, fencing_token FROM {pool} WHERE name = ANY($1::text[]) ORDER BY name FOR UPDATE"
+POOL_LOCK = """\
+SELECT name, permits, fencing_token, clock_timestamp() FROM {pool} WHERE name = ANY($1::text[]) ORDER BY name FOR UPDATE
+"""
 POOL_READ = """\
 SELECT l.name, l.claim_id, l.take, l.slot, l.holder, l.fencing_token, l.acquired_at,
     extract(epoch FROM l.expires_at - clock_timestamp())::float8
@@ -157,7 +201,7 @@ WITH asked AS (
     INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
     SELECT a.name, a.slot, a.claim_id, a.holder, a.fencing_token, clock_timestamp(),
         clock_timestamp() + a.ttl * interval '1 second', a.info, a.take
-    FROM asked AS a ORDER BY a.name
+    FROM asked AS a ORDER BY a.name, a.slot
     ON CONFLICT (name, slot) DO UPDATE
     SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
         acquired_at = CASE WHEN l.claim_id = excluded.claim_id THEN l.acquired_at ELSE excluded.acquired_at END,
@@ -165,19 +209,23 @@ WITH asked AS (
         info = excluded.info, take = excluded.take
     WHERE l.take IS NOT NULL AND (
         l.claim_id = excluded.claim_id OR (l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token))
-    RETURNING l.name, l.acquired_at
+    RETURNING l.name, l.slot, l.acquired_at
+), heads AS (
+    SELECT name, max(permits) AS permits, max(fencing_token) AS fencing_token, bool_and(more) AS more
+    FROM asked GROUP BY name
 ), raised AS (
-    UPDATE {{pool}} AS p SET permits = a.permits, fencing_token = greatest(p.fencing_token, a.fencing_token)
-    FROM asked AS a WHERE p.name = a.name
+    UPDATE {{pool}} AS p SET permits = h.permits, fencing_token = greatest(p.fencing_token, h.fencing_token)
+    FROM heads AS h WHERE p.name = h.name
 ), departed AS (
     DELETE FROM {{line}} AS w USING asked AS a
     WHERE w.name = a.name
       AND (w.claim_id = a.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
 )
-SELECT g.name, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN asked AS a ON a.name = g.name LEFT JOIN LATERAL (
+SELECT g.name, g.slot, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN heads AS h ON h.name = g.name LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND a.more AND w.claim_id <> a.claim_id
+    WHERE w.name = g.name AND h.more AND NOT EXISTS (
+          SELECT FROM asked AS a WHERE a.name = w.name AND a.claim_id = w.claim_id)
       AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
@@ -186,24 +234,25 @@ FROM granted AS g JOIN asked AS a ON a.name = g.name LEFT JOIN LATERAL (
 POOL_ENTER = """\
 WITH asked AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
-        AS r (name, claim_id, wake, take, ticket)
+        WITH ORDINALITY AS r (name, claim_id, wake, take, ticket, i)
 ), seen AS (
     UPDATE {line} AS w SET seen_at = clock_timestamp(), take = a.take FROM asked AS a
     WHERE w.name = a.name AND w.claim_id = a.claim_id
-    RETURNING w.name, w.ticket
+    RETURNING w.name, w.claim_id, w.ticket
 ), back AS (
     INSERT INTO {line} (name, ticket, claim_id, wake, seen_at, take)
     SELECT a.name, a.ticket, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
     WHERE a.ticket > 0 AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
-    RETURNING name, ticket
+    RETURNING name, claim_id, ticket
 ), entered AS (
     INSERT INTO {line} (name, claim_id, wake, seen_at, take)
     SELECT a.name, a.claim_id, a.wake, clock_timestamp(), a.take FROM asked AS a
     WHERE coalesce(a.ticket, 0) = 0
       AND NOT EXISTS (SELECT FROM {line} AS w WHERE w.name = a.name AND w.claim_id = a.claim_id)
-    RETURNING name, ticket
+    ORDER BY a.i
+    RETURNING name, claim_id, ticket
 )
-SELECT name, ticket FROM seen UNION ALL SELECT name, ticket FROM back UNION ALL SELECT name, ticket FROM entered
+SELECT * FROM seen UNION ALL SELECT * FROM back UNION ALL SELECT * FROM entered
 """
 POOL_RESIZE = """\
 UPDATE {pool} AS p SET permits = a.permits FROM unnest($1::text[], $2::integer[]) AS a (name, permits)

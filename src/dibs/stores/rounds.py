@@ -31,7 +31,7 @@ class Verbs(Protocol):
         ...
 
     def acquire_permits(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        """Decide acquires of permits, at most one a name."""
+        """Decide acquires of permits, in this order; those of one name are of different claims."""
         ...
 
     def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
@@ -126,7 +126,8 @@ def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> 
 def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
     """The vector in rounds that keep the order of requests for one name; nearly always a single one.
 
-    A round sends releases, then renewals, transfers, and acquires, and of the last two at most one a name.
+    A round sends releases, then renewals, transfers, and acquires, and of the last two at most one a name; but of
+    permits as many as there are claims.
     """
     rows: list[Row] = [(request[0], index, request) for index, request in enumerate(requests)]
     if len({row[0] for row in rows}) == len(rows):
@@ -137,8 +138,14 @@ def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
     for row in rows:
         name, _, request = row
         rank = _RANKS[type(request)]
+        if rank == _RANKS[Acquire] and request.permits:
+            rank = _OF_PERMITS
         number, rank_before = last.get(name, (0, -1))
-        if rank < rank_before or (rank == rank_before and (rank >= 2 or (number, name, request[1]) in sent)):
+        if (
+            rank < rank_before
+            or (rank == rank_before and (rank in _ONCE or (number, name, request[1]) in sent))
+            or (rank == _OF_PERMITS and rank_before == _RANKS[Acquire])
+        ):
             number += 1
         last[name] = number, rank
         sent.add((number, name, request[1]))
@@ -151,3 +158,5 @@ def _rounds(requests: Sequence[Request]) -> list[list[Row]]:
 # In the order in which a round sends them.
 _VERBS = {Release: _release, Renew: _renew, Transfer: _transfer, Acquire: _acquire}
 _RANKS: dict[type, int] = {kind: rank for rank, kind in enumerate(_VERBS)}
+_ONCE = _RANKS[Transfer], _RANKS[Acquire]
+_OF_PERMITS = len(_RANKS)

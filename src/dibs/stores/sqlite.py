@@ -396,4 +396,4 @@ def address(path: str | None, options: dict[str, str]) -> StoreAddress:
     check_table(table)
     private = path is None
     path = os.path.abspath(default_path() if path is None else check_path(path))
-    return StoreAddress(f"sqlite:///{path}", CAPABILITIES, lambda: SQLiteStore(path, table, private))
+    return StoreAddress(f"sqlite:///{path}", CAPABILITIES, lambda: SQLiteStore(path, table, private), together=True)

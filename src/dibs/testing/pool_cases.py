@@ -8,7 +8,7 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING
 from dibs.store import ANY_SLOT, GONE, LINE_GRACE_S, PIN_KEEP_S, RELEASED, Granted, Mismatch, Release, Renew, Renewed
-from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, held, pools, rising, together, until
+from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, granted, held, pools, rising, together, until
 
 if TYPE_CHECKING:
     from dibs.store import Acquire, Outcome
@@ -45,6 +45,37 @@ def no_more_than_the_limit(bench: Bench) -> None:
     for claim, number in ((a, 1), (c, 3), (d, 2)):
         equal(store.act(Release(name, claim, number)), [RELEASED], "the others give back")
     equal(store.leases(name), [], "afterwards")
+
+
+@STORE_CASES.case("P14", pools)
+def permits_of_one_name_in_one_call(bench: Bench) -> None:
+    """Several claims for permits of one name in one call are decided in the order given, new name or old.
+
+    What one of them gives back, and another keeps by its place in line, counts for those behind it.
+    """
+    store, name, other = bench.open(), bench.name(), bench.name()
+    a, b, c, d, e, f = claims(6)
+    tokens: list[int] = []
+    seen = store.act(permits(name, a, 3), permits(other, a, 2), permits(name, b, 3, 2), permits(name, c, 3))
+    equal([slot(one, "of a new name") for one in seen[:3]], [1, 1, 2], "slots of new names")
+    held(seen[3], "c, for whom nothing is left")
+    tokens += [granted(seen[0], a), granted(seen[2], b)]
+    again = store.act(permits(name, b, 3, 2), permits(name, d, 5), permits(name, a, 3))
+    equal([again[0], again[2]], [seen[2], seen[0]], "those who hold, asked for again")
+    equal(again[1], Mismatch(3), "d, who believes in another limit")
+    seen = store.act(Release(name, b, 2), permits(name, c, 3), permits(name, d, 3, 2), permits(name, e, 3))
+    equal([slot(seen[1], c), slot(seen[3], e)], [2, 3], "slots of those for whom b made room")
+    held(seen[2], "d, who wants two when one is left")
+    tokens += [granted(seen[1], c), granted(seen[3], e)]
+    rising(tokens, "grants of one name")
+    first = held(store.act(permits(name, d, 3, 2, line=True))[0], "d in line")
+    of_d = permits(name, d, 3, 2)._replace(wake="w", ticket=first.ticket)
+    seen = store.act(Release(name, c, 2), permits(name, f, 3), of_d, Release(name, a, 1))
+    held(seen[1], "f, who is not in line")
+    held(seen[2], "d, who is")
+    seen = store.act(of_d, permits(name, f, 3))
+    rising([*tokens, granted(seen[0], "d, as soon as two are free")], "grants of one name")
+    held(seen[1], "f, behind it")
 
 
 @STORE_CASES.case("P2", pools)
