@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,8 +14,11 @@ from benchmarks.crowd import answer, crowd
 from benchmarks.harness import MS, PAIRS_PER_S, Bench, Round, Target, lone_thread
 from benchmarks.mysql_works import mysql_database
 from benchmarks.redis_works import EverySecondRedis
+from benchmarks.tasks import event_loop, many_tasks
 
 PERMITS = 1000
+TASKS = 200
+TASK_PERMITS = 50
 NAMES = 100
 READERS = 50
 READING_PROCESSES = 5
@@ -27,7 +30,8 @@ def pg_semaphore(bench: Bench) -> None:
     """One thread takes and gives back a permit of a semaphore nobody else uses, beside a lock; ms a pair.
 
     ``with client.semaphore(name, limit): pass`` and ``with client.lock(name): pass``, an object for each use: with a
-    limit of 1, with a limit of 1000 and nobody else there, and with a limit of 1000 of which others hold 999.
+    limit of 1, with a limit of 1000 and nobody else there, and with a limit of 1000 of which others hold 999. Then 200
+    asyncio tasks that do so with a semaphore of 50 permits, beside as many with a lock each; pairs a second in all.
     """
     with bench.database() as url:
         _race_permits(bench, url)
@@ -73,6 +77,31 @@ def _race_permits(bench: Bench, url: str) -> None:
                 bench.progress(f"limit 1000: others take {number} permits")
             crowded.acquire()
         race("limit 1000, 999 held", "crowded", PERMITS, 2.0)
+    _race_tasks(bench, url)
+
+
+def _race_tasks(bench: Bench, url: str) -> None:
+    """Many tasks of one client take and give back permits of one semaphore, or each a lock of its own."""
+    with event_loop() as run:
+        client = dibs.connect_async(url)
+        try:
+
+            async def permit(_name: str) -> None:
+                async with client.semaphore("tasks", TASK_PERMITS):
+                    pass
+
+            async def lock(name: str) -> None:
+                async with client.lock(name):
+                    pass
+
+            def of(pair: Callable[[str], Awaitable[object]]) -> Round:
+                names = [f"task/{number}" for number in range(TASKS)]
+                return lambda: run(many_tasks(pair, names, bench.round_s))
+
+            contestants = {"semaphore": of(permit), "a lock each": of(lock)}
+            bench.race(f"{TASKS} tasks, {TASK_PERMITS} permits", PAIRS_PER_S, contestants)
+        finally:
+            run(client.close())
 
 
 def _ms_a_pair(pair: Callable[[str], object], seconds: float) -> list[float]:

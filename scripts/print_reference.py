@@ -419,6 +419,9 @@ INSIDE = {
         "RETRY_MAX_S": "longest such pause",
         "IDLE_S": "the renewal lane's thread ends after so many seconds without leases",
     },
+    "dibs.along": {
+        "ALONG_MAX": "those who wait for permits of one name that are asked for along with the first, at most",
+    },
     "dibs.waiting": {
         "POLL_MIN_S": "a waiter asks again after a random time, at least this",
         "POLL_MAX_S": "and at most this",

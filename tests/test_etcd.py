@@ -330,7 +330,7 @@ class EtcdComparison(machine.PermitComparison):
     def act(self, *requests: Any) -> None:
         for request in requests:
             self.forget()
-            super().act(request)
+            super().act(self.alone(request))
         self.forget()
 
     def plain(self, side: int, name: str, outcome: Any) -> tuple[Any, ...]:

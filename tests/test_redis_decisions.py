@@ -172,7 +172,7 @@ class RedisComparison(machine.PermitComparison):
     def act(self, *requests: Any) -> None:
         for request in requests:
             self.forget()
-            super().act(request)
+            super().act(self.alone(request))
         self.forget()
 
     def forget(self) -> None:

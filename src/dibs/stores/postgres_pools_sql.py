@@ -26,37 +26,43 @@ INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquire
     SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
         acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
     WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token"""
-_GIVEN = {column: f"r.{column}" for column in ("name", "claim_id", "ttl", "holder", "info", "take")}
-_MINE = "l.claim_id IN (SELECT a.claim_id FROM asked AS a WHERE a.name = p.name)"
+# What is to be left for those in line; no more than there is, as each of them takes one at least. (The dead wait for
+# nothing, and leave with the next grant that sees them; so does who is in line and does not know it.)
+_ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
+_KEPT = """\
+SELECT coalesce(sum(w.take), 0) AS kept, coalesce(bool_or(w.claim_id = %(claim_id)s OR NOT %(alive)s), false) AS leave
+        FROM (
+            SELECT w.take, w.claim_id, w.seen_at FROM {line} AS w WHERE w.name = %(name)s AND %(ahead)s
+            LIMIT greatest(%(permits)s - h.taken, 0)) AS w"""
+_AHEAD = f"w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> ALL (a.before) AND {_ALIVE}"
+_COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "permits", "take")
+_OF_ASKED, _OF_GIVEN = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
 # Many of many names. Of each name the first of them, as many as there are enough for beside what is kept for those in
 # line, or none when another grant came in between. Who leaves the line, and who is told, as in POOL_GRANT. Refused is
 # who does not wait, where it is plain that too little is left. What is unclear is left for a closer look.
 POOL_TAKE = f"""\
 WITH asked AS (
-    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, waits, i)
+    SELECT *, sum(take) OVER o AS upto,  -- and who of them is in line, itself included
+        coalesce(array_agg(claim_id) FILTER (WHERE ticket IS NOT NULL) OVER o, '{{{{}}}}') AS before
+    FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, waits, i)
+    WINDOW o AS (PARTITION BY name ORDER BY i)
 ), heads AS MATERIALIZED (
     SELECT p.name, p.permits, p.fencing_token AS token, h.taken, h.holders, h.last
-    FROM (SELECT name, min(permits) AS permits FROM asked GROUP BY name HAVING min(permits) = max(permits)) AS n
+    FROM (
+        SELECT name, min(permits) AS permits, array_agg(claim_id) AS claims FROM asked
+        GROUP BY name HAVING min(permits) = max(permits)) AS n
     JOIN {{pool}} AS p ON p.name = n.name AND p.permits = n.permits
     CROSS JOIN LATERAL (
-        {_HELD % {"name": "p.name", "mine": _MINE}}
+        {_HELD % {"name": "p.name", "mine": "l.claim_id = ANY (n.claims)"}}
     ) AS h
     WHERE NOT h.unclear
 ), wanted AS MATERIALIZED (
-    SELECT a.*, h.token, h.taken, h.holders, h.last, k.kept,
-        sum(a.take) OVER o AS upto, bool_and(h.taken + u.upto + k.kept <= a.permits) OVER o AS fits
+    SELECT a.*, h.token, h.taken, h.holders, h.last,
+        bool_and(h.taken + a.upto + k.kept <= a.permits) OVER (PARTITION BY a.name ORDER BY a.i) AS fits
     FROM asked AS a JOIN heads AS h ON h.name = a.name
-    CROSS JOIN LATERAL (SELECT sum(b.take) AS upto FROM asked AS b WHERE b.name = a.name AND b.i <= a.i) AS u
     CROSS JOIN LATERAL (
-        SELECT coalesce(sum(w.take), 0) AS kept FROM (
-            SELECT w.take FROM {{line}} AS w
-            WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET})
-              AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
-              AND NOT EXISTS (
-                  SELECT FROM asked AS b WHERE b.name = w.name AND b.claim_id = w.claim_id AND b.i <= a.i)
-            LIMIT greatest(h.permits - h.taken, 0)) AS w  -- each takes one at least
+        {_KEPT % {**_OF_ASKED, "ahead": _AHEAD, "alive": _ALIVE}}
     ) AS k
-    WINDOW o AS (PARTITION BY a.name ORDER BY a.i)
 ), seen AS MATERIALIZED (
     SELECT f.*, CASE WHEN f.nth > f.last - f.holders THEN f.holders + f.nth ELSE (
             SELECT l.slot FROM {{lease}} AS l
@@ -66,20 +72,19 @@ WITH asked AS (
 ), raised AS (
     UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + s.number
     FROM (
-        SELECT name, token, permits, count(*) AS number, sum(take) AS takes FROM seen
+        SELECT name, token, permits, count(*) AS number, sum(take) AS takes, array_agg(claim_id) AS claims FROM seen
         GROUP BY name, token, permits HAVING count(slot) = count(*)) AS s
     WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits
-    RETURNING s.name, s.takes
+    RETURNING s.name, s.takes, s.claims
 ), given AS (
     SELECT s.*, s.token + s.nth AS fencing_token FROM seen AS s JOIN raised AS r ON r.name = s.name
 ), granted AS (
-    {_PUT.format(given="given", **_GIVEN)}
+    {_PUT.format(given="given", **_OF_GIVEN)}
     RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
 ), departed AS (
     DELETE FROM {{line}} AS w USING raised AS r
     WHERE w.name = r.name
-      AND (w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s'
-           OR w.claim_id IN (SELECT s.claim_id FROM seen AS s WHERE s.name = w.name))
+      AND (w.claim_id = ANY (r.claims) OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
 )
 SELECT s.i, g.fencing_token, g.acquired_at, g.slot, NULL, NULL,
     CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
@@ -88,8 +93,7 @@ JOIN heads AS h ON h.name = g.name JOIN raised AS r ON r.name = g.name
 LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
     WHERE w.name = g.name AND s.nth = 1 AND h.taken + r.takes < h.permits
-      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
-      AND NOT EXISTS (SELECT FROM seen AS b WHERE b.name = w.name AND b.claim_id = w.claim_id)
+      AND {_ALIVE} AND w.claim_id <> ALL (r.claims)
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 UNION ALL
@@ -106,7 +110,7 @@ CROSS JOIN LATERAL (
 ) AS f
 WHERE NOT w.fits AND NOT w.waits AND w.taken + w.take > w.permits - coalesce(r.takes, 0)
 """
-# The same for a single newcomer where nobody is in line, so that nobody leaves it and nobody is told.
+# The same for a single newcomer, who leaves no line, and tells nobody: whoever gave back has told the first in line.
 _NEW = {
     "mine": "l.claim_id = $2::text",
     "name": "$1::text",
@@ -114,6 +118,7 @@ _NEW = {
     "ttl": "$3::float8",
     "holder": "$4::text",
     "info": "$5::text",
+    "permits": "$6::integer",
     "take": "$7::integer",
 }
 POOL_TAKE_NEW = f"""\
@@ -124,8 +129,10 @@ WITH seen AS MATERIALIZED (
     CROSS JOIN LATERAL (
         {_HELD % _NEW}
     ) AS h
-    WHERE p.name = $1 AND p.permits = $6::integer AND h.taken + $7 <= $6 AND NOT h.unclear
-      AND NOT EXISTS (SELECT FROM {{line}} AS w WHERE w.name = $1)
+    CROSS JOIN LATERAL (
+        {_KEPT % {**_NEW, "ahead": "true", "alive": _ALIVE}}
+    ) AS k
+    WHERE p.name = $1 AND p.permits = $6::integer AND h.taken + k.kept + $7 <= $6 AND NOT h.unclear AND NOT k.leave
 ), raised AS (
     UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
     FROM seen AS s WHERE p.name = $1 AND p.fencing_token = s.token AND p.permits = $6 AND s.slot IS NOT NULL
@@ -211,7 +218,8 @@ WITH asked AS (
         l.claim_id = excluded.claim_id OR (l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token))
     RETURNING l.name, l.slot, l.acquired_at
 ), heads AS (
-    SELECT name, max(permits) AS permits, max(fencing_token) AS fencing_token, bool_and(more) AS more
+    SELECT name, max(permits) AS permits, max(fencing_token) AS fencing_token, bool_and(more) AS more,
+        array_agg(claim_id) AS claims
     FROM asked GROUP BY name
 ), raised AS (
     UPDATE {{pool}} AS p SET permits = h.permits, fencing_token = greatest(p.fencing_token, h.fencing_token)
@@ -224,8 +232,7 @@ WITH asked AS (
 SELECT g.name, g.slot, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
 FROM granted AS g JOIN heads AS h ON h.name = g.name LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND h.more AND NOT EXISTS (
-          SELECT FROM asked AS a WHERE a.name = w.name AND a.claim_id = w.claim_id)
+    WHERE w.name = g.name AND h.more AND w.claim_id <> ALL (h.claims)
       AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
