@@ -16,6 +16,8 @@ of the same name, one transaction for all of them.
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Granted, Held, Mismatch, StoreBusy
@@ -50,12 +52,16 @@ class Pools:
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         """Decide these acquires, in the order of names; of one name each is of another claim."""
-        statements = [_take(rows)]
+        often = {row[0] for row, after in pairwise(rows) if row[0] == after[0]}
+        parts = [[row for row in rows if row[0] not in often], [row for row in rows if row[0] in often]]
+        takes = [(part, statement(part)) for part, statement in zip(parts, (_take, _take_several), strict=True) if part]
+        statements = [statement for _, statement in takes]
         if self._queue_times or len(rows) > 1:
             self._queue_times = max(0, self._queue_times - 1)
             statements.insert(0, ("POOL_QUEUE", (texts(list(dict.fromkeys(row[0] for row in rows))),)))
-        taken = self._connection.run_all(self._texts(statements), deadline)[-1]
-        rest = overtaken = _taken(taken, rows, outcomes)
+        taken = self._connection.run_all(self._texts(statements), deadline)[-len(takes) :]
+        overtaken = [row for (part, _), one in zip(takes, taken, strict=True) for row in _taken(one, part, outcomes)]
+        rest = sorted(overtaken, key=itemgetter(0))
         while rest:
             left: list[Row] = []
             self._connection.transaction(partial(self._decide, rest, outcomes, left, deadline), deadline)
@@ -74,20 +80,24 @@ class Pools:
 
 
 def _take(rows: list[Row]) -> Statement:
-    """What grants where it is plain that there are enough."""
+    """What grants where it is plain that there are enough, one a name."""
     columns, request = acquired(rows), rows[0][2]
     if len(rows) > 1:
-        waits = ["true" if row[2].wake is not None else "false" for row in rows]
-        return "POOL_TAKE", (
-            *columns,
-            numbers([row[2].permits for row in rows]),
-            numbers([row[2].take for row in rows]),
-            ("{" + ",".join(waits) + "}").encode(),
-        )
-    permits = b"%d" % request.permits, b"%d" % request.take
+        return "POOL_TAKE", (*columns, *_permits(rows))
+    verb = "POOL_TAKE_ONE"
     if request.ticket is None:
-        return "POOL_TAKE_NEW", (*columns[:-1], *permits)
-    return "POOL_TAKE_ONE", (*columns, *permits, b"true" if request.wake is not None else b"false")
+        verb, columns = "POOL_TAKE_NEW", columns[:-1]
+    return verb, (*columns, b"%d" % request.permits, b"%d" % request.take)
+
+
+def _take_several(rows: list[Row]) -> Statement:
+    """The same for several a name."""
+    waits = ["true" if row[2].wake is not None else "false" for row in rows]
+    return "POOL_TAKE_SEVERAL", (*acquired(rows), *_permits(rows), ("{" + ",".join(waits) + "}").encode())
+
+
+def _permits(rows: list[Row]) -> tuple[bytes, bytes]:
+    return numbers([row[2].permits for row in rows]), numbers([row[2].take for row in rows])
 
 
 def _taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:

@@ -26,6 +26,45 @@ INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquire
     SET claim_id = excluded.claim_id, holder = excluded.holder, fencing_token = excluded.fencing_token,
         acquired_at = excluded.acquired_at, expires_at = excluded.expires_at, info = excluded.info, take = excluded.take
     WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token"""
+_COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "permits", "take")
+_OF_ASKED, _OF_RAISED = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
+# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
+POOL_TAKE = f"""\
+WITH asked AS (
+    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
+), seen AS MATERIALIZED (
+    SELECT a.*, p.fencing_token AS token, h.taken + a.take < a.permits AS more,
+        {_FREE % _OF_ASKED} AS slot
+    FROM asked AS a
+    JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
+    CROSS JOIN LATERAL (
+        {_HELD % {**_OF_ASKED, "mine": "l.claim_id = a.claim_id"}}
+    ) AS h
+    WHERE h.taken + a.take <= a.permits AND NOT h.unclear
+      AND NOT EXISTS (
+          SELECT FROM {{line}} AS w
+          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
+), raised AS (
+    UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
+    FROM seen AS s
+    WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits AND s.slot IS NOT NULL
+    RETURNING s.*, p.fencing_token
+), granted AS (
+    {_PUT.format(given="raised", **_OF_RAISED)}
+    RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
+), departed AS (
+    DELETE FROM {{line}} AS w USING granted AS g
+    WHERE w.name = g.name
+      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+)
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
+    SELECT w.wake FROM {{line}} AS w
+    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
+      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+    ORDER BY w.ticket LIMIT 1
+) AS n ON true
+"""
 # What is to be left for those in line; no more than there is, as each of them takes one at least. (The dead wait for
 # nothing, and leave with the next grant that sees them; so does who is in line and does not know it.)
 _ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
@@ -35,12 +74,10 @@ SELECT coalesce(sum(w.take), 0) AS kept, coalesce(bool_or(w.claim_id = %(claim_i
             SELECT w.take, w.claim_id, w.seen_at FROM {line} AS w WHERE w.name = %(name)s AND %(ahead)s
             LIMIT greatest(%(permits)s - h.taken, 0)) AS w"""
 _AHEAD = f"w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> ALL (a.before) AND {_ALIVE}"
-_COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "permits", "take")
-_OF_ASKED, _OF_GIVEN = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
-# Many of many names. Of each name the first of them, as many as there are enough for beside what is kept for those in
+# The same for several of each name: the first of them, as many as there are enough for beside what is kept for those in
 # line, or none when another grant came in between. Who leaves the line, and who is told, as in POOL_GRANT. Refused is
 # who does not wait, where it is plain that too little is left. What is unclear is left for a closer look.
-POOL_TAKE = f"""\
+POOL_TAKE_SEVERAL = f"""\
 WITH asked AS (
     SELECT *, sum(take) OVER o AS upto,  -- and who of them is in line, itself included
         coalesce(array_agg(claim_id) FILTER (WHERE ticket IS NOT NULL) OVER o, '{{{{}}}}') AS before
@@ -79,7 +116,7 @@ WITH asked AS (
 ), given AS (
     SELECT s.*, s.token + s.nth AS fencing_token FROM seen AS s JOIN raised AS r ON r.name = s.name
 ), granted AS (
-    {_PUT.format(given="given", **_OF_GIVEN)}
+    {_PUT.format(given="given", **_OF_RAISED)}
     RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
 ), departed AS (
     DELETE FROM {{line}} AS w USING raised AS r
@@ -99,8 +136,11 @@ LEFT JOIN LATERAL (
 UNION ALL
 SELECT w.i, f.fencing_token, f.acquired_at, NULL, f.holder,
     extract(epoch FROM f.expires_at - clock_timestamp())::float8, NULL
-FROM wanted AS w LEFT JOIN raised AS r ON r.name = w.name
-CROSS JOIN LATERAL (
+FROM (
+    SELECT w.*, bool_and(NOT w.waits AND w.taken + w.take > w.permits - coalesce(r.takes, 0)) OVER (
+        PARTITION BY w.name ORDER BY w.i) AS plain  -- and so is what becomes of those before it
+    FROM wanted AS w LEFT JOIN raised AS r ON r.name = w.name WHERE NOT w.fits
+) AS w CROSS JOIN LATERAL (
     SELECT l.fencing_token, l.acquired_at, l.holder, l.expires_at FROM {{lease}} AS l
     WHERE l.name = w.name AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
     UNION ALL
@@ -108,9 +148,9 @@ CROSS JOIN LATERAL (
     FROM given AS g WHERE g.name = w.name
     ORDER BY expires_at LIMIT 1
 ) AS f
-WHERE NOT w.fits AND NOT w.waits AND w.taken + w.take > w.permits - coalesce(r.takes, 0)
+WHERE w.plain
 """
-# The same for a single newcomer, who leaves no line, and tells nobody: whoever gave back has told the first in line.
+# As POOL_TAKE for one newcomer, who leaves no line, and tells nobody: whoever gave back has told the first in line.
 _NEW = {
     "mine": "l.claim_id = $2::text",
     "name": "$1::text",

@@ -84,7 +84,8 @@ END $do$;
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
-    "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer", "boolean"),
+    "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer"),
+    "POOL_TAKE_SEVERAL": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer", "boolean"),
     "RELEASE": ("text", "integer", "text", "bigint"),
     "RELEASE_PINNED": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),

@@ -33,7 +33,7 @@ class Tables:
         for module in (postgres_pools_sql, postgres_renewals_sql):
             self.sql |= {verb: getattr(module, verb).format(**self._names).encode() for verb in module.VERBS}
         for verb in postgres_sql.ASKED:
-            text = postgres_pools_sql.POOL_TAKE if verb == "POOL_TAKE" else getattr(postgres_sql, verb)
+            text = getattr(postgres_pools_sql if verb.startswith("POOL_") else postgres_sql, verb)
             many = postgres_sql.folded(verb, text).format(asked=postgres_sql.many(verb), **self._names)
             self.sql[verb] = many.encode()
             self.sql[verb + "_ONE"] = text.format(asked=postgres_sql.one(verb), **self._names).encode()
