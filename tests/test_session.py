@@ -269,10 +269,10 @@ def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatc
         lease.release()
 
 
-def test_a_release_beside_the_acquire_that_is_refused_makes_it_ask_again(
+def test_a_release_that_travels_with_the_acquire_behind_which_it_was_queued_goes_first(
     between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiter may travel in one call with the release it waits for, before it: then it asks once more."""
+    """A waiter may travel in one call with the release it waits for, which came later: it is granted by that call."""
     monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 30.0)
     monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 30.0)
     watch = Signal()
@@ -297,7 +297,7 @@ def test_a_release_beside_the_acquire_that_is_refused_makes_it_ask_again(
         session.lane._releases_only = True  # as after a call of releases alone
         holdup.go_on()
         assert released.result(10)
-        assert [Acquire, Release] in [[type(request) for request in call] for call in between.calls]
+        assert [Release, Acquire] in [[type(request) for request in call] for call in between.calls]
         for granted in (second, busy):
             lease = granted.result(10)
             assert lease is not None

@@ -38,7 +38,7 @@ class Along:
         """A lease was given back here. Its release is queued; if ``first`` is, too, another one can go along."""
         if not first.terms.permits or not first.in_lane:
             return
-        if first.t0 is not None:
+        if first.under_way:  # if it is refused, and had no place at the store yet, who is queued now would pass it
             self._room[first.line] = self._room.get(first.line, 0) + 1
         else:
             self._bring(first, behind, 1)

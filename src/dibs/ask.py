@@ -29,6 +29,8 @@ class Ask:
     settled = False
     #: Queued, or in the batch under way.
     in_lane = False
+    #: Of these the latter: what is queued now goes out after it.
+    under_way = False
     #: Why an attempt has been repeated.
     trouble: Exception | None = None
     #: Nobody wants the answer any more: it is not sent (again).

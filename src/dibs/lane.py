@@ -124,6 +124,7 @@ class Lane:
             self._others += 1
         # In this order: a Ctrl-C in between may lead to its being asked twice, but not to its being forgotten.
         self._queue.append(ask)
+        ask.under_way = False
         ask.in_lane = True
 
     def full(self) -> bool:
@@ -290,11 +291,13 @@ class Lane:
 
         An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
         go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
-        acquires then share. What is taken is in the batch before it leaves the queue, so that a Ctrl-C in between loses
-        nothing.
+        acquires then share. There everything goes, again the releases first, so that nobody is refused what comes free
+        a moment later, and then passed. What is taken is in the batch before it leaves the queue, so that a Ctrl-C
+        in between loses nothing.
         """
         queue = self._queue
         if len(queue) == 1:
+            queue[0].under_way = True
             self._batch = queue
             self._queue = []
             self._others = 0
@@ -304,13 +307,17 @@ class Lane:
             kind = queue[0].kind
             size = _together(queue)
         batch = queue[:size]
-        releases = [] if self._releases_only else [ask for ask in batch if type(ask.request) is Release]
-        self._releases_only = bool(releases) and len(releases) < len(batch)
+        releases = [ask for ask in batch if type(ask.request) is Release]
+        mixed = bool(releases) and len(releases) < len(batch)
+        self._releases_only = mixed and not self._releases_only
+        for ask in releases if self._releases_only else batch:
+            ask.under_way = True
+        others = [ask for ask in batch if type(ask.request) is not Release] if mixed else []
         if self._releases_only:
             self._batch = releases
-            queue[:size] = [ask for ask in batch if type(ask.request) is not Release]
+            queue[:size] = others
         else:
-            self._batch = batch
+            self._batch = [*releases, *others] if mixed else batch
             del queue[:size]
             if kind != LEASES:
                 self._others -= len(batch)
