@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 import dibs
 from dibs.along import ALONG_MAX
 from dibs.store import Acquire, Granted, Held
+from dibs.testing.client_bench import until
 from tests.between import Between, Holdup
 
 TOGETHER = ["memory", "sqlite", "postgres", "mysql", "redis"]
@@ -65,7 +66,7 @@ def test_many_readers_enter_in_few_calls(between: Between) -> None:
             leases = await all_at_once(50, lambda: client.rwlock("read").read())
             assert len(acquires(between)) <= 25, acquires(between)
             writer = asyncio.create_task(client.rwlock("read").write().acquire())
-            await asyncio.sleep(0.05)
+            await until(lambda: waiting(client, "read"), "the writer waits")
             assert not writer.done()
             await asyncio.gather(*[lease.release() for lease in leases])
             lease = await asyncio.wait_for(writer, 10)
@@ -90,7 +91,7 @@ def test_what_is_given_back_together_is_asked_for_together(between: Between) -> 
                 return lease
 
             waiters = [asyncio.create_task(wait(number)) for number in range(30)]
-            await until(lambda: waiting(client, "ten"))
+            await until(lambda: waiting(client, "ten"), "somebody waits")
             for _ in range(3):
                 between.calls.clear()
                 await asyncio.gather(*[lease.release() for lease in before])
@@ -114,14 +115,13 @@ def test_who_goes_along_for_nothing_is_unknown_to_the_store(between: Between) ->
             async def once() -> None:
                 async with client.semaphore("two", 2) as lease:
                     tokens.append(lease.fencing_token)
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0)
 
             tasks = [asyncio.create_task(once()) for _ in range(20)]
             seen = set()
             while not all(task.done() for task in tasks):
                 record = await other.holder("two")
                 seen.add(0 if record is None else record.waiting)
-                await asyncio.sleep(0.002)
             await asyncio.gather(*tasks)
             assert seen <= {0, 1}
             assert max(acquires(between)) <= 2  # no more than there are
@@ -147,13 +147,18 @@ def test_a_smaller_wish_does_not_pass_a_larger_one(between: Between) -> None:
                 async with client.semaphore("sizes", 6, weight=take) as lease:
                     tokens.append(lease.fencing_token)
                     order.append(take)
-                    await asyncio.sleep(0.1)
+                    await go_on.wait()
 
             order: list[int] = []
+            go_on = asyncio.Event()
             tasks = [asyncio.create_task(once(take)) for take in takes]
-            await until(lambda: waiting(client, "sizes"))
+            await until(lambda: waiting(client, "sizes"), "somebody waits")
             assert first is not None
             await first.release()
+            await until(
+                lambda: waiting(client, "sizes", len(order) >= 4), "the larger one waits, for which two are left"
+            )
+            go_on.set()
             await asyncio.gather(*tasks)
             assert order == takes
             assert tokens == sorted(set(tokens))
@@ -178,7 +183,7 @@ def test_who_is_cancelled_on_the_way_leaves_nothing(between: Between, when: str)
             got = await asyncio.gather(*tasks, return_exceptions=True)
             leases = [lease for lease in got if isinstance(lease, dibs.AsyncLease)]
             assert len(leases) >= 20
-            await until(lambda: _as_many(client, "half", len(leases)))
+            await until(lambda: _as_many(client, "half", len(leases)), "the others are given back")
             await asyncio.gather(*[lease.release() for lease in leases])
             assert await client.leases("half") == []
 
@@ -186,7 +191,7 @@ def test_who_is_cancelled_on_the_way_leaves_nothing(between: Between, when: str)
 
 
 def test_threads_go_along_too(between: Between) -> None:
-    """Forty threads, ten permits: never more than ten at once, each slot with one, and far fewer calls than grants."""
+    """Forty threads, ten permits: never more than ten at once, each slot with one, and nothing left of them."""
     with between.client(ttl=60) as client:
         inside: set[int] = set()
         mutex = threading.Lock()
@@ -319,19 +324,11 @@ def test_who_had_left_the_line_before_a_ctrl_c_takes_the_last_place() -> None:
         session.withdraw(ask)
 
 
-async def waiting(client: dibs.AsyncClient, name: str) -> bool:
+async def waiting(client: dibs.AsyncClient, name: str, already: bool = True) -> bool:
+    """Whether somebody stands in line for the name at the store, and what is to be so was so before that was seen."""
     record = await client.holder(name)
-    return record is not None and record.waiting > 0
+    return already and record is not None and record.waiting > 0
 
 
 async def _as_many(client: dibs.AsyncClient, name: str, number: int) -> bool:
     return len(await client.leases(name)) == number
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what other connections bring about."""
-    for _ in range(1000):
-        if await condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("in vain")

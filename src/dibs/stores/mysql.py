@@ -63,6 +63,7 @@ from dibs.stores.mysql_values import (
     literal,
     optional,
     parts,
+    quoted,
     us,
 )
 from dibs.stores.mysql_watch import MySQLWatch
@@ -393,7 +394,7 @@ class MySQLStore:
         while kept:  # once, unless several slots of one name are kept
             firsts = {r.name: r for r in reversed(kept)}
             these, kept = [r for r in kept if firsts[r.name] is r], [r for r in kept if firsts[r.name] is not r]
-            names = [f"x'{hexed(r.name)}'" for r in these]
+            names = [quoted(r.name) for r in these]
             infos, lasting = [literal(r.info) for r in these], [str(us(r.keep)) for r in these]
             values = by_key(names, infos), by_key(names, lasting), *listed(these)
             self._connection.write(self._sql["KEEP"], values, deadline)

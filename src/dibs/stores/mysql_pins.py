@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_values import hexed, keys
+from dibs.stores.mysql_values import hexed, keys, quoted_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +50,7 @@ class Pins:
 
         A row of a lease in force is left alone, although nobody has locked it: its holder's transaction is about to.
         """
-        listed = ",".join(f"x'{hexed(name)}'" for name in sorted(names))
+        listed = quoted_all(sorted(names))
         return self._drop_over(execute(self._unlocked_of % listed).rows, execute)
 
     def drop_rest(self, execute: Execute) -> set[str]:

@@ -350,7 +350,7 @@ class _Columns:
         self.names = [quoted(request.name) for request, _ in grants]
         self.slots = [f"{quoted(request.name)},{grant.slot}" for request, grant in grants]
         self.keys = [f"({slot})" for slot in self.slots]
-        self.claims = [f"x'{hexed(request.claim_id)}'" for request, _ in grants]
+        self.claims = [quoted(request.claim_id) for request, _ in grants]
         self.holders = [literal(request.holder) for request, _ in grants]
         self.infos = [literal(request.info) for request, _ in grants]
         self.takes = [str(grant.take) for _, grant in grants]

@@ -18,7 +18,7 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Granted
 from dibs.stores.mysql_sql import EPOCH, NOW
-from dibs.stores.mysql_values import hexed, literal, us
+from dibs.stores.mysql_values import hexed, literal, quoted_all, us
 from dibs.stores.permits import Grant
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Plain:
 
     def tallies(self, requests: list[Acquire], execute: Execute) -> dict[str, Tally]:
         """Of the names of these requests those that are plain to see."""
-        names = ",".join([f"x'{hexed(request.name)}'" for request in requests])
-        claims = ",".join([f"x'{hexed(request.claim_id)}'" for request in requests])
+        names = quoted_all(request.name for request in requests)
+        claims = quoted_all(request.claim_id for request in requests)
         rows: Sequence[tuple[Any, ...]] = execute(self._tally % (names, claims)).rows
         return {
             name.decode(): Tally(int(permits), int(token), int(slots), int(taken), None if free is None else int(free))

@@ -53,6 +53,7 @@ def keys(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def quoted(name: str) -> str:
+    """A name, or a claim, as a literal."""
     return f"x'{hexed(name)}'"
 
 
@@ -81,8 +82,8 @@ def claim_of(row: Row) -> str:
 
 def listed(requests: list[Release]) -> tuple[str, str]:
     """The names, and what has to fit in the rows."""
-    names = [f"x'{hexed(r.name)}'" for r in requests]
-    claims = [f"({name},{r.slot:d},x'{hexed(r.claim_id)}')" for name, r in zip(names, requests, strict=True)]
+    names = [quoted(r.name) for r in requests]
+    claims = [f"({name},{r.slot:d},{quoted(r.claim_id)})" for name, r in zip(names, requests, strict=True)]
     return ",".join(names), ",".join(claims)
 
 
@@ -97,8 +98,8 @@ def acquires(rows: list[Row]) -> str:
 
 def grants(rows: list[Row]) -> tuple[str, ...]:
     """What a grant writes to many rows, for GRANT_MANY. The rows are sorted by name."""
-    names = [f"x'{hexed(name)}'" for name, _, _ in rows]
-    claims = [f"x'{hexed(r.claim_id)}'" for _, _, r in rows]
+    names = [quoted(name) for name, _, _ in rows]
+    claims = [quoted(r.claim_id) for _, _, r in rows]
     return (
         by_key(names, claims),
         by_key(names, [literal(r.holder) for _, _, r in rows]),
