@@ -1161,6 +1161,31 @@ def test_a_watch_whose_login_ended_is_watched_again(guarded: EtcdServer) -> None
         store.close()
 
 
+def test_what_was_compacted_is_told_of(etcd: EtcdServer) -> None:
+    """It may be gone: whoever waits is to look at once. What else is watched in the same stream goes on."""
+    layout, url = Layout("compacted/"), etcd.url(options="prefix=compacted/")
+    store = locate(url)[0].open()
+    watch = store.watch("w", soon())
+    assert isinstance(watch, EtcdWatch)
+
+    def granted(name: str) -> int:
+        (outcome,) = store.act([Acquire(name, "c-1", 30, "h")], soon())
+        assert isinstance(outcome, Granted)
+        return outcome.fencing_token
+
+    try:
+        old, _, last = granted("default:old"), granted("default:new"), granted("default:last")
+        etcd.ask("kv/compaction", {"revision": str(last)})
+        watch.follow("default:old", layout.claim("default:old", "c-1"), old)
+        watch.follow("default:new", layout.claim("default:new", "c-1"), last)
+        eventually(lambda: "default:old" in watch.changed([]))
+        assert store.act([Release("default:new", "c-1")], soon()) == [RELEASED]
+        eventually(lambda: "default:new" in watch.changed([]))
+    finally:
+        watch.close()
+        store.close()
+
+
 def test_a_login_that_is_void_for_a_part_of_a_flight(certificates: Path) -> None:
     """Tokens of the kind jwt are void when any user was changed, yet keep leases alive: that is no wrong login.
 

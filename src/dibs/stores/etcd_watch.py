@@ -189,9 +189,11 @@ class _Stream:
         whole, _, self._line = (self._line + text).rpartition(b"\n")
         for message in lines_of(whole):
             result = message["result"]
-            followed = self.followed.pop(int(result["watch_id"]), None) if result.get("events") else None
+            # What happened before a compaction is told no more: the key may be gone.
+            changed = result.get("events") or result.get("compact_revision")
+            followed = self.followed.pop(int(result["watch_id"]), None) if changed else None
             if followed is not None:
                 yield followed
-            over = over or result.get("canceled", False)
+            over = over or (result.get("canceled", False) and not changed)
         if over:
             raise ValueError("the stream is over")
