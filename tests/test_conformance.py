@@ -1,5 +1,7 @@
 """The conformance suite on every store, through every face. What a store promises is written in `dibs.testing`."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import count
@@ -75,3 +77,11 @@ def test_a_broken_promise_is_named(sqlite_url: str) -> None:
 
     with pytest.raises(AssertionError, match=r"(?s)grant_then_held \(store, on sqlite:.*breaks P1\. .*But: outcomes"):
         check_store(address._replace(open=forgetful), only=["grant_then_held"])  # type: ignore[arg-type]
+
+
+def test_a_python_without_assertions_proves_nothing(sqlite_url: str) -> None:
+    """Under `python -O` every case would pass: the suite says so instead."""
+    code = f"from dibs.testing import check_store; check_store({sqlite_url!r}, only=['grant_then_held'])"
+    ran = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "RuntimeError: the conformance suite checks with assert" in ran.stderr

@@ -103,6 +103,11 @@ class Run(NamedTuple):
         claims: makes a client's claims on the items of a source, with the options of ``client.claims``, in the cases
         that hold ``anywhere``.
         """
+        if not __debug__:
+            raise RuntimeError(
+                "the conformance suite checks with assert, which this Python leaves out: run it without -O and "
+                "without PYTHONOPTIMIZE"
+            )
         try:
             if not self.case.promised(address.capabilities):
                 return False
@@ -145,9 +150,9 @@ def check_store(where: str | StoreAddress | Callable[[], StoreAddress], *, only:
     where: a URL, a ``StoreAddress``, or a function that returns one. The store may be in use and keeps everything in
     it. only: names of cases; by default all that the store's ``capabilities`` promise.
 
-    Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen. Needs some
-    minutes, and must not be called from a coroutine. (``dibs.testing.conformance.runs()`` gives the cases one by
-    one, for a test framework: ``run.on(address)``.)
+    Raises AssertionError for the first case that fails: it names the case, the promise, and what was seen; RuntimeError
+    where ``python -O`` left the assertions out. Needs some minutes, and must not be called from a coroutine.
+    (``dibs.testing.conformance.runs()`` gives the cases one by one, for a test framework: ``run.on(address)``.)
     """
     if isinstance(where, str):
         address, _ = locate(where)
