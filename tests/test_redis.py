@@ -29,7 +29,7 @@ from dibs.store import (
     Store,
     Transfer,
 )
-from dibs.stores.redis_wire import refusal
+from dibs.stores.redis_wire import refusal, refused_with
 from dibs.testing import check_store
 from dibs.testing.case import within
 from tests import test_store_machine as machine
@@ -823,6 +823,19 @@ def test_a_command_of_a_script_that_the_login_may_not_use(own_redis: RedisServer
 def test_the_code_of_an_error_of_a_script(line: bytes, code: str) -> None:
     """Redis 6 puts words of its own before the error of a command in a script."""
     assert refusal(line).code == code
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (redis_py.ResponseError("DB index is out of range"), "ERR"),
+        (redis_py.ResponseError("BUSY Redis is busy running a script"), "BUSY"),
+        (redis_py.ReadOnlyError("You can't write against a read only replica"), "READONLY"),
+    ],
+)
+def test_a_driver_that_takes_the_code_away(error: redis_py.RedisError, code: str) -> None:
+    """redis-py 5.2 tells some errors without their first word."""
+    assert refused_with(error).code == code
 
 
 def test_a_url_without_the_password_is_told_so(redis: RedisServer) -> None:

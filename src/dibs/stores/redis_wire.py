@@ -304,7 +304,7 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
     except redis.InvalidResponse as error:
         raise SetupRequired(f"{where}: that is no Redis, or it wants TLS (rediss://): {error}") from error
     except redis.RedisError as error:
-        answer = _refused_with(error)
+        answer = refused_with(error)
         if answer.code in ("ERR", ""):
             said = answer.text.rstrip(".")
             raise SetupRequired(f"{where}: {said}. Check user, password and database in the URL") from error
@@ -314,8 +314,10 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
     return Wire(connection, where)
 
 
-def _refused_with(error: redis.RedisError) -> Refusal:
+def refused_with(error: redis.RedisError) -> Refusal:
     code = getattr(error, "status_code", None) or next((code for kind, code in CODES if isinstance(error, kind)), None)
+    if code is None and str(error).startswith("DB index"):
+        code = "ERR"  # which older versions of redis-py take away, and DB is no code
     return refusal(str(error).encode()) if code is None else Refusal(code, f"{code} {error}")
 
 
