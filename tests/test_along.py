@@ -106,7 +106,7 @@ def test_what_is_given_back_together_is_asked_for_together(between: Between) -> 
             for _ in range(3):
                 async with held_up(between, client):
                     releases = asyncio.gather(*[lease.release() for lease in before])
-                    await until(lambda: _queued(client, Release, 10), "ten releases wait for the call under way")
+                    await until(lambda: _all_released(client, 10), "ten releases wait for the call under way")
                     between.calls.clear()
                 await releases
                 before = await asyncio.gather(*waiters[:10])
@@ -129,7 +129,7 @@ def test_who_goes_along_for_nothing_is_unknown_to_the_store(between: Between) ->
             async def once() -> None:
                 async with client.semaphore("two", 2) as lease:
                     tokens.append(lease.fencing_token)
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # the others run while it is held
 
             tasks = [asyncio.create_task(once()) for _ in range(20)]
             seen = set()
@@ -189,10 +189,10 @@ def test_who_is_cancelled_on_the_way_leaves_nothing(between: Between, when: str)
             holdup = Holdup(lambda requests: sum(isinstance(one, Acquire) for one in requests) > 3)
             setattr(between, when, holdup)
             tasks = [asyncio.create_task(client.semaphore("half", 40).acquire()) for _ in range(40)]
-            await asyncio.get_running_loop().run_in_executor(None, holdup.reached.wait, 10)
+            await _reached(holdup)
             for task in tasks[::2]:
                 task.cancel()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # each is told so before the store goes on
             holdup.go_on()
             got = await asyncio.gather(*tasks, return_exceptions=True)
             leases = [lease for lease in got if isinstance(lease, dibs.AsyncLease)]
@@ -349,18 +349,24 @@ async def held_up(between: Between, client: dibs.AsyncClient) -> AsyncIterator[N
     """A call is under way until the end of the block, so that what is asked for in it waits together."""
     holdup = between.before = Holdup(lambda requests: any(one.name.endswith("aside") for one in requests))
     aside = asyncio.create_task(client.lock("aside").acquire())
-    await asyncio.get_running_loop().run_in_executor(None, holdup.reached.wait, 10)
-    yield
-    holdup.go_on()
+    try:
+        await _reached(holdup)
+        yield
+    finally:
+        holdup.go_on()
     between.before = lambda requests: None
     lease = await aside
     assert lease is not None
     await lease.release()
 
 
-async def _queued(client: dibs.AsyncClient, kind: type, number: int) -> bool:
-    """Whether so many requests of a kind wait for the call that is under way."""
-    return sum(isinstance(ask.request, kind) for ask in client._desk.session().lane._queue) == number
+async def _reached(holdup: Holdup) -> None:
+    assert await asyncio.get_running_loop().run_in_executor(None, holdup.reached.wait, 10), "no such call came"
+
+
+async def _all_released(client: dibs.AsyncClient, number: int) -> bool:
+    """Whether so many releases wait for the call that is under way."""
+    return sum(isinstance(ask.request, Release) for ask in client._desk.session().lane._queue) == number
 
 
 async def _as_many(client: dibs.AsyncClient, name: str, number: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dibs.store import LAST_TICKET, LINE_GRACE_S
 from dibs.stores.postgres_sql import OVER, UNPINNED
 
+# Of whoever is in line: it still asks.
+_ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
 # What the slots of a name amount to, and the first that is free. Where all up to the last that is held are held, it is
 # the next, whether it has a row or not. (Between them it may have none, after a purge, which is left unclear.)
 _HELD = """\
@@ -61,13 +63,12 @@ SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL
 FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
     WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
-      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+      AND {_ALIVE}
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """
 # What is to be left for those in line; no more than there is, as each of them takes one at least. (The dead wait for
 # nothing, and leave with the next grant that sees them; so does who is in line and does not know it.)
-_ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
 _KEPT = """\
 SELECT coalesce(sum(w.take), 0) AS kept, coalesce(bool_or(w.claim_id = %(claim_id)s OR NOT %(alive)s), false) AS leave
         FROM (
@@ -273,7 +274,7 @@ SELECT g.name, g.slot, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notif
 FROM granted AS g JOIN heads AS h ON h.name = g.name LEFT JOIN LATERAL (
     SELECT w.wake FROM {{line}} AS w
     WHERE w.name = g.name AND h.more AND w.claim_id <> ALL (h.claims)
-      AND w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'
+      AND {_ALIVE}
     ORDER BY w.ticket LIMIT 1
 ) AS n ON true
 """

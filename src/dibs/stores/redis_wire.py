@@ -315,9 +315,10 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
 
 
 def refused_with(error: redis.RedisError) -> Refusal:
+    """What the server said while redis-py logged in, with the code that redis-py may have taken away."""
     code = getattr(error, "status_code", None) or next((code for kind, code in CODES if isinstance(error, kind)), None)
     if code is None and str(error).startswith("DB index"):
-        code = "ERR"  # which older versions of redis-py take away, and DB is no code
+        code = "ERR"  # as 5.2 tells it, and DB is no code
     return refusal(str(error).encode()) if code is None else Refusal(code, f"{code} {error}")
 
 
