@@ -245,10 +245,11 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.permits",
         "dibs.stores.postgres_wire",
     },
-    "dibs.stores.postgres_pools_sql": {"dibs.store", "dibs.stores.postgres_sql"},
+    "dibs.stores.postgres_line_sql": {"dibs.store"},
+    "dibs.stores.postgres_pools_sql": {"dibs.store", "dibs.stores.postgres_line_sql", "dibs.stores.postgres_sql"},
     "dibs.stores.postgres_query": {"dibs.queries"},
     "dibs.stores.postgres_renewals_sql": set(),
-    "dibs.stores.postgres_sql": {"dibs.store"},
+    "dibs.stores.postgres_sql": {"dibs.store", "dibs.stores.postgres_line_sql"},
     "dibs.stores.postgres_tables": {
         "dibs.stores",
         "dibs.stores.identifiers",

@@ -882,7 +882,7 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
 
     def work() -> None:
         try:
-            stopped.act([asked("stuck", "claim-1", 1)], deadline(1.0))
+            stopped.act([asked("stuck", "claim-1", 2)], deadline(1.0))  # another number of permits needs a close look
         except StoreUnavailable as error:
             failed.append(error)
 

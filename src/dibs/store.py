@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # longer than the slowest poll of a waiter (dibs.waiting.POLL_MAX_S), so whoever is alive asks within it; a dead waiter
 # delays the line by this plus the time of one request, under the promised 2 s.
 LINE_GRACE_S = 1.2
+# A release, or a grant that leaves permits, tells so many in line at most; whoever of them is granted tells more.
+TOLD_MAX = 64
 # The ticket of somebody who did not line up: behind everybody.
 LAST_TICKET = 2**63 - 1
 # The ticket of a waiter that was never told its ticket: its place is found by its claim. (Real ones begin with 1.)

@@ -43,6 +43,7 @@ from dibs.stores.postgres_pools import Pools
 from dibs.stores.postgres_tables import Tables
 from dibs.stores.postgres_watch import PostgresWatch, job_channel
 from dibs.stores.postgres_wire import (
+    TRUE,
     acquired,
     acquired_many,
     elements,
@@ -90,7 +91,6 @@ CAPABILITIES = Capabilities(
     observe=True,
 )
 OPTIONS = postgres_address.OPTIONS
-_TRUE = b"\x01"
 # Why a lease is not renewed.
 LEASE_LOCKED = "a transaction that is still open has locked its row in dibs's table"
 
@@ -180,8 +180,8 @@ class PostgresStore:
                     text(get(r, 2)),
                     integer(found),
                     instant(get(r, 4)),
-                    get(r, 5) == _TRUE,
-                    get(r, 6) == _TRUE,
+                    get(r, 5) == TRUE,
+                    get(r, 6) == TRUE,
                     float8(get(r, 7)),
                     tickets.get(place) if ticket is None else integer(ticket),
                 )

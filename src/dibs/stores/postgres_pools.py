@@ -1,16 +1,15 @@
-"""Permits on PostgreSQL: one statement where it is plain that there are enough, else a transaction that looks closely.
+"""Permits on PostgreSQL: one statement where it is plain what becomes of a claim, else a close look in a transaction.
 
 A lock is decided by one conditional write. Whether a semaphore has a permit left takes a look at everybody who holds
-one. ``POOL_TAKE`` looks in its snapshot, and grants only if no other grant came in between, which the name's row in the
-pool table tells: every grant raises its token. Meanwhile permits can only have been given back. Who is not granted so
-(nothing left, others in line before it, a lease that seems over, another number of permits …) goes the long way: a
+one. ``POOL_TAKE`` looks in its snapshot, and grants newcomers where nobody waits; but only if no other grant came in
+between, which the name's row in the pool table tells: every grant raises its token. Meanwhile permits can only have
+been given back. ``POOL_DECIDE`` does the same for all that is asked of a name; it looks at the line, and refuses too,
+so that a name which many processes want is not locked while a client reads and writes. Whom it leaves (a lease seems
+over, the claim holds already, another number of permits, another grant came in between …) goes the long way: a
 transaction locks the name's row, in the order of names, before it looks and decides.
 
-Those who take at the same moment would all but one look in vain. So where somebody has been overtaken, an advisory lock
-that is taken in the same round trip (``POOL_QUEUE``) puts them one after the other.
-
-Several takes of one name in a call are one look and one write, too; who goes the long way goes it together with those
-of the same name, one transaction for all of them.
+Those who take at the same moment would all but one look in vain. So where somebody has been overtaken, or looks closely
+anyway, an advisory lock that is taken in the same round trip (``POOL_QUEUE``) puts them one after the other.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from itertools import pairwise
 from operator import itemgetter
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
-from dibs.store import Granted, Held, Mismatch, StoreBusy
+from dibs.store import TOLD_MAX, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide_all
-from dibs.stores.postgres_wire import acquired, float8, instant, integer, numbers, text, texts
+from dibs.stores.postgres_wire import TRUE, acquired, acquired_many, float8, instant, integer, numbers, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +40,12 @@ if TYPE_CHECKING:
 # Who was overtaken by another's grant asks so many times behind whoever asks at the same moment, before it tries again
 # without: to wait for each other costs less than to look in vain, but a tenth of a take that nobody disturbs.
 QUEUE_TIMES = 100
+# Who was refused asks so many times for that name with the statement that can also refuse, and line up.
+CLOSE_TIMES = 100
+# So many names are remembered for that.
+CLOSE_NAMES_MAX = 1000
+# That statement joins all rows with each other. Of more names it is slower than the long way, which is one for all.
+DECIDED_MAX = 50
 
 
 class Pools:
@@ -49,25 +54,58 @@ class Pools:
     def __init__(self, connection: Connection, sql: dict[str, bytes]) -> None:
         self._connection, self._sql = connection, sql
         self._queue_times = 0
+        #: How many times a name is still to be asked for with the statement that can refuse.
+        self._close_times: dict[str, int] = {}
 
     def acquire(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
         """Decide these acquires, in the order of names; of one name each is of another claim."""
-        often = {row[0] for row, after in pairwise(rows) if row[0] == after[0]}
-        parts = [[row for row in rows if row[0] not in often], [row for row in rows if row[0] in often]]
-        takes = [(part, statement(part)) for part, statement in zip(parts, (_take, _take_several), strict=True) if part]
-        statements = [statement for _, statement in takes]
-        if self._queue_times or len(rows) > 1:
-            self._queue_times = max(0, self._queue_times - 1)
-            statements.insert(0, ("POOL_QUEUE", (texts(list(dict.fromkeys(row[0] for row in rows))),)))
-        taken = self._connection.run_all(self._texts(statements), deadline)[-len(takes) :]
-        overtaken = [row for (part, _), one in zip(takes, taken, strict=True) for row in _taken(one, part, outcomes)]
+        close = self._wanted(rows)
+        new, known = [row for row in rows if row[0] not in close], [row for row in rows if row[0] in close]
+        refused, overtaken = self._try(new, known, outcomes, deadline)
+        if refused:
+            overtaken += self._try([], refused, outcomes, deadline)[1]
         rest = sorted(overtaken, key=itemgetter(0))
         while rest:
             left: list[Row] = []
             self._connection.transaction(partial(self._decide, rest, outcomes, left, deadline), deadline)
             rest = left
-        if any(type(outcomes[index]) is Granted for _, index, _ in overtaken):
+        if any(type(outcomes[index]) is Granted for _, index, _ in (*refused, *overtaken)):
             self._queue_times = QUEUE_TIMES
+        self._remember(close, {name for name, index, _ in rows if type(outcomes[index]) is Held})
+
+    def _wanted(self, rows: list[Row]) -> set[str]:
+        """The names of which more than newcomers, or more than one, are likely to be asked for."""
+        wanted = {row[0] for row in rows if row[2].ticket is not None}
+        wanted.update(row[0] for row, after in pairwise(rows) if row[0] == after[0])
+        lately = {row[0] for row in rows} & self._close_times.keys() if self._close_times else set()
+        return wanted | lately if len(wanted | lately) <= DECIDED_MAX else wanted
+
+    def _remember(self, close: set[str], held: set[str]) -> None:
+        times = self._close_times
+        if len(times) > CLOSE_NAMES_MAX:
+            times.clear()
+        for name in close & times.keys():
+            times[name] -= 1
+            if not times[name]:
+                del times[name]
+        times.update(dict.fromkeys(held, CLOSE_TIMES))
+
+    def _try(
+        self, new: list[Row], known: list[Row], outcomes: list[Any], deadline: Deadline
+    ) -> tuple[list[Row], list[Row]]:
+        """Decide in one round trip what is plain; return of the newcomers, and of the others, what is not."""
+        few = len({row[0] for row in known}) <= DECIDED_MAX
+        sent = [(part, make) for part, make in ((new, _take), (known if few else [], _decide)) if part]
+        if not sent:
+            return [], known
+        statements = [make(part) for part, make in sent]
+        if self._queue_times or known or len(new) > 1:
+            self._queue_times = max(0, self._queue_times - 1)
+            names = sorted({row[0] for part, _ in sent for row in part})
+            statements.insert(0, ("POOL_QUEUE", (texts(names),)))
+        results = self._connection.run_all(self._texts(statements), deadline)[-len(sent) :]
+        left = [_taken(result, part, outcomes) for (part, _), result in zip(sent, results, strict=True)]
+        return left[0] if new else [], left[-1] if known and few else known
 
     def _decide(self, rows: list[Row], outcomes: list[Any], left: list[Row], deadline: Deadline) -> None:
         def execute(statements: Sequence[Statement]) -> list[PGresult]:
@@ -80,20 +118,21 @@ class Pools:
 
 
 def _take(rows: list[Row]) -> Statement:
-    """What grants where it is plain that there are enough, one a name."""
-    columns, request = acquired(rows), rows[0][2]
+    """What grants newcomers, one a name."""
+    columns, request = acquired(rows)[:-1], rows[0][2]
     if len(rows) > 1:
         return "POOL_TAKE", (*columns, *_permits(rows))
-    verb = "POOL_TAKE_ONE"
-    if request.ticket is None:
-        verb, columns = "POOL_TAKE_NEW", columns[:-1]
-    return verb, (*columns, b"%d" % request.permits, b"%d" % request.take)
+    return "POOL_TAKE_NEW", (*columns, b"%d" % request.permits, b"%d" % request.take)
 
 
-def _take_several(rows: list[Row]) -> Statement:
-    """The same for several a name."""
-    waits = ["true" if row[2].wake is not None else "false" for row in rows]
-    return "POOL_TAKE_SEVERAL", (*acquired(rows), *_permits(rows), ("{" + ",".join(waits) + "}").encode())
+def _decide(rows: list[Row]) -> Statement:
+    """What decides for all that is asked of a name."""
+    wakes = texts([_channel(row[2]) for row in rows])
+    return "POOL_DECIDE", (*acquired_many(rows), *_permits(rows), wakes)
+
+
+def _channel(request: Acquire) -> str | None:
+    return request.wake and "dibs_" + request.wake
 
 
 def _permits(rows: list[Row]) -> tuple[bytes, bytes]:
@@ -110,7 +149,15 @@ def _taken(result: PGresult, rows: list[Row], outcomes: list[Any]) -> list[Row]:
         if slot is not None:
             outcomes[rows[place][1]] = Granted(token, since, integer(slot))
         else:
-            outcomes[rows[place][1]] = Held(text(get(r, 4)), token, since, max(0.0, float8(get(r, 5))))
+            ticket = get(r, 6)
+            outcomes[rows[place][1]] = Held(
+                text(get(r, 4)),
+                token,
+                since,
+                max(0.0, float8(get(r, 5))),
+                None if ticket is None else integer(ticket),
+                get(r, 7) == TRUE,
+            )
     return [row for place, row in enumerate(rows) if place not in decided]
 
 
@@ -166,7 +213,11 @@ def acquire(execute: Execute, rows: list[Row], outcomes: list[Any]) -> list[Row]
     strangers = [name for name in asked if name not in heads]
     if grants:
         get = results[0].get_value
-        since = {(text(get(r, 0)) or "", integer(get(r, 1))): instant(get(r, 2)) for r in range(results[0].ntuples)}
+        since = {
+            (text(get(r, 0)) or "", integer(get(r, 1))): instant(get(r, 2))
+            for r in range(results[0].ntuples)
+            if get(r, 0) is not None
+        }
         for (name, index, _), grant in grants:
             if (name, grant.slot) in since:
                 outcomes[index] = Granted(grant.fencing_token, since[name, grant.slot], grant.slot)
@@ -232,7 +283,7 @@ def _locked(
 
 def _grant(grants: list[tuple[Row, Grant]], permits: dict[str, int]) -> Statement:
     """``permits`` is how many each name has from now on."""
-    left = {row[0]: grant.left for row, grant in grants}  # after the last grant of each
+    room = {row[0]: grant.left for row, grant in grants}  # after the last grant of each
     return (
         "POOL_GRANT",
         (
@@ -245,7 +296,7 @@ def _grant(grants: list[tuple[Row, Grant]], permits: dict[str, int]) -> Statemen
             texts([request.info for (_, _, request), _ in grants]),
             numbers([grant.take for _, grant in grants]),
             numbers([permits[name] for (name, _, _), _ in grants]),
-            ("{" + ",".join("true" if left[name] > 0 else "false" for (name, _, _), _ in grants) + "}").encode(),
+            numbers([min(room[name], TOLD_MAX) for (name, _, _), _ in grants]),
         ),
     )
 
@@ -256,7 +307,7 @@ def _enter(requests: list[Acquire]) -> Statement:
         (
             texts([request.name for request in requests]),
             texts([request.claim_id for request in requests]),
-            texts([request.wake and "dibs_" + request.wake for request in requests]),
+            texts([_channel(request) for request in requests]),
             numbers([request.take for request in requests]),
             numbers([request.ticket for request in requests]),
         ),

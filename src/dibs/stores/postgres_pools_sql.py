@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dibs.store import LAST_TICKET, LINE_GRACE_S
+from dibs.stores.postgres_line_sql import ALIVE, told_of_grant
 from dibs.stores.postgres_sql import OVER, UNPINNED
 
-# Of whoever is in line: it still asks.
-_ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
 # What the slots of a name amount to, and the first that is free. Where all up to the last that is held are held, it is
 # the next, whether it has a row or not. (Between them it may have none, after a purge, which is left unclear.)
 _HELD = """\
@@ -30,12 +29,12 @@ INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquire
     WHERE l.take IS NOT NULL AND l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token"""
 _COLUMNS = ("name", "claim_id", "ttl", "holder", "info", "permits", "take")
 _OF_ASKED, _OF_RAISED = ({column: f"{row}.{column}" for column in _COLUMNS} for row in "ar")
-# Who leaves the line, and who is told, as in POOL_GRANT. What is unclear is left for a closer look.
+# Newcomers to names for which nobody waits, one a name. Whatever else is the case is left for POOL_DECIDE.
 POOL_TAKE = f"""\
 WITH asked AS (
-    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, i)
+    SELECT * FROM {{asked}} AS r (name, claim_id, ttl, holder, info, permits, take, i)
 ), seen AS MATERIALIZED (
-    SELECT a.*, p.fencing_token AS token, h.taken + a.take < a.permits AS more,
+    SELECT a.*, p.fencing_token AS token,
         {_FREE % _OF_ASKED} AS slot
     FROM asked AS a
     JOIN {{pool}} AS p ON p.name = a.name AND p.permits = a.permits
@@ -43,9 +42,7 @@ WITH asked AS (
         {_HELD % {**_OF_ASKED, "mine": "l.claim_id = a.claim_id"}}
     ) AS h
     WHERE h.taken + a.take <= a.permits AND NOT h.unclear
-      AND NOT EXISTS (
-          SELECT FROM {{line}} AS w
-          WHERE w.name = a.name AND w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> a.claim_id)
+      AND NOT EXISTS (SELECT FROM {{line}} AS w WHERE w.name = a.name)
 ), raised AS (
     UPDATE {{pool}} AS p SET fencing_token = p.fencing_token + 1
     FROM seen AS s
@@ -53,19 +50,9 @@ WITH asked AS (
     RETURNING s.*, p.fencing_token
 ), granted AS (
     {_PUT.format(given="raised", **_OF_RAISED)}
-    RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
-), departed AS (
-    DELETE FROM {{line}} AS w USING granted AS g
-    WHERE w.name = g.name
-      AND (w.claim_id = g.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+    RETURNING l.name, l.slot, l.fencing_token, l.acquired_at
 )
-SELECT s.i, g.fencing_token, g.acquired_at, g.slot, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN seen AS s ON s.name = g.name LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND s.more AND w.claim_id <> g.claim_id
-      AND {_ALIVE}
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot FROM granted AS g JOIN seen AS s ON s.name = g.name
 """
 # What is to be left for those in line; no more than there is, as each of them takes one at least. (The dead wait for
 # nothing, and leave with the next grant that sees them; so does who is in line and does not know it.)
@@ -74,15 +61,25 @@ SELECT coalesce(sum(w.take), 0) AS kept, coalesce(bool_or(w.claim_id = %(claim_i
         FROM (
             SELECT w.take, w.claim_id, w.seen_at FROM {line} AS w WHERE w.name = %(name)s AND %(ahead)s
             LIMIT greatest(%(permits)s - h.taken, 0)) AS w"""
-_AHEAD = f"w.ticket < coalesce(a.ticket, {LAST_TICKET}) AND w.claim_id <> ALL (a.before) AND {_ALIVE}"
-# The same for several of each name: the first of them, as many as there are enough for beside what is kept for those in
-# line, or none when another grant came in between. Who leaves the line, and who is told, as in POOL_GRANT. Refused is
-# who does not wait, where it is plain that too little is left. What is unclear is left for a closer look.
-POOL_TAKE_SEVERAL = f"""\
-WITH asked AS (
+_AHEAD = f"w.ticket < a.place AND w.claim_id <> ALL (a.before) AND {ALIVE}"
+# The first of what is asked for of each name, as many as there are enough for beside what is kept for those in line; or
+# none, when another grant came in between. Who leaves the line, and who is told, as in POOL_GRANT. The rest is refused
+# where it is plain that too little is left, and whoever waits enters the line, as in POOL_ENTER. (That is synchronous
+# with a grant only: a place in line that a crash forgets is taken again.) What is unclear is left for a closer look,
+# with everybody after it.
+POOL_DECIDE = f"""\
+WITH placed AS (
+    SELECT r.*, own.ticket AS own, coalesce(least(own.ticket, r.ticket), {LAST_TICKET}) AS place
+    FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, wake, i)
+    LEFT JOIN LATERAL (
+        SELECT w.ticket FROM {{line}} AS w WHERE w.name = r.name AND w.claim_id = r.claim_id AND r.wake IS NOT NULL
+        LIMIT 1
+    ) AS own ON true
+), asked AS (
     SELECT *, sum(take) OVER o AS upto,  -- and who of them is in line, itself included
-        coalesce(array_agg(claim_id) FILTER (WHERE ticket IS NOT NULL) OVER o, '{{{{}}}}') AS before
-    FROM {{asked}} AS r (name, claim_id, ttl, holder, info, ticket, permits, take, waits, i)
+        array_agg(claim_id) FILTER (WHERE wake IS NOT NULL OR ticket IS NOT NULL) OVER o
+            || claim_id AS before
+    FROM placed
     WINDOW o AS (PARTITION BY name ORDER BY i)
 ), heads AS MATERIALIZED (
     SELECT p.name, p.permits, p.fencing_token AS token, h.taken, h.holders, h.last
@@ -95,11 +92,11 @@ WITH asked AS (
     ) AS h
     WHERE NOT h.unclear
 ), wanted AS MATERIALIZED (
-    SELECT a.*, h.token, h.taken, h.holders, h.last,
+    SELECT a.*, h.token, h.taken, h.holders, h.last, k.kept,
         bool_and(h.taken + a.upto + k.kept <= a.permits) OVER (PARTITION BY a.name ORDER BY a.i) AS fits
     FROM asked AS a JOIN heads AS h ON h.name = a.name
     CROSS JOIN LATERAL (
-        {_KEPT % {**_OF_ASKED, "ahead": _AHEAD, "alive": _ALIVE}}
+        {_KEPT % {**_OF_ASKED, "ahead": _AHEAD, "alive": ALIVE}}
     ) AS k
 ), seen AS MATERIALIZED (
     SELECT f.*, CASE WHEN f.nth > f.last - f.holders THEN f.holders + f.nth ELSE (
@@ -113,45 +110,69 @@ WITH asked AS (
         SELECT name, token, permits, count(*) AS number, sum(take) AS takes, array_agg(claim_id) AS claims FROM seen
         GROUP BY name, token, permits HAVING count(slot) = count(*)) AS s
     WHERE p.name = s.name AND p.fencing_token = s.token AND p.permits = s.permits
-    RETURNING s.name, s.takes, s.claims
+    RETURNING s.name, s.takes, s.number, s.claims
 ), given AS (
     SELECT s.*, s.token + s.nth AS fencing_token FROM seen AS s JOIN raised AS r ON r.name = s.name
 ), granted AS (
     {_PUT.format(given="given", **_OF_RAISED)}
     RETURNING l.name, l.claim_id, l.slot, l.fencing_token, l.acquired_at
+), refused AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT w.*, coalesce(r.number, 0) AS number, w.permits - w.taken - coalesce(r.takes, 0) AS room,
+            bool_and(NOT w.fits AND w.taken + coalesce(r.takes, 0) + w.kept + w.take > w.permits) OVER o AS plain,
+            min(w.place) FILTER (WHERE w.wake IS NOT NULL) OVER (
+                o ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS other  -- of those in this call
+        FROM wanted AS w LEFT JOIN raised AS r ON r.name = w.name WHERE NOT w.fits OR r.name IS NULL
+        WINDOW o AS (PARTITION BY w.name ORDER BY w.i)
+    ) AS w WHERE w.plain
+), relaxed AS (
+    SELECT set_config('synchronous_commit', 'off', true) WHERE NOT EXISTS (SELECT FROM raised)
 ), departed AS (
     DELETE FROM {{line}} AS w USING raised AS r
     WHERE w.name = r.name
       AND (w.claim_id = ANY (r.claims) OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
+      AND NOT EXISTS (SELECT FROM refused AS f WHERE f.name = w.name AND f.own = w.ticket)
+    RETURNING w.name, w.ticket
+), there AS (
+    UPDATE {{line}} AS w SET seen_at = clock_timestamp(), take = f.take
+    FROM refused AS f WHERE w.name = f.name AND w.ticket = f.own
+), back AS (
+    INSERT INTO {{line}} (name, ticket, claim_id, wake, seen_at, take)
+    SELECT f.name, f.ticket, f.claim_id, f.wake, clock_timestamp(), f.take
+    FROM refused AS f WHERE f.wake IS NOT NULL AND f.own IS NULL AND f.ticket > 0
+    ON CONFLICT (name, ticket) DO NOTHING
+), entered AS (
+    INSERT INTO {{line}} (name, claim_id, wake, seen_at, take)
+    SELECT f.name, f.claim_id, f.wake, clock_timestamp(), f.take
+    FROM refused AS f WHERE f.wake IS NOT NULL AND f.own IS NULL AND coalesce(f.ticket, 0) = 0 ORDER BY f.i
+    RETURNING name, claim_id, ticket
 )
-SELECT s.i, g.fencing_token, g.acquired_at, g.slot, NULL, NULL,
-    CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
+SELECT s.i, g.fencing_token, g.acquired_at, g.slot, NULL, NULL, NULL, NULL, CASE WHEN s.nth = 1 THEN
+        {told_of_grant("g.name", "r.claims", "(h.permits - h.taken - r.takes)")} END
 FROM granted AS g JOIN seen AS s ON s.name = g.name AND s.claim_id = g.claim_id
 JOIN heads AS h ON h.name = g.name JOIN raised AS r ON r.name = g.name
-LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND s.nth = 1 AND h.taken + r.takes < h.permits
-      AND {_ALIVE} AND w.claim_id <> ALL (r.claims)
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
 UNION ALL
-SELECT w.i, f.fencing_token, f.acquired_at, NULL, f.holder,
-    extract(epoch FROM f.expires_at - clock_timestamp())::float8, NULL
-FROM (
-    SELECT w.*, bool_and(NOT w.waits AND w.taken + w.take > w.permits - coalesce(r.takes, 0)) OVER (
-        PARTITION BY w.name ORDER BY w.i) AS plain  -- and so is what becomes of those before it
-    FROM wanted AS w LEFT JOIN raised AS r ON r.name = w.name WHERE NOT w.fits
-) AS w CROSS JOIN LATERAL (
+SELECT f.i, CASE WHEN o.enough THEN f.token + f.number ELSE b.fencing_token END,
+    CASE WHEN o.enough THEN NULL ELSE b.acquired_at END, NULL, CASE WHEN o.enough THEN NULL ELSE b.holder END,
+    CASE WHEN o.enough THEN {LINE_GRACE_S} ELSE extract(epoch FROM b.expires_at - clock_timestamp())::float8 END,
+    coalesce(f.own, e.ticket, nullif(f.ticket, 0)),
+    o.enough OR coalesce(f.other <= f.place, false) OR EXISTS (
+        SELECT FROM {{line}} AS w WHERE w.name = f.name AND w.ticket < f.place AND w.claim_id <> f.claim_id
+          AND NOT EXISTS (SELECT FROM departed AS d WHERE d.name = w.name AND d.ticket = w.ticket)),
+    (SELECT count(*) FROM relaxed)
+FROM refused AS f LEFT JOIN entered AS e ON e.name = f.name AND e.claim_id = f.claim_id
+CROSS JOIN LATERAL (SELECT f.room >= f.take AS enough) AS o
+LEFT JOIN LATERAL (
     SELECT l.fencing_token, l.acquired_at, l.holder, l.expires_at FROM {{lease}} AS l
-    WHERE l.name = w.name AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
+    WHERE l.name = f.name AND l.take IS NOT NULL AND l.claim_id IS NOT NULL
     UNION ALL
     SELECT g.fencing_token, clock_timestamp(), g.holder, clock_timestamp() + g.ttl * interval '1 second'
-    FROM given AS g WHERE g.name = w.name
+    FROM given AS g WHERE g.name = f.name
     ORDER BY expires_at LIMIT 1
-) AS f
-WHERE w.plain
+) AS b ON true
 """
-# As POOL_TAKE for one newcomer, who leaves no line, and tells nobody: whoever gave back has told the first in line.
+# As POOL_TAKE for one newcomer, also where others wait and enough is left for all of them. It leaves no line, and tells
+# nobody: whoever gave back has told the first in line.
 _NEW = {
     "mine": "l.claim_id = $2::text",
     "name": "$1::text",
@@ -171,7 +192,7 @@ WITH seen AS MATERIALIZED (
         {_HELD % _NEW}
     ) AS h
     CROSS JOIN LATERAL (
-        {_KEPT % {**_NEW, "ahead": "true", "alive": _ALIVE}}
+        {_KEPT % {**_NEW, "ahead": "true", "alive": ALIVE}}
     ) AS k
     WHERE p.name = $1 AND p.permits = $6::integer AND h.taken + k.kept + $7 <= $6 AND NOT h.unclear AND NOT k.leave
 ), raised AS (
@@ -243,8 +264,8 @@ SELECT fencing_token, acquired_at FROM moved
 POOL_GRANT = f"""\
 WITH asked AS (
     SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::float8[], $7::text[],
-                         $8::integer[], $9::integer[], $10::boolean[])
-        AS r (name, slot, claim_id, holder, fencing_token, ttl, info, take, permits, more)
+                         $8::integer[], $9::integer[], $10::integer[])
+        AS r (name, slot, claim_id, holder, fencing_token, ttl, info, take, permits, room)
 ), granted AS (
     INSERT INTO {{lease}} AS l (name, slot, claim_id, holder, fencing_token, acquired_at, expires_at, info, take)
     SELECT a.name, a.slot, a.claim_id, a.holder, a.fencing_token, clock_timestamp(),
@@ -259,7 +280,7 @@ WITH asked AS (
         l.claim_id = excluded.claim_id OR (l.claim_id IS NULL AND l.fencing_token < excluded.fencing_token))
     RETURNING l.name, l.slot, l.acquired_at
 ), heads AS (
-    SELECT name, max(permits) AS permits, max(fencing_token) AS fencing_token, bool_and(more) AS more,
+    SELECT name, max(permits) AS permits, max(fencing_token) AS fencing_token, min(room) AS room,
         array_agg(claim_id) AS claims
     FROM asked GROUP BY name
 ), raised AS (
@@ -270,13 +291,9 @@ WITH asked AS (
     WHERE w.name = a.name
       AND (w.claim_id = a.claim_id OR w.seen_at <= clock_timestamp() - interval '{LINE_GRACE_S} s')
 )
-SELECT g.name, g.slot, g.acquired_at, CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, g.name) END
-FROM granted AS g JOIN heads AS h ON h.name = g.name LEFT JOIN LATERAL (
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = g.name AND h.more AND w.claim_id <> ALL (h.claims)
-      AND {_ALIVE}
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true
+SELECT g.name, g.slot, g.acquired_at, NULL FROM granted AS g
+UNION ALL
+SELECT NULL, NULL, NULL, {told_of_grant("h.name", "h.claims", "h.room")} FROM heads AS h
 """
 # Who is refused and wants to wait: seen alive in line, back in line, or at its end.
 POOL_ENTER = """\

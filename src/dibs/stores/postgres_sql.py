@@ -8,6 +8,7 @@ the order of the arrays, which are sorted by name, so that two clients never loc
 from __future__ import annotations
 
 from dibs.store import ANY_SLOT, ANY_TICKET, LAST_TICKET, LINE_GRACE_S, PERMITS_MAX
+from dibs.stores.postgres_line_sql import told_of_release
 
 # A transaction in which a lease is pinned shares this advisory lock of 64 bits: of the table, the name and the slot.
 # (That two of them are the same number is unlikely, and only keeps somebody out for longer.) Whoever would take the
@@ -84,8 +85,8 @@ END $do$;
 ASKED = {
     "ACQUIRE": ("text", "text", "float8", "text", "text"),
     "ACQUIRE_IN_LINE": ("text", "text", "float8", "text", "text", "bigint"),
-    "POOL_TAKE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer"),
-    "POOL_TAKE_SEVERAL": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer", "boolean"),
+    "POOL_TAKE": ("text", "text", "float8", "text", "text", "integer", "integer"),
+    "POOL_DECIDE": ("text", "text", "float8", "text", "text", "bigint", "integer", "integer", "text"),
     "RELEASE": ("text", "integer", "text", "bigint"),
     "RELEASE_PINNED": ("text", "integer", "text", "bigint"),
     "KEEP": ("text", "integer", "text", "bigint", "float8", "text"),
@@ -236,20 +237,26 @@ departed AS (
     DELETE FROM {{line}} AS w USING asked AS a
     WHERE a.ticket IS NOT NULL AND w.name = a.name AND w.claim_id = a.claim_id
       AND (w.ticket = a.ticket OR a.ticket = {ANY_TICKET})
+    RETURNING w.name, w.ticket
 )"""
+_LEAVING = "EXISTS (SELECT FROM departed AS d WHERE d.name = w.name AND d.ticket = w.ticket)"
 
 # The slot that was asked for, or any; said so that the primary key finds it.
 _SLOT = f"l.slot BETWEEN a.slot AND CASE a.slot WHEN {ANY_SLOT} THEN {PERMITS_MAX} ELSE a.slot END"
 
-_NEXT = f"""\
-FROM released AS r LEFT JOIN LATERAL (  -- (who waits for permits asks all the time, or is dead)
-    SELECT w.wake FROM {{line}} AS w
-    WHERE w.name = r.name AND (r.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
-    ORDER BY w.ticket LIMIT 1
-) AS n ON true"""
+_TOLD_OF_RELEASED = """\
+(
+    SELECT sum(%s)
+    FROM (SELECT r.name, sum(r.take) AS take FROM (%s) AS r GROUP BY r.name) AS n
+)"""
+# Who leaves the line makes way for those behind it, if the lock is free, or permits may be left.
+_ROOM = """\
+SELECT name, take FROM released
+        UNION ALL SELECT d.name, 0 FROM departed AS d JOIN {pool} AS p ON p.name = d.name
+        UNION ALL SELECT d.name, NULL FROM departed AS d
+        JOIN {lease} AS l ON l.name = d.name AND l.slot = 1 AND l.take IS NULL AND l.claim_id IS NULL"""
 
-# A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.) Whoever is
-# next in line is told, and nobody else: a NOTIFY makes commits wait for each other, so there is none without a waiter.
+# A release need not be durable: what a crash forgets of it is freed by the ttl. (Grants and renewals are.)
 RELEASE = f"""\
 WITH asked AS (
     SELECT * FROM {{asked}} AS r (name, slot, claim_id, ticket, i)
@@ -262,26 +269,19 @@ WITH asked AS (
     WHERE l.name = a.name AND {_SLOT} AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i, l.name, l.take
 ), {_DEPARTED}
-SELECT array_agg(r.i), count(CASE WHEN n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END)
-{_NEXT}
+SELECT array_agg(i), {_TOLD_OF_RELEASED % (told_of_release("n.name", "n.take", _LEAVING), _ROOM)} FROM released
 """
 
 # The same for a single lease whose slot is known and whose claim stands in no line, as most are: in half the time.
-# (Whom to tell is found in a query of its own, for its LIMIT must hold before anybody is told.)
 RELEASE_HELD = f"""\
 UPDATE {{lease}} AS l
 SET claim_id = NULL, holder = NULL, info = NULL, expires_at = clock_timestamp()
 WHERE l.name = $1::text AND l.slot = $2::integer AND l.claim_id = $3::text AND l.expires_at > clock_timestamp()
-RETURNING set_config('synchronous_commit', 'off', true), (
-    SELECT pg_notify(n.wake, l.name) FROM (
-        SELECT w.wake FROM {{line}} AS w
-        WHERE w.name = l.name AND (l.take IS NULL OR w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s')
-        ORDER BY w.ticket LIMIT 1
-    ) AS n
-)
+RETURNING set_config('synchronous_commit', 'off', true), {told_of_release("l.name", "l.take")}
 """
 
 # The same for a lease that may be pinned: if it is, it has expired, and was not given back. Nobody need be woken then.
+_UNPINNED_ROOM = "SELECT name, take FROM released WHERE unpinned"
 RELEASE_PINNED = f"""\
 WITH asked AS MATERIALIZED (
     SELECT a.i, a.name, coalesce(l.slot, a.slot) AS slot, a.claim_id, a.ticket, {UNPINNED.format(row="l")} AS unpinned
@@ -297,8 +297,7 @@ WITH asked AS MATERIALIZED (
     WHERE l.name = a.name AND l.slot = a.slot AND l.claim_id = a.claim_id AND l.expires_at > clock_timestamp()
     RETURNING a.i, l.name, l.take, a.unpinned
 )
-SELECT array_agg(r.i), count(CASE WHEN r.unpinned AND n.wake IS NOT NULL THEN pg_notify(n.wake, r.name) END)
-{_NEXT}
+SELECT array_agg(i), {_TOLD_OF_RELEASED % (told_of_release("n.name", "n.take"), _UNPINNED_ROOM)} FROM released
 """
 
 # A release after which the name is kept, under a claim that nobody has. Durable, and nobody need be woken.

@@ -74,6 +74,8 @@ def acquired_many(rows: list[Row]) -> tuple[bytes, ...]:
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
+TRUE = b"\x01"
+
 
 def integer(value: bytes | None) -> int:
     assert value is not None

@@ -231,13 +231,13 @@ _STATEMENTS = {
         " (SELECT claim_id FROM {in_line} WHERE name = :name ORDER BY ticket LIMIT 1), take IS NOT NULL"
         " FROM {lease} WHERE name = :name AND slot = 1"
     ),
-    # Whether enough is left for the first in line who is alive.
+    # Of those in line who are alive: whether enough is left for each, beside all who are before it.
     "peek_pool": (
-        "SELECT w.take <= p.permits - (SELECT coalesce(sum(take), 0) FROM {lease}"
+        "SELECT sum(w.take) OVER (ORDER BY w.ticket) <= p.permits - (SELECT coalesce(sum(take), 0) FROM {lease}"
         " WHERE name = :name AND claim_id IS NOT NULL AND boot = :boot AND expires_boot > :now), w.claim_id"
         " FROM {pool} p JOIN {line} w INDEXED BY {line_index} ON w.name = p.name"
         " WHERE p.name = :name AND w.seen_boot > :alive"
-        " ORDER BY w.ticket LIMIT 1"
+        " ORDER BY w.ticket LIMIT :most"
     ),
     "list": (
         "SELECT l.name, slot, holder, fencing_token, granted_wall, expires_boot, info,"

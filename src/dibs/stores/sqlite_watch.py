@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.clock import boot_now, wall_now
-from dibs.store import LINE_GRACE_S
+from dibs.store import LINE_GRACE_S, TOLD_MAX
 
 if TYPE_CHECKING:
     import sqlite3
@@ -47,14 +47,15 @@ class SQLiteWatch:
         db, now = file.open(), boot_now()
         free: list[str] = []
         for name in names:
-            values = {"name": name, "boot": file.boot, "now": now, "alive": now - LINE_GRACE_S}
-            row = db.execute(file.sql["peek"], values).fetchone()
-            if row is None or row[2]:  # no lock
-                row = db.execute(file.sql["peek_pool"], values).fetchone()
-            if row is None and not self._may_have_jobs(db, name):
+            values = {"name": name, "boot": file.boot, "now": now, "alive": now - LINE_GRACE_S, "most": TOLD_MAX}
+            rows = db.execute(file.sql["peek"], values).fetchall()
+            if not rows or rows[0][2]:  # no lock
+                rows = db.execute(file.sql["peek_pool"], values).fetchall()
+            if not rows and not self._may_have_jobs(db, name):
                 continue
-            # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty).
-            if row is None or (row[0] and (row[1] is None or row[1].startswith(self._mine))):
+            # Worth asking when nobody holds it and the first in line is one of ours (or the line is empty); of permits,
+            # when there are enough for one of ours.
+            if not rows or any(row[0] and (row[1] is None or row[1].startswith(self._mine)) for row in rows):
                 free.append(name)
         return free
 
