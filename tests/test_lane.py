@@ -10,7 +10,7 @@ import pytest
 from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import StoreUnavailable
-from dibs.lane import Lane
+from dibs.lane import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES, Lane
 from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy
 from tests.test_api import eventually
 
@@ -276,6 +276,33 @@ def test_a_store_that_is_too_busy_is_asked_again(world: World) -> None:
     (ask,) = world.put(acquire("a"))
     world.lane.drive(ask)
     assert ask.outcome == Granted(1, 0.0)
+    world.end()
+
+
+def test_a_store_that_stays_busy_is_asked_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause doubles after each eight tries in vain, up to 4 ms; what comes next begins with the short one."""
+    pauses: list[float] = []
+    sleep, tries = world.clock.sleep, iter([*range(40), None, 0, None])
+
+    def slept(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+        sleep(seconds)
+
+    def busy() -> None:
+        if next(tries) is not None:
+            raise StoreBusy
+
+    monkeypatch.setattr(world.clock, "sleep", slept)
+    world.shop.during = busy
+    for name in "ab":
+        (ask,) = world.put(acquire(name))
+        world.lane.drive(ask)
+        assert ask.outcome is not None
+    expected = [BUSY_PAUSE_MIN_S * factor for factor in (1, 2, 4, 8, 8) for _ in range(BUSY_TRIES)] + [BUSY_PAUSE_MIN_S]
+    assert expected[-2] == BUSY_PAUSE_MAX_S
+    for pause, meant in zip(pauses, expected, strict=True):
+        assert 0.5 * meant <= pause <= 1.5 * meant
     world.end()
 
 

@@ -18,8 +18,9 @@ import pytest
 
 import dibs
 from dibs.clock import Deadline, RealClock
+from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Release, Renew
-from dibs.stores import sqlite, sqlite_file, sqlite_inodes, sqlite_many
+from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_inodes, sqlite_many
 from dibs.stores.sqlite import SQLiteStore
 
 # Longer than a connection in use goes without a look at its files.
@@ -402,6 +403,40 @@ def test_jobs_go_on_after_a_setup(holder: dibs.Client, path: Path) -> None:
             job.done()
 
 
+# -- what is looked for -----------------------------------------------------------------------------------------------
+
+
+def test_who_waits_sees_that_there_is_enough_for_it(url: str) -> None:
+    """Of permits, a client looks whether they are enough for one of its own, also behind others who wait."""
+    deadline = Deadline(RealClock(), float("inf"))
+    address = locate(url)[0]
+    store: Any = address.open()
+
+    def asked(claim: str, wake: str | None = None, take: int = 1) -> Any:
+        request = Acquire("yard", claim, 60, "h/1/x", wake=wake, permits=4, take=take)
+        return type(store.act([request], deadline)[0])
+
+    assert [asked("a", take=2), asked("b"), asked("c")] == [Granted] * 3
+    watches: dict[str, Any] = {
+        waiter: address.open().watch(waiter, deadline) for waiter in ("first", "second", "third", "idle")
+    }
+    assert [asked("first-1", "first", 2), asked("second-1", "second"), asked("third-1", "third")] == [Held] * 3
+
+    def told() -> list[str]:
+        return [waiter for waiter, watch in watches.items() if watch.changed(["yard"])]
+
+    assert told() == []
+    store.act([Release("yard", "b", 2)], deadline)
+    assert told() == []  # the first wants two
+    store.act([Release("yard", "c", 3)], deadline)
+    assert told() == ["first"]
+    store.act([Release("yard", "a", 1)], deadline)
+    assert told() == ["first", "second", "third"]
+    for watch in watches.values():
+        watch.close()
+    store.close()
+
+
 # -- the time for it --------------------------------------------------------------------------------------------------
 
 
@@ -423,6 +458,35 @@ def test_the_first_use_waits_no_longer_than_it_may(file: str, url: str, path: Pa
             db.execute("COMMIT")
             with client.lock("x", timeout=5):
                 pass
+
+
+def test_whoever_waits_to_set_a_file_up_sees_that_another_has(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where many begin at once after a boot, only one needs to write: the others go on when it has, whoever writes."""
+    with dibs.connect(url) as client:
+        client.setup()
+    tried = threading.Event()
+    begin = sqlite_boots.begin
+
+    def noticed(*given: Any, **named: Any) -> None:
+        tried.set()
+        begin(*given, **named)
+
+    monkeypatch.setattr(sqlite_boots, "begin", noticed)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, dibs.connect(url) as client:
+        ((this_boot,),) = db.execute("SELECT value FROM dibs_lease_meta WHERE key = 'boot_id'").fetchall()
+        db.execute("UPDATE dibs_lease_meta SET value = 'before' WHERE key = 'boot_id'")
+        db.execute("BEGIN IMMEDIATE")
+        found: list[object] = []
+        looking = threading.Thread(target=lambda: found.append(client.leases()))
+        looking.start()
+        assert tried.wait(10)
+        db.execute("UPDATE dibs_lease_meta SET value = ? WHERE key = 'boot_id'", (this_boot,))
+        db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        looking.join(10)
+        assert found == [[]]
 
 
 # -- many names in one statement --------------------------------------------------------------------------------------

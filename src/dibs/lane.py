@@ -46,8 +46,13 @@ IDLE_S = 10.0
 # Pauses before a failed batch is repeated: they double from the first to the last of these.
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
-# Pause before a batch is repeated that the store was too busy to take (SQLite: another process is writing).
-BUSY_PAUSE_S = 0.0005
+# Pauses before a batch is repeated that the store was too busy to take (SQLite: another process writes). They double
+# after so many tries in vain, up to the longest: where dozens of processes write, trying would keep the processors from
+# the one that does. (Doubled sooner, they would favour whoever has just written over those who wait.)
+BUSY_PAUSE_MIN_S = 0.0005
+BUSY_PAUSE_MAX_S = 0.004
+BUSY_TRIES = 8
+assert BUSY_PAUSE_MAX_S < BACKOFF_MIN_S
 # Pause before a request is repeated whose row a transaction has locked; nobody else waits for that.
 ROW_PAUSE_S = 0.02
 # Pause before a request is repeated that went to a part of the store that is away; others wait while it is asked.
@@ -110,6 +115,8 @@ class Lane:
         #: The store has answered a call.
         self.reached = False
         self._failures = 0
+        #: How often the batch was tried in vain because the store was busy.
+        self._busy = 0
         #: There is no thread that could repeat what fails.
         self._threadless = False
         self._bell: Bell | None = None
@@ -264,7 +271,7 @@ class Lane:
                 pause = self._perform()
                 if pause == SERVED:
                     return True
-                if (pause > BUSY_PAUSE_S and me is not None) or (pause and self._clock.now() >= until):
+                if (pause > BUSY_PAUSE_MAX_S and me is not None) or (pause and self._clock.now() >= until):
                     with self._mutex:
                         self._server = None
                     return False
@@ -348,7 +355,9 @@ class Lane:
                         return 0.0
                 self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
-                return self._repeat(batch, error, BUSY_PAUSE_S)
+                pause = min(BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S * 2 ** min(self._busy // BUSY_TRIES, 16))
+                self._busy += 1
+                return self._repeat(batch, error, pause)
             except StoreUnavailable as error:
                 self._failures += 1
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
@@ -357,7 +366,7 @@ class Lane:
                 if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
                     error = StoreUnavailable(str(error), maybe_applied=False)
                 self._outcomes = [without_frames(error)] * len(batch)
-            self._failures = 0
+            self._failures = self._busy = 0
         outcomes, later = self._outcomes, len(self._later)
         with self._mutex:
             for place in range(self._given_out, len(batch)):

@@ -23,17 +23,23 @@ TOKENS_PER_BOOT = 2**40
 PAGE_BYTES = 1024
 # What SQLite can be told to wait at most.
 WAIT_MAX_MS = 2**31 - 1
+# Who waits to write down a new boot looks again after so long whether another has done so. (SQLite itself would try ten
+# times a second to write; where many do, they are always faster.)
+LOOK_AGAIN_S = 0.02
 
 
 def begin(
     file: SQLiteFile, db: sqlite3.Connection, deadline: Deadline | None, this_boot: str, *, moved_here: bool
 ) -> None:
-    """Make the tables that are missing, and write down durably that a new boot has begun, if one has."""
+    """Make the tables that are missing, and write down durably that a new boot has begun, if one has.
 
-    def be_patient() -> None:
+    Raises SQLite's error where others are in the way for ``LOOK_AGAIN_S``.
+    """
+
+    def be_patient(most_s: float = LOOK_AGAIN_S) -> None:
         # The whole set-up needs other connections to be out of the way for moments only; SQLite waits for them here.
-        wait_ms = 0 if deadline is None else int(min(deadline.remaining() * 1000, WAIT_MAX_MS))
-        db.execute(f"PRAGMA busy_timeout={wait_ms}")
+        wait_s = 0.0 if deadline is None else min(deadline.remaining(), most_s)
+        db.execute(f"PRAGMA busy_timeout={int(min(wait_s * 1000, WAIT_MAX_MS))}")
 
     be_patient()
     # Every commit writes whole pages to the log: small ones, as a lease is small. (Only a new file takes the size.)
@@ -90,7 +96,7 @@ def begin(
         raise
     if last_boot is None:
         # A file that was just made must not vanish in a power cut and begin again with token 1.
-        be_patient()
+        be_patient(WAIT_MAX_MS / 1000)
         db.execute("PRAGMA wal_checkpoint(FULL)")
         folder = os.open(os.path.dirname(os.path.abspath(file.path)), os.O_RDONLY)
         try:

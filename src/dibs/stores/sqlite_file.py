@@ -156,18 +156,26 @@ class SQLiteFile:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA busy_timeout=0")
         db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        if (
-            mend
-            or not self.has_table(db, self._meta_table)
-            or self.meta(db, "boot_id") != this_boot
-            or self.meta(db, "version") != sqlite_sql.VERSION
-            or db.execute("PRAGMA journal_mode").fetchone()[0] != "wal"  # as VACUUM INTO leaves its copies
-        ):
+        while mend or not self._is_set_up(db, this_boot):
             from dibs.stores import sqlite_boots
 
-            sqlite_boots.begin(self, db, deadline, this_boot, moved_here=mend)
+            try:
+                sqlite_boots.begin(self, db, deadline, this_boot, moved_here=mend)
+                break
+            except sqlite3.OperationalError as error:
+                if deadline is None or deadline.remaining() <= 0 or type(translated(error, self.path)) is not StoreBusy:
+                    raise
         self.boot = self.meta(db, "boot")
         self.floor = self.meta(db, "token_floor")
+
+    def _is_set_up(self, db: sqlite3.Connection, this_boot: str) -> bool:
+        """Whether the tables are there, for this boot. (``VACUUM INTO`` leaves its copies in another mode.)"""
+        return (
+            self.has_table(db, self._meta_table)
+            and self.meta(db, "boot_id") == this_boot
+            and self.meta(db, "version") == sqlite_sql.VERSION
+            and db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        )
 
     def has_table(self, db: sqlite3.Connection, name: str) -> bool:
         found = db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
