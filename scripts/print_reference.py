@@ -416,11 +416,13 @@ INSIDE = {
         "BACKOFF_MAX_S": "last pause",
         "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
         "SERVED": "what serving answers instead of a pause when nothing is left",
-        "BUSY_PAUSE_MIN_S": "first pause before a batch is repeated that the store was too busy to take",
-        "BUSY_PAUSE_MAX_S": "and the longest",
-        "BUSY_TRIES": "tries in vain after which that pause doubles",
         "ROW_PAUSE_S": "pause before a renewal or release is repeated whose row, with claims in columns, is locked",
         "PART_PAUSE_S": "pause before a request is repeated whose server, one of several, is away",
+    },
+    "dibs.busy": {
+        "BUSY_PAUSE_MIN_S": "first pause before a call is repeated that the store was too busy to take",
+        "BUSY_PAUSE_MAX_S": "and the longest",
+        "BUSY_TRIES": "tries in vain after which that pause doubles",
     },
     "dibs.renewer": {
         "RENEW_MAX": "leases renewed by one call",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dibs.ask import Act, Ask
+from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import StoreUnavailable
-from dibs.lane import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES, Lane
+from dibs.lane import Lane
 from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy
 from tests.test_api import eventually
 

@@ -613,12 +613,13 @@ ALLOWED: dict[str, set[str]] = {
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.ask": {"dibs.errors"},
-    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.threads"},
+    "dibs.busy": CONTRACT,
+    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.threads"},
     "dibs.along": set(),
     "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.threads"},
     "dibs.wishes": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.before": {"dibs.ask"},
-    "dibs.renewer": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.threads"},
+    "dibs.renewer": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.hold", "dibs.threads"},
     # How waiters of several processes know of each other, and what follows.
     "dibs.note": {"dibs.names"},
     "dibs.deadlock": {"dibs.store"},

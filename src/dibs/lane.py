@@ -22,9 +22,10 @@ from errno import EMFILE, ENFILE
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
+from dibs.busy import BUSY_PAUSE_MAX_S, pause_s, stayed_busy
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
-from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy, stayed_busy
+from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
 from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
@@ -46,12 +47,6 @@ IDLE_S = 10.0
 # Pauses before a failed batch is repeated: they double from the first to the last of these.
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 1.0
-# Pauses before a batch is repeated that the store was too busy to take (SQLite: another process writes). They double
-# after so many tries in vain, up to the longest: where dozens of processes write, trying would keep the processors from
-# the one that does. (Doubled sooner, they would favour whoever has just written over those who wait.)
-BUSY_PAUSE_MIN_S = 0.0005
-BUSY_PAUSE_MAX_S = 0.004
-BUSY_TRIES = 8
 assert BUSY_PAUSE_MAX_S < BACKOFF_MIN_S
 # Pause before a request is repeated whose row a transaction has locked; nobody else waits for that.
 ROW_PAUSE_S = 0.02
@@ -355,9 +350,8 @@ class Lane:
                         return 0.0
                 self._outcomes = self._call(batch, self._deadline, paused)
             except StoreBusy as error:
-                pause = min(BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S * 2 ** min(self._busy // BUSY_TRIES, 16))
                 self._busy += 1
-                return self._repeat(batch, error, pause)
+                return self._repeat(batch, error, pause_s(self._busy - 1))
             except StoreUnavailable as error:
                 self._failures += 1
                 backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))

@@ -2,7 +2,8 @@
 
 It has a connection and a thread of its own, so nothing a caller does can delay a renewal. What is due is renewed in one
 call; an outcome is Renewed, Gone or Unknown. Unknown (no answer, any error) changes nothing and is tried again until
-the trust ends by the clock; then, or at Gone, the hold is lost. A call never lasts longer than the trust of the holds
+the trust ends by the clock; then, or at Gone, the hold is lost. A store that is too busy is tried as often as the claim
+lane tries it: who asks for leases must not push out who has some. A call never lasts longer than the trust of the holds
 that it keeps the thread from looking at. If one that is granted meanwhile ends before the call must, a second thread,
 the *stand-in*, tells its loss: it never calls the store, so it is always on time.
 
@@ -19,10 +20,11 @@ from heapq import heappop, heappush
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import Ask
+from dibs.busy import patiently, pause_s, stayed_busy
 from dibs.clock import Deadline
 from dibs.errors import StoreUnavailable, without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
-from dibs.store import StoreBusy, stayed_busy
+from dibs.store import StoreBusy
 from dibs.threads import begin, is_known
 from dibs.trust import RENEWALS_PER_TTL, local_deadline
 
@@ -84,6 +86,8 @@ class Renewer:
         self._stand_in_wakes_at = FOREVER
         self._store: Store | None = None
         self._closing = False
+        #: One of the batch is over, and its release waits for the call.
+        self._awaited = False
         self._ended = Ask(None, FOREVER)
         self.failures = 0
 
@@ -136,6 +140,8 @@ class Renewer:
             queue.pop(hold, None)
             hold.queue = None
         hold.due = FOREVER
+        if hold.in_flight:
+            self._awaited = True
         return hold.in_flight
 
     def take_up(self, hold: Hold) -> None:
@@ -168,15 +174,11 @@ class Renewer:
         elif hold.trusted_until < self._stand_in_wakes_at:
             self._stand_in_bell.ring()
 
-    def _start(self) -> None:
-        if self._bell is None and not self._closing:
-            self._bell = begin(self._clock, "dibs-renew", self._run)
-
     def _wake(self) -> None:
-        if self._bell is None:
-            self._start()
-        else:
+        if self._bell is not None:
             self._bell.ring()
+        elif not self._closing:
+            self._bell = begin(self._clock, "dibs-renew", self._run)
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
@@ -201,6 +203,7 @@ class Renewer:
                 now = self._clock.now()
                 batch, lost, unwanted = self._collect(now)
                 self._batch, self._unwanted = batch, unwanted
+                self._awaited = False
                 if batch:
                     self._call_until = min(now + self._request_timeout_s, self._earliest_deadline(batch))
                 due = -FOREVER if batch or lost or unwanted else self._next_due()
@@ -351,10 +354,11 @@ class Renewer:
                     finished.append(hold)
                 elif isinstance(outcomes[index], Exception):
                     # A call that ended because the trust did says less than what was heard before it.
+                    error, busy = outcomes[index], type(outcomes[index]) is StoreBusy
                     if hold.last_error is None or now < hold.trusted_until:
-                        error = outcomes[index]
-                        hold.last_error = stayed_busy(error) if type(error) is StoreBusy else error
-                    self._push(hold, min(now + self._retry_s(hold), max(now, hold.trusted_until)))
+                        hold.last_error = stayed_busy(error) if busy else error
+                    retry_s = pause_s(0) if busy else self._retry_s(hold)
+                    self._push(hold, min(now + retry_s, max(now, hold.trusted_until)))
                 else:
                     expires_at = hold.renewed_by(outcomes[index])
                     if expires_at is None:
@@ -374,7 +378,10 @@ class Renewer:
             if self._store is None:
                 self._store = self._open_store()
             act: Any = self._store.jobs.act if of_jobs else self._store.act  # type: ignore[attr-defined]
-            answers = act([requests[index] for index in which], Deadline(self._clock, until))
+            asked, deadline = [requests[index] for index in which], Deadline(self._clock, until)
+            answers = patiently(
+                lambda: act(asked, deadline), self._clock, until, lambda: self._awaited or self._closing
+            )
             self.failures = 0
         except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
             answers = [without_frames(error)] * len(which)

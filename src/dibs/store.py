@@ -303,14 +303,6 @@ class StoreBusy(Exception):
     """Nothing was applied; the same call is likely to succeed in a moment. Never leaves the lane."""
 
 
-def stayed_busy(error: Exception) -> StoreUnavailable:
-    """What is told when it was not: no later attempt got through either."""
-    return StoreUnavailable(
-        f"the store stayed too busy ({error}): others ask too much of it, or somebody's transaction locks it",
-        maybe_applied=False,
-    )
-
-
 class RowBusy(StoreBusy):
     """Of one request, as its outcome: it alone was not carried out, as a transaction has locked a row that it needs.
 
