@@ -182,16 +182,17 @@ def test_who_is_refused_lines_up_in_the_same_statement(store: PostgresStore, mon
     acquire(store, ("a", 4))
     flights = without_transactions(store, monkeypatch)
     refused = acquire(store, ("A", 1))[0]
-    assert len(flights) == 2  # it hoped for the best before it asked behind whoever asks at this moment
+    # It hoped for the best, asked behind whoever asks at this moment, and once more when it was in line.
+    assert len(flights) == 3
     assert (refused.holder, refused.ahead) == ("h/1/x", False)
     behind, *along = acquire(store, ("B", 1), ("b", 1), ("c", 1))
-    assert len(flights) == 3
+    assert len(flights) == 4
     assert behind.ahead
     assert behind.ticket > refused.ticket
     assert [(one.ticket, one.ahead) for one in along] == [(None, True), (None, True)]
     again = acquire(store, ("A", 1), ticket=refused.ticket)[0]
     assert (again.ticket, again.ahead) == (refused.ticket, False)
-    assert len(flights) == 4
+    assert len(flights) == 5
     release(store, "a")
     granted = acquire(store, ("A", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
     assert [type(one) for one in granted] == [Granted, Granted, Granted, Held, Held]  # one is kept for B
@@ -208,6 +209,29 @@ def test_a_name_that_was_full_is_asked_for_in_one_round_trip(
         assert isinstance(acquire(store, ("b", 1))[0], Held)
     assert len(flights) == 4
     assert len(store._pools._close_times) == 1
+
+
+def test_a_release_that_nobody_was_told_of_is_not_missed(
+    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release looks whether anybody waits when it begins; who lines up before it is committed asks once more."""
+    acquire(store, ("a", 4))
+    acquire(store, ("b", 1))  # so that the next asks with the statement that can refuse
+    run_all = store._connection.run_all
+    with psycopg.connect(postgres_url) as releasing:
+        # What a release writes, which has found nobody in line and is not committed yet.
+        releasing.execute("UPDATE dibs_lease SET claim_id = NULL, expires_at = clock_timestamp() WHERE claim_id = 'a'")
+        flights = []
+
+        def with_release(statements: Any, deadline: Deadline) -> Any:
+            flights.append(statements)
+            if len(flights) == 2:
+                releasing.commit()
+            return run_all(statements, deadline)
+
+        monkeypatch.setattr(store._connection, "run_all", with_release)
+        assert [type(one) for one in acquire(store, ("A", 1))] == [Granted]
+        assert len(flights) == 2
 
 
 def test_a_place_that_was_lost_is_taken_again(store: PostgresStore, postgres_url: str) -> None:

@@ -71,6 +71,15 @@ class Pools:
             rest = left
         if any(type(outcomes[index]) is Granted for _, index, _ in (*refused, *overtaken)):
             self._queue_times = QUEUE_TIMES
+        # Who has just lined up asks again at once: a release in between had nobody to tell. (Behind others it had, and
+        # they tell who comes after them.)
+        lined_up = [
+            (name, index, request._replace(ticket=outcomes[index].ticket))
+            for name, index, request in rows
+            if request.ticket is None and request.wake is not None and _is_first(outcomes[index])
+        ]
+        if lined_up:
+            self._try([], lined_up, outcomes, deadline)
         self._remember(close, {name for name, index, _ in rows if type(outcomes[index]) is Held})
 
     def _wanted(self, rows: list[Row]) -> set[str]:
@@ -133,6 +142,11 @@ def _decide(rows: list[Row]) -> Statement:
 
 def _channel(request: Acquire) -> str | None:
     return request.wake and "dibs_" + request.wake
+
+
+def _is_first(outcome: Any) -> bool:
+    """Whether it waits, and is the first to."""
+    return type(outcome) is Held and outcome.ticket is not None and not outcome.ahead
 
 
 def _permits(rows: list[Row]) -> tuple[bytes, bytes]:
