@@ -38,10 +38,11 @@ from dibs.store import (
     Transfer,
 )
 from dibs.stores import etcd as etcd_module
+from dibs.stores import etcd_watch
 from dibs.stores.etcd import EtcdStore
 from dibs.stores.etcd_address import Access
 from dibs.stores.etcd_check import _answers_early, _failover
-from dibs.stores.etcd_gateway import Gateway
+from dibs.stores.etcd_gateway import Gateway, lines_of
 from dibs.stores.etcd_keys import Layout
 from dibs.stores.etcd_leases import keepalives
 from dibs.stores.etcd_watch import EtcdWatch
@@ -1181,6 +1182,75 @@ def test_what_was_compacted_is_told_of(etcd: EtcdServer) -> None:
         eventually(lambda: "default:old" in watch.changed([]))
         assert store.act([Release("default:new", "c-1")], soon()) == [RELEASED]
         eventually(lambda: "default:new" in watch.changed([]))
+    finally:
+        watch.close()
+        store.close()
+
+
+def test_what_changed_before_it_was_watched_is_looked_for(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd tells of that a tenth of a second later: whoever watches looks for itself, in one request for all."""
+    layout, url = Layout("before/"), etcd.url(options="prefix=before/")
+    store = locate(url)[0].open()
+    watch = store.watch("w", soon())
+    assert isinstance(watch, EtcdWatch)
+    created: list[Any] = []
+    looks: list[str] = []
+
+    def without_events(text: bytes) -> Iterator[dict[str, Any]]:
+        for line in lines_of(text):
+            if "events" not in line["result"]:
+                created.append(line)
+                yield line
+
+    monkeypatch.setattr(etcd_watch, "lines_of", without_events)
+    one = watch._gateway.one
+
+    def looked(path: str, body: str, deadline: Deadline) -> Any:
+        looks.append(path)
+        return one(path, body, deadline)
+
+    monkeypatch.setattr(watch._gateway, "one", looked)
+
+    def granted(name: str, permits: int = 0) -> int:
+        (outcome,) = store.act([Acquire(name, f"c-{name}", 30, "h", permits=permits)], soon())
+        assert isinstance(outcome, Granted)
+        return outcome.fencing_token
+
+    def permits_of(name: str) -> int:
+        """How many keys there are."""
+        span = layout.permit(name)
+        answer = one("kv/range", f'{{"key":"{span.first}","range_end":"{span.last}"}}', soon())
+        return int(answer["count"])
+
+    names = ["default:gone", "default:kept"]
+    pools = ["default:freed", "default:taken", "default:same"]
+    try:
+        for name in names:
+            granted(name)
+        for name in pools:
+            granted(name, 2)
+        before, seen = granted("default:mark"), {name: permits_of(name) for name in pools}
+        ended = [Release("default:gone", "c-default:gone"), Release("default:freed", "c-default:freed", ANY_SLOT)]
+        assert store.act(ended, soon()) == [RELEASED, RELEASED]
+        assert isinstance(store.act([Acquire("default:taken", "c-2", 30, "h", permits=2)], soon())[0], Granted)
+        for name in names:
+            watch.follow(name, layout.claim(name, f"c-{name}"), before)
+        for name in pools:
+            watch.follow_all(name, layout.permit(name), before, seen[name])
+        told: set[str] = set()
+
+        def all_are_told() -> bool:
+            told.update(watch.changed([]))
+            return told >= {"default:gone", "default:freed", "default:taken"}
+
+        eventually(all_are_told)
+        assert 1 <= len(looks) <= len(names + pools)  # one, where etcd has said at once that it watches all of them
+        eventually(lambda: all_are_told() and len(created) == len(names + pools))
+        assert told.isdisjoint({"default:kept", "default:same"})
+        looked_before, now = len(looks), granted("default:last")
+        watch.follow("default:last", layout.claim("default:last", "c-default:last"), now)
+        eventually(lambda: watch.changed([]) or len(created) > len(names + pools))
+        assert len(looks) == looked_before  # nothing was written since
     finally:
         watch.close()
         store.close()

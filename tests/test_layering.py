@@ -519,7 +519,14 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.etcd_keys",
         "dibs.stores.permits",
     },
-    "dibs.stores.etcd_watch": {"dibs.clock", "dibs.errors", "dibs.stores.etcd_gateway", "dibs.stores.etcd_wire"},
+    "dibs.stores.etcd_watch": {
+        "dibs.clock",
+        "dibs.errors",
+        "dibs.stores",
+        "dibs.stores.etcd_gateway",
+        "dibs.stores.etcd_keys",
+        "dibs.stores.etcd_wire",
+    },
     "dibs.stores.etcd_wire": {"dibs.clock"},
     "dibs.stores.zookeeper": {
         *CONTRACT,

@@ -180,6 +180,7 @@ def get_all(span: Span, how: str = "") -> str:
 
 KEYS_ONLY = ',"keys_only":true'
 FIRST = ',"limit":"1"'
+LATEST = ',"keys_only":true,"limit":"1","sort_order":"DESCEND","sort_target":"MOD"'
 LAST = ',"keys_only":true,"limit":"1","sort_order":"DESCEND","sort_target":"KEY"'
 
 

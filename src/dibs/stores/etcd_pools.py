@@ -295,7 +295,8 @@ class Pools:
             if watch is not None and ahead:
                 watch.follow(request.name, ahead[-1][1], view.revision)
             elif watch is not None:
-                watch.follow_all(request.name, self._layout.permit(request.name), view.revision)
+                number = len(view.holders) + (view.head is not None)
+                watch.follow_all(request.name, self._layout.permit(request.name), view.revision, number)
 
     # -- what operators do ----------------------------------------------------------------------------------------
 

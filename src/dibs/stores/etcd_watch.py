@@ -4,7 +4,8 @@ Whoever is first in line watches the holder's key, everybody else the place of t
 waiter and no herd. (First in line for permits watches all who hold any, and how many there are: each change may be what
 it waits for.) Which key that is only the claim lane's store learns, from the answer that refused the waiter; it
 says so with ``follow``. The waiting thread opens a stream for what was said meanwhile, and reads. A key is watched from
-the revision at which it was seen, so nothing is missed in between.
+the revision at which it was seen, so nothing is missed in between. But where anything at all was written since, etcd
+tells of that ten times a second only; so as soon as it watches, the thread looks for itself whether the key is there.
 
 The gateway's streams take no more keys once they have begun: each is opened for some keys and closed when all of these
 were told of. Beyond ``STREAMS_MAX`` they are replaced by one for all. An epoll makes them one descriptor; where the
@@ -17,9 +18,10 @@ import select
 import socket
 from collections import deque
 
-from dibs._typing import TYPE_CHECKING, NamedTuple
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import Deadline, RealClock
-from dibs.errors import SetupRequired
+from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.stores import etcd_keys as keys
 from dibs.stores.etcd_gateway import lines_of
 from dibs.stores.etcd_wire import unchunked
 
@@ -35,6 +37,8 @@ STREAMS_MAX = 16
 OPEN_S = 0.5
 # Keys that were said and not looked at yet; beyond these, waiters poll.
 SAID_MAX = 10_000
+# So many keys are looked at in one request. Of more, the others are told of by etcd in its own time.
+LOOK_MAX = 100
 
 available = hasattr(select, "epoll")
 
@@ -47,12 +51,26 @@ class Followed(NamedTuple):
     last: str
     #: The first one that counts.
     revision: int
+    #: How many keys there were before it.
+    number: int
 
-    def asked(self, number: int) -> str:
+    def asked(self, watch_id: int) -> str:
         """The request to watch it, whose events shall have this number."""
         what = f'"range_end":"{self.last}"' if self.last else '"filters":["NOPUT"]'
-        head = f'"watch_id":"{number}","key":"{self.key}","start_revision":"{self.revision}"'
+        head = f'"watch_id":"{watch_id}","key":"{self.key}","start_revision":"{self.revision}"'
         return f'{{"create_request":{{{head},{what}}}}}'
+
+    def look(self) -> str:
+        """The operation that shows whether it is as it was."""
+        span = keys.Span(self.key, self.last)
+        return keys.get_all(span, keys.LATEST) if self.last else keys.get(self.key)
+
+    def is_changed(self, shown: dict[str, Any]) -> bool:
+        """Whether what was looked at is not as it was. (Of a single key, whether it is there.)"""
+        found, latest = shown["response_range"], 0
+        if self.last:
+            latest = max((int(key["mod_revision"]) for key in found.get("kvs", ())), default=0)
+        return int(found.get("count", 0)) != self.number or latest >= self.revision
 
 
 class EtcdWatch:
@@ -77,11 +95,11 @@ class EtcdWatch:
 
     def follow(self, name: str, key: str, revision: int) -> None:
         """Tell of ``name`` when ``key`` (in base64), which was there at ``revision``, is deleted."""
-        self._follow(Followed(name, key, "", revision + 1))
+        self._follow(Followed(name, key, "", revision + 1, 1))
 
-    def follow_all(self, name: str, span: Span, revision: int) -> None:
-        """Tell of ``name`` when anything in a range is not as it was at ``revision``."""
-        self._follow(Followed(name, span.first, span.last, revision + 1))
+    def follow_all(self, name: str, span: Span, revision: int, number: int) -> None:
+        """Tell of ``name`` when anything in a range is not as it was at ``revision``, when there were so many keys."""
+        self._follow(Followed(name, span.first, span.last, revision + 1, number))
 
     def _follow(self, followed: Followed) -> None:
         if followed.key in self._followed or len(self._said) >= SAID_MAX:
@@ -109,6 +127,7 @@ class EtcdWatch:
             stream = self._streams.get(fd)
             if stream is not None:
                 self._read(stream, told)
+        self._look(told)
         self._told |= told
         try:
             self._bell.recv(4096)
@@ -130,6 +149,30 @@ class EtcdWatch:
         if over or not stream.followed:
             self._followed.difference_update(followed.key for followed in stream.followed.values())
             self._end(stream)
+
+    def _look(self, told: set[str]) -> None:
+        """Note what had changed before etcd began to watch it."""
+        unsure: list[tuple[_Stream, int, Followed]] = []
+        for stream in self._streams.values():
+            unsure += [
+                (stream, number, stream.followed[number]) for number in stream.unsure if number in stream.followed
+            ]
+            stream.unsure.clear()
+        del unsure[LOOK_MAX:]
+        if not unsure:
+            return
+        body = keys.txn([], [followed.look() for _, _, followed in unsure])
+        try:
+            shown = self._gateway.one("kv/txn", body, Deadline(RealClock(), RealClock.now() + OPEN_S))["responses"]
+        except (StoreUnavailable, SetupRequired):  # then it is told of a little later
+            return
+        for (stream, number, followed), one in zip(unsure, shown, strict=True):
+            if followed.is_changed(one):
+                told.add(followed.name)
+                self._followed.discard(followed.key)
+                del stream.followed[number]
+                if not stream.followed:
+                    self._end(stream)
 
     def _open(self, said: list[Followed]) -> None:
         if not said:
@@ -167,6 +210,8 @@ class _Stream:
     def __init__(self, wire: Wire, followed: dict[int, Followed]) -> None:
         self.wire = wire
         self.followed = followed  # what was not told of yet, by its number
+        #: What may have changed before it was watched.
+        self.unsure: list[int] = []
         self._begun = False
         self._line = b""
 
@@ -189,6 +234,10 @@ class _Stream:
         whole, _, self._line = (self._line + text).rpartition(b"\n")
         for message in lines_of(whole):
             result = message["result"]
+            if result.get("created", False):
+                number = int(result["watch_id"])
+                if number in self.followed and int(result["header"]["revision"]) >= self.followed[number].revision:
+                    self.unsure.append(number)
             # What happened before a compaction is told no more: the key may be gone.
             changed = result.get("events") or result.get("compact_revision")
             followed = self.followed.pop(int(result["watch_id"]), None) if changed else None
