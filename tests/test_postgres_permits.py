@@ -234,6 +234,14 @@ def test_a_release_that_nobody_was_told_of_is_not_missed(
         assert len(flights) == 2
 
 
+def test_what_a_call_asks_for_is_decided_in_its_order(store: PostgresStore) -> None:
+    """Who lines up, and is followed by one that gives permits back, is not granted them by the same call."""
+    acquire(store, ("a", 3))
+    waiting, fewer = acquire(store, ("A", 2), ("a", 2))
+    assert (type(waiting), type(fewer)) == (Held, Granted)
+    assert [type(one) for one in acquire(store, ("A", 2), ticket=waiting.ticket)] == [Granted]
+
+
 def test_a_place_that_was_lost_is_taken_again(store: PostgresStore, postgres_url: str) -> None:
     """Who was passed over, and left the line so, comes back to its old place with the refusal."""
     acquire(store, ("a", 4))

@@ -71,13 +71,7 @@ class Pools:
             rest = left
         if any(type(outcomes[index]) is Granted for _, index, _ in (*refused, *overtaken)):
             self._queue_times = QUEUE_TIMES
-        # Who has just lined up asks again at once: a release in between had nobody to tell. (Behind others it had, and
-        # they tell who comes after them.)
-        lined_up = [
-            (name, index, request._replace(ticket=outcomes[index].ticket))
-            for name, index, request in rows
-            if request.ticket is None and request.wake is not None and _is_first(outcomes[index])
-        ]
+        lined_up = _lined_up(rows, outcomes)
         if lined_up:
             self._try([], lined_up, outcomes, deadline)
         self._remember(close, {name for name, index, _ in rows if type(outcomes[index]) is Held})
@@ -144,9 +138,23 @@ def _channel(request: Acquire) -> str | None:
     return request.wake and "dibs_" + request.wake
 
 
-def _is_first(outcome: Any) -> bool:
-    """Whether it waits, and is the first to."""
-    return type(outcome) is Held and outcome.ticket is not None and not outcome.ahead
+def _lined_up(rows: list[Row], outcomes: list[Any]) -> list[Row]:
+    """Who has just lined up, with nobody ahead, and asks again at once: a release in between had nobody to tell.
+
+    (Had there been somebody, that one tells who comes next.) Not where a later one of this call was granted: it may
+    have given some of its permits back, which is to be decided in the order given.
+    """
+    found: list[Row] = []
+    granted = set()
+    for name, index, request in reversed(rows):
+        outcome = outcomes[index]
+        if type(outcome) is Granted:
+            granted.add(name)
+        elif type(outcome) is Held and request.ticket is None and name not in granted:
+            ticket = None if outcome.ahead else outcome.ticket
+            if ticket is not None:
+                found.append((name, index, request._replace(ticket=ticket)))
+    return found[::-1]
 
 
 def _permits(rows: list[Row]) -> tuple[bytes, bytes]:
