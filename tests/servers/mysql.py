@@ -148,6 +148,10 @@ class MariaDBServer(Server):
 
     def _answers(self) -> bool:
         try:
-            return self.sql("SELECT 1") == [(1,)]
+            # What takes connections at this port and says nothing is another program, or this very connection: from a
+            # port to itself, as the system may give it out while nobody listens there.
+            with self.connect(read_timeout=5) as connection, connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+                return list(cursor.fetchall()) == [(1,)]
         except pymysql.err.OperationalError:
             return False
