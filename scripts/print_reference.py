@@ -71,7 +71,7 @@ The tests take the servers that are installed. Where there are two of a kind,
 """
 # In whole runs, and in part.
 RUN_ON = {
-    "Python": ("3.10 to 3.14", ""),
+    "Python": ("3.10 to 3.15", ""),
     "SQLite": ("3.40, 3.46, 3.53", "3.37"),
     "PostgreSQL": ("15, 17, 18", "12, 14"),
     "MariaDB": ("10.11, 11.8", "10.6"),

@@ -198,7 +198,7 @@ for mutex in RealClock.mutex(), ExactMutex():
 
 
 def test_no_mutex_is_left_had() -> None:
-    """Python 3.14 lets a Ctrl-C in between having a lock and entering its block: there it is another kind of lock."""
+    """Since 3.14 Python lets a Ctrl-C in between having a lock and entering its block: another kind of lock is used."""
     said = subprocess.run([sys.executable, "-c", HAS_AND_LEAVES], capture_output=True, text=True)
     assert said.stdout.split("\n")[:2] == ["0 300", "0 300"], said.stdout + said.stderr
 

@@ -155,8 +155,8 @@ _RLock: Any = _thread.RLock
 class ExactMutex(_RLock):  # type: ignore[misc]
     """A mutex that is had in its ``with`` block and nowhere else, also where a Ctrl-C comes at the beginning of that.
 
-    Python 3.14 lets it in between having a lock and entering the block, which leaves a bare lock had for ever (those
-    before and after do not). This one knows whose it is, and lets go. Its end is C's, with nothing in between.
+    Since 3.14 Python lets it in between having a lock and entering the block, which leaves a bare lock had for ever.
+    This one knows whose it is, and lets go. Its end is C's, with nothing in between.
     """
 
     __slots__ = ()
@@ -255,7 +255,7 @@ class RealClock:
 
     @staticmethod
     def mutex() -> Mutex:
-        return ExactMutex() if sys.version_info[:2] == (3, 14) else _thread.allocate_lock()
+        return ExactMutex() if sys.version_info >= (3, 14) else _thread.allocate_lock()
 
     @staticmethod
     def spawn(name: str, run: Callable[[], None]) -> None:

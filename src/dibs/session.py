@@ -8,7 +8,7 @@ One mutex guards the lane's queue, the waiting lines, the renewer's queues and t
 dictionary operations, never during a call to the store or to a user's function.
 
 (A loop in the very block that has it ends with a plain statement, not with a condition: at the jump back after that,
-Python 3.13 forgets that the block must be left when a signal comes, gh-130279. To Python 3.14 ``any`` and ``all`` of a
+Python 3.13 forgets that the block must be left when a signal comes, gh-130279. Since 3.14 ``any`` and ``all`` of a
 generator are such loops, too. What is called from there may be as it likes.)
 """
 
