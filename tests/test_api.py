@@ -716,11 +716,7 @@ def test_a_generator_closed_in_another_task_gives_back(sqlite_url: str) -> None:
 def in_a_fork(run: Callable[[], object]) -> None:
     """Run it in a forked child; fail with what it raised."""
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12 warns of forks among threads: that is the point
-        pid = os.fork()
+    pid = os.fork()
     if pid == 0:
         code = 1
         try:

@@ -1164,7 +1164,8 @@ with client.lock("x") as again:
     assert again.fencing_token == token + 1
 print("fine")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    strict = [sys.executable, "-W", "error", "-W", "ignore:This process (pid=:DeprecationWarning"]  # of forks, that is
+    done = subprocess.run([*strict, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 

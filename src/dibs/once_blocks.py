@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dibs._typing import Any, Generic, TypeVar
+from weakref import ref
+
+from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import NotHeld
-from dibs.owners import is_gone
+from dibs.owners import sentinel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 R = TypeVar("R")
 
@@ -12,14 +17,18 @@ R = TypeVar("R")
 class Blocks(Generic[R]):
     """The runs of one once that have been entered. A run is true when the work is its block's to do."""
 
-    __slots__ = ("_name", "_runs")
+    __slots__ = ("_alive", "_name", "_runs")
 
     def __init__(self, name: str) -> None:
         self._name = name
         #: Of each thread or task, the innermost last.
         self._runs: dict[object, list[R]] = {}
+        #: Of those of them that can be garbage while their blocks are left for that reason.
+        self._alive: dict[object, Callable[[], object]] = {}
 
     def enter(self, owner: object, run: R) -> None:
+        if isinstance(owner, ref) and owner not in self._alive:
+            self._alive[owner] = sentinel(owner)
         self._runs.setdefault(owner, []).append(run)
 
     def innermost(self, owner: object) -> R | None:
@@ -29,7 +38,7 @@ class Blocks(Generic[R]):
 
     def of_the_gone(self) -> Any:
         """An owner that has ended inside; None without any."""
-        return next((owner for owner in list(self._runs) if is_gone(owner)), None)
+        return next((owner for owner, alive in list(self._alive.items()) if alive() is None), None)
 
     def leave(self, owner: object) -> R:
         """The run whose block ends.
@@ -51,4 +60,5 @@ class Blocks(Generic[R]):
         run = runs.pop()
         if not runs:
             del self._runs[owner]
+            self._alive.pop(owner, None)
         return run

@@ -11,6 +11,11 @@ from __future__ import annotations
 from _thread import _local, get_ident
 from weakref import ref
 
+from dibs._typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class ThreadOwner:
     """A thread. It is equal to itself only."""
@@ -38,6 +43,20 @@ def this_thread() -> ref[ThreadOwner]:
         thread = _HERE.__dict__.setdefault("thread", ThreadOwner())
         owner = _HERE.owner = ref(thread)
     return owner
+
+
+def sentinel(owner: ref[Any]) -> Callable[[], object]:
+    """What says None before anything of the thread or task is finalized by the garbage collector.
+
+    The owner itself, a reference without a callback, may outlive that since Python 3.15.
+    """
+    alive = owner()
+    assert alive is not None
+    return ref(alive, _nothing)
+
+
+def _nothing(_: object) -> None:
+    pass
 
 
 def is_gone(owner: object) -> bool:

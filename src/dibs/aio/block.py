@@ -8,6 +8,7 @@ import sys
 from dibs._typing import TYPE_CHECKING
 from dibs.aio.tasks import call_in
 from dibs.hold import HELD, LOST
+from dibs.owners import sentinel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 class Block:
     """One ``async with`` block, whose task is cancelled when its lease is lost. Its holds call it at their end."""
 
-    __slots__ = ("cancelled", "holds", "over", "task")
+    __slots__ = ("alive", "cancelled", "holds", "over", "task")
 
     def __init__(self, lease: Releasable, task: Owner) -> None:
         #: Not kept alive: a task whose loop was closed is garbage, and then its lease ends by its ttl.
         self.task = task
+        #: None as soon as the task is garbage, also while its block is left for that reason.
+        self.alive = sentinel(task)
         self.holds: Sequence[Hold] = lease._holds
         self.cancelled = False
         self.over = False

@@ -78,7 +78,7 @@ class AsyncLockable(Generic[L]):
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         me = owner()
         if exc_type is GeneratorExit:  # of a coroutine that is garbage, perhaps, whichever task runs meanwhile
-            me = next((block.task for block in self._blocks[:] if block.task() is None), me)
+            me = next((block.task for block in self._blocks[:] if block.alive() is None), me)
         by_loss = self._end_block(exc_type, me)
         lease = self._core.leave(me, self._core.block_of(me))
         if by_loss is None:  # another task has entered it: an asynchronous generator, for one, may be closed elsewhere

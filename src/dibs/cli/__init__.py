@@ -101,6 +101,11 @@ class _Plain:
 class Help(argparse.RawDescriptionHelpFormatter):
     """Help as wide as the terminal, up to 110 columns."""
 
+    # From Python 3.14 on argparse asks for colours when an option is added, not only when help is shown. What knows
+    # them brings dataclasses and inspect: 8 ms of each start.
+    _theme = _Plain()
+    _decolor = str
+
     def __init__(self, prog: str) -> None:
         # Given, because argparse would import shutil, and with it three compression libraries, to find it out.
         try:
@@ -109,10 +114,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
             width = 110
         super().__init__(prog, max_help_position=26, width=max(40, min(width, 110) - 2))
 
-    def _set_color(self, color: object) -> None:
-        # From Python 3.14 on argparse asks for colours when an option is added, not only when help is shown. What knows
-        # them brings dataclasses and inspect: 8 ms of each start.
-        self._theme, self._decolor = _Plain(), str
+    def _set_color(self, color: object, **where: object) -> None:
+        pass
 
 
 class Parser(argparse.ArgumentParser):
