@@ -64,14 +64,15 @@ old is refused when it is reached.
 *All tests* are a whole run: on Debian 12 each time, on Debian 13 and on Debian unstable (with MySQL and Valkey) before
 a release. *In part* is by hand before a release: of a server the conformance suite (of SQLite 3.37, PostgreSQL 14,
 MariaDB 10.6 and Redis 6.0 without its half for asyncio) and of most the store's own tests; of a driver, the oldest that
-pip may choose, all tests that use it but chaos and state machines, on Python 3.10. Whole runs take the newest drivers.
+pip may choose, all tests that use it but chaos and state machines, on Python 3.10; of Python 3.13t, without the global
+lock, [what its drivers allow](../explanation/safety.md). Whole runs take the newest drivers.
 
 The tests take the servers that are installed. Where there are two of a kind,
 `DIBS_TEST_WITH="mysqld valkey-server" make test` names the programs to take.
 """
 # In whole runs, and in part.
 RUN_ON = {
-    "Python": ("3.10 to 3.15", ""),
+    "Python": ("3.10 to 3.15", "3.13t"),
     "SQLite": ("3.40, 3.46, 3.53", "3.37"),
     "PostgreSQL": ("15, 17, 18", "12, 14"),
     "MariaDB": ("10.11, 11.8", "10.6"),
