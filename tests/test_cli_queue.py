@@ -172,7 +172,7 @@ def test_a_payload_that_is_nested_as_deeply_as_can_be_is_shown(dibs: Dibs, clien
     queue = client.queue("q")
     queue.put_many(["text", nested(depth - 5)])
     shown = ["text", "[" * (depth - 5) + "]" * (depth - 5)]
-    assert [job.payload for job in queue.jobs()] == shown
+    assert [text(job.payload) for job in queue.jobs()] == shown
     assert len(dibs("jobs", "q").stdout.splitlines()) == 3
     assert [text(job["payload"]) for job in json.loads(dibs("jobs", "q", "--json").stdout)] == shown
     assert [text(job["payload"]) for job in taken(dibs, "q", "--n", "2")] == shown

@@ -826,7 +826,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.threads",
         "dibs.aio.tasks",
     },
-    "dibs.aio.block": {"dibs.hold", "dibs.aio.tasks"},
+    "dibs.aio.block": {"dibs.hold", "dibs.owners", "dibs.aio.tasks"},
     "dibs.aio.lockable": {
         "dibs.errors",
         "dibs.grips",

@@ -103,8 +103,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     # From Python 3.14 on argparse asks for colours when an option is added, not only when help is shown. What knows
     # them brings dataclasses and inspect: 8 ms of each start.
-    _theme = _Plain()
-    _decolor = str
+    _theme, _decolor = _Plain(), str
 
     def __init__(self, prog: str) -> None:
         # Given, because argparse would import shutil, and with it three compression libraries, to find it out.
@@ -114,8 +113,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
             width = 110
         super().__init__(prog, max_help_position=26, width=max(40, min(width, 110) - 2))
 
-    def _set_color(self, color: object, **where: object) -> None:
-        pass
+    def _set_color(self, color: object, **where: object) -> None: ...
 
 
 class Parser(argparse.ArgumentParser):
