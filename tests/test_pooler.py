@@ -132,7 +132,7 @@ def test_transactions_are_isolated_as_dibs_needs_it(pooled_url: str, postgres_ur
     with psycopg.connect(postgres_url, autocommit=True) as other:
         name = postgres_url.rpartition("/")[2]
         other.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
-    with dibs.connect(pooled_url) as client:
+    with dibs.connect(pooled_url, request_timeout=60) as client:  # seventeen megabytes, beside other tests
         with client.semaphore("s", 2), client.rwlock("rw").write():
             queue = client.queue("a", ttl=30, group_limit=1)
             queue.put_many([b"x" * 2**20] * 17)
