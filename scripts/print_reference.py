@@ -61,11 +61,12 @@ VERSIONS = """\
 What dibs needs, and what its tests were run on. An SQLite, PostgreSQL, MySQL, MariaDB, Redis or memcached that is too
 old is refused when it is reached.
 
-*All tests* are a whole run: on Debian 12 each time, on Debian 13 and on Debian unstable (with MySQL and Valkey) before
-a release. *In part* is by hand before a release: of a server the conformance suite (of SQLite 3.37, PostgreSQL 14,
-MariaDB 10.6 and Redis 6.0 without its half for asyncio) and of most the store's own tests; of a driver, the oldest that
-pip may choose, all tests that use it but chaos and state machines, on Python 3.10; of Python 3.13t, without the global
-lock, [what its drivers allow](../explanation/safety.md). Whole runs take the newest drivers.
+*All tests* are a whole run: on Debian 12 each time; before a release on Debian 13, on Debian testing (with the newest
+Python, PostgreSQL and Redis) and on Debian unstable (with MySQL and Valkey). *In part* is by hand before a release:
+of a server the conformance suite (of SQLite 3.37, PostgreSQL 14, MariaDB 10.6 and Redis 6.0 without its half for
+asyncio) and of most the store's own tests; of a driver, the oldest that pip may choose, all tests that use it but
+chaos and state machines, on Python 3.10; of Python 3.13t, without the global lock, [what its drivers
+allow](../explanation/safety.md). Whole runs take the newest drivers.
 
 The tests take the servers that are installed. Where there are two of a kind,
 `DIBS_TEST_WITH="mysqld valkey-server" make test` names the programs to take.
