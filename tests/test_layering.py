@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.rounds",
         "dibs.stores.tables",
     },
-    "dibs.stores.tables": {"dibs.errors"},
+    "dibs.stores.tables": {"dibs._version", "dibs.errors"},
     "dibs.stores.turns": set(),
     "dibs.stores.memory_forks": {"dibs.clock"},
     "dibs.stores.memory": {
@@ -117,6 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_forks",
         "dibs.stores.sqlite_inodes",
         "dibs.stores.sqlite_sql",
+        "dibs.stores.tables",
     },
     "dibs.stores.sqlite_forks": {"dibs.clock", "dibs.store"},
     "dibs.stores.sqlite_inodes": set(),
@@ -138,6 +139,8 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_jobs_talks",
         "dibs.stores.sqlite_jobs_turns",
         "dibs.stores.sqlite_pins",
+        "dibs.stores.sqlite_sql",
+        "dibs.stores.tables",
     },
     "dibs.stores.sqlite_jobs_turns": {"dibs.clock", "dibs.jobs", "dibs.stores.sqlite_jobs_talks"},
     "dibs.stores.sqlite_jobs_sql": {"dibs.door", "dibs.stores.identifiers"},
@@ -236,6 +239,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_link": {
         *CONTRACT,
         "dibs.stores.postgres_login",
+        "dibs.stores.postgres_sql",
         "dibs.stores.postgres_wire",
         "dibs.stores.tables",
     },

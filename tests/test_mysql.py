@@ -257,86 +257,11 @@ def test_the_driver_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     locate("mysql://db/prod")
 
 
-# -- tables of an older version ---------------------------------------------------------------------------------------
-
-OLD_SCHEMA = """\
-CREATE TABLE dibs_lease_meta (what VARBINARY(64) NOT NULL PRIMARY KEY, value BIGINT NOT NULL) ENGINE = InnoDB;
-INSERT INTO dibs_lease_meta (what, value) VALUES ('token_floor', 0), ('version', 1);
-CREATE TABLE dibs_lease_line (
-    name VARBINARY(400) NOT NULL, ticket BIGINT NOT NULL AUTO_INCREMENT, claim_id VARBINARY(400) NOT NULL,
-    wake VARBINARY(400) NOT NULL, seen_at DATETIME(6) NOT NULL, PRIMARY KEY (name, ticket), KEY (ticket)
-) ENGINE = InnoDB;
-CREATE TABLE dibs_lease (
-    name VARBINARY(400) NOT NULL, slot INT NOT NULL, holder VARCHAR(1000), acquired_at DATETIME(6) NOT NULL,
-    expires_at DATETIME(6) NOT NULL, fencing_token BIGINT NOT NULL, info TEXT, claim_id VARBINARY(400),
-    last_ticket BIGINT NOT NULL DEFAULT 0, PRIMARY KEY (name, slot)
-) ENGINE = InnoDB, DEFAULT CHARACTER SET utf8mb4;
-INSERT INTO dibs_lease (name, slot, holder, acquired_at, expires_at, fencing_token, claim_id)
-VALUES ('x', 1, 'somebody', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 41, 'a-1');
-"""
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def test_older_tables_are_made_to_fit(mysql: MariaDBServer, url: str) -> None:
-    """Tables from before permits get their columns at the first request, also of many at once; leases are kept."""
-    mysql.sql(OLD_SCHEMA, database=database_of(url))
-    stores = [locate(url)[0].open() for _ in range(6)]
-    outcomes: list[Any] = []
-
-    def ask(number: int) -> None:
-        outcomes.extend(stores[number].act([Acquire("p", f"c-{number}", 60, "h", permits=3)], soon(30)))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(stores))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcome.slot for outcome in outcomes if isinstance(outcome, Granted)) == [1, 2, 3]
-    assert sum(isinstance(outcome, Held) for outcome in outcomes) == 3
-    held, renewed, other, mismatch = stores[0].act(
-        [
-            Acquire("x", "b-1", 60, "h", None, "b"),
-            Renew("x", "a-1", 7200),
-            Acquire("z", "b-1", 60, "h"),
-            Acquire("x", "b-1", 60, "h", permits=2),
-        ],
-        soon(),
-    )
-    assert isinstance(held, Held)
-    assert (held.holder, held.fencing_token) == ("somebody", 41)
-    assert isinstance(renewed, Renewed)
-    assert isinstance(other, Granted)
-    assert mismatch == Mismatch(0)
-    stores[0].setup(soon())  # harmless
-    for store in stores:
-        store.close()
-
-
-@pytest.mark.parametrize("what", ["lock", "semaphore"])
-def test_older_tables_without_the_right_to_change_them(mysql: MariaDBServer, url: str, what: str) -> None:
-    """Tables from before permits and a login that may not alter them: SetupRequired, naming `dibs setup`."""
-    database = database_of(url)
-    user = f"old_{database}"
-    mysql.sql(OLD_SCHEMA, database=database)
-    mysql.create_user(user)
-    mysql.sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO '{user}'@'127.0.0.1'")
-
-    def made(client: dibs.Client) -> Any:
-        return client.lock("y") if what == "lock" else client.semaphore("y", 2)
-
-    with dibs.connect(mysql.url(database, user=user) + "?" + url.partition("?")[2]) as app:
-        with pytest.raises(dibs.SetupRequired, match=r"older version.*dibs setup"):
-            made(app).acquire(timeout=0)
-        with dibs.connect(url) as admin:
-            admin.setup()
-        with made(app):
-            pass
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_the_printed_schema_can_be_run(mysql: MariaDBServer, mysql_url: str, old: bool) -> None:
-    """What `dibs schema` prints makes the tables, or what older ones lack, and does nothing when run again."""
-    if old:
-        mysql.sql(OLD_SCHEMA, database=database_of(mysql_url))
+def test_the_printed_schema_can_be_run(mysql: MariaDBServer, mysql_url: str) -> None:
+    """What `dibs schema` prints makes the tables, and does nothing when run again."""
     for place in (mysql_url, f"{mysql_url}&table=it%27s+%5Codd%60%25s"):
         schema = locate(place)[0].open().schema()
         for _ in range(2):

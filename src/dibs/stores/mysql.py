@@ -107,7 +107,7 @@ OPTIONS = mysql_address.OPTIONS
 class MySQLStore:
     def __init__(self, place: mysql_address.Place) -> None:
         self._tables = Tables(place.where.database, place.table)
-        self._connection = Connection(place.where, place.connect, self._tables.schema())
+        self._connection = Connection(place.where, place.connect, self._tables)
         self._has_tables = False
         self._sql = self._tables.sql
         self._pins = Pins(self._tables.text)

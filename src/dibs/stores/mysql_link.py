@@ -8,6 +8,7 @@ again, a bounded number of times. A transaction on permits is rolled back and be
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -16,13 +17,14 @@ from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsuppor
 from dibs.store import RowBusy, StoreBusy
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
-from dibs.stores.tables import TablesMissing, set_up, with_tables
+from dibs.stores.tables import TablesMissing, refuse_newer, set_up, with_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dibs.clock import Deadline
     from dibs.stores.mysql_drivers import Answer, Link, Where
+    from dibs.stores.mysql_tables import Tables
 
 _T = TypeVar("_T")
 
@@ -44,9 +46,9 @@ CLOCK_READ_S = 5.0
 CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
 _NO_TABLE = frozenset((1146, 1054))
 # A row that somebody else made, perhaps at the same moment; and somebody else's locks.
-_SAME_KEY = frozenset((1062,))
+_SAME_KEY = 1062
 _TRY_AGAIN = frozenset((1205, 1213, 3572))
-_THERE_ALREADY = frozenset((1060, 1359))
+_TRIGGER_THERE = 1359
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
 # (Also for an account that may come by TLS only.)
@@ -60,7 +62,7 @@ _NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 302
 
 
 class _ThereAlready(Exception):
-    """What was to be made is there."""
+    """The trigger that was to be made is there."""
 
 
 class _SameKey(StoreBusy):
@@ -70,11 +72,11 @@ class _SameKey(StoreBusy):
 class Connection:
     """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt."""
 
-    def __init__(self, where: Where, connect: Callable[[Where, float], Link], schema: str) -> None:
+    def __init__(self, where: Where, connect: Callable[[Where, float], Link], tables: Tables) -> None:
         self.where = where
         self._connect = connect
-        #: What makes the tables.
-        self._schema = schema
+        #: What makes the tables, and what tells of which version they are.
+        self._schema, self._version = tables.schema(), tables.version()
         self._wire: Wire | None = None
         #: What the server told of itself when it was connected.
         self.facts: dict[str, str] = {}
@@ -179,14 +181,15 @@ class Connection:
         set_up(partial(self.make, schema, deadline))
 
     def make(self, schema: str, deadline: Deadline) -> None:
-        """Make what these statements make."""
+        """Make what these statements make, unless a later dibs has changed the tables."""
+        with suppress(TablesMissing):
+            ((version,),) = self.attempt(self._version, deadline).rows or ((None,),)
+            refuse_newer(version, sql.VERSION)
         # Each is harmless when it is there, also when several make it at once: the server's own locks see to that.
         for statement in schema.split(";\n"):
             if statement.strip():
-                try:
+                with suppress(_ThereAlready):  # somebody else has made it since we looked
                     self.attempt(statement, deadline)
-                except _ThereAlready:  # a column or trigger that somebody else has made since we looked
-                    pass
 
     def look(self, statement: str, deadline: Deadline) -> tuple[Answer, Sequence[tuple[str, int]]]:
         """Run somebody else's query; its rows, and its columns' names and types."""
@@ -299,9 +302,9 @@ class Connection:
         text = f"{self._shown}: {error}"
         if code in _NO_TABLE:
             raise TablesMissing(text) from error
-        if code in _THERE_ALREADY:
+        if code == _TRIGGER_THERE:
             raise _ThereAlready(text) from error
-        if code in _SAME_KEY:
+        if code == _SAME_KEY:
             raise _SameKey(text) from error
         if code in _TRY_AGAIN:
             raise StoreBusy(text) from error

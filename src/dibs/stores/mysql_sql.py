@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from dibs.store import ANY_TICKET, LAST_TICKET, LINE_GRACE_S
 
-# In this order: whoever finds the leases, and in them `take`, finds the other tables, too, while another is still
-# making them. (Who finds no floor yet makes it.)
+# Of the tables. Where a later dibs has written a greater one, this one makes no tables.
+VERSION = 1
+READ_VERSION = "SELECT value FROM {meta} WHERE what = 'version'"
+# In this order: whoever finds the leases finds the other tables, too, while another is still making them. (Who finds no
+# floor yet makes it.)
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {meta} (
     what  VARBINARY(64) NOT NULL PRIMARY KEY,
     value BIGINT NOT NULL
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, DEFAULT CHARACTER SET utf8mb4;
-INSERT INTO {meta} (what, value) VALUES ('version', 1) ON DUPLICATE KEY UPDATE value = value;
+INSERT INTO {meta} (what, value) VALUES ('version', {version}) ON DUPLICATE KEY UPDATE value = value;
 CREATE TABLE IF NOT EXISTS {line} (
     name     VARBINARY(400) NOT NULL,
     ticket   BIGINT NOT NULL AUTO_INCREMENT,
@@ -66,17 +69,6 @@ INSERT INTO {meta} (what, value) SELECT 'token_floor', COALESCE(MAX(token) + 109
     SELECT MAX(fencing_token) AS token FROM {lease} UNION ALL SELECT MAX(fencing_token) FROM {pool}
 ) AS known WHERE NOT EXISTS (SELECT 1 FROM {meta} AS m WHERE m.what = 'token_floor')
 ON DUPLICATE KEY UPDATE {meta}.value = {meta}.value;
--- Tables that were made before names could have permits. (MySQL has no ADD COLUMN IF NOT EXISTS.)
-SET @dibs_line = IF(EXISTS (SELECT 1 FROM information_schema.columns
-    WHERE table_schema = DATABASE() AND table_name = '{line_text}' AND column_name = 'take'),
-    'DO 0', 'ALTER TABLE {line_quoted} ADD COLUMN take INT NOT NULL DEFAULT 1');
-PREPARE dibs_line FROM @dibs_line;
-EXECUTE dibs_line;
-SET @dibs_lease = IF(EXISTS (SELECT 1 FROM information_schema.columns
-    WHERE table_schema = DATABASE() AND table_name = '{lease_text}' AND column_name = 'take'),
-    'DO 0', 'ALTER TABLE {lease_quoted} ADD COLUMN take INT');
-PREPARE dibs_lease FROM @dibs_lease;
-EXECUTE dibs_lease;
 """
 
 # The clock: when the server began with the statement, in UTC whatever the time zone (see dibs.stores.mysql).
@@ -136,11 +128,6 @@ _COLUMNS = {
 def quoted(name: str) -> str:
     """A table's or a trigger's name as it stands in a statement."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def in_quotes(text: str) -> str:
-    """A text as it stands between quotes in the schema."""
-    return text.replace("\\", "\\\\").replace("'", "''")
 
 
 def asked(*columns: str) -> str:

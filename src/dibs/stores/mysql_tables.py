@@ -70,10 +70,11 @@ class Tables:
         return template.format(**names, asked=sql.asked(*columns) if columns else "")
 
     def schema(self) -> str:
-        texts: dict[str, str] = {}
-        for key, name in zip(("lease", "line"), self.called, strict=False):
-            texts |= {f"{key}_text": sql.in_quotes(name), f"{key}_quoted": sql.in_quotes(self._names[key])}
-        return sql.SCHEMA.format(**self._names, **texts)
+        return sql.SCHEMA.format(**self._names, version=sql.VERSION)
+
+    def version(self) -> str:
+        """The query that reads which version the tables are of."""
+        return sql.READ_VERSION.format(**self._names)
 
     def jobs_schema(self) -> str:
         return mysql_jobs_sql.SCHEMA.format(**self._names)

@@ -99,7 +99,7 @@ class PostgresStore:
     def __init__(self, place: postgres_address.Place, known_good: list[bool]) -> None:
         self._tables = Tables(place.schema, place.table)
         self._sql = self._tables.sql
-        self._connection = Connection(place.conninfo, known_good, self._tables.schema())
+        self._connection = Connection(place.conninfo, known_good, self._tables)
         self._pools = Pools(self._connection, self._sql)
         self._place = place
         self._has_tables = False

@@ -24,8 +24,9 @@ from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import RowBusy, StoreBusy
 from dibs.stores.postgres_login import connect, is_cut
+from dibs.stores.postgres_sql import NEWER, VERSION
 from dibs.stores.postgres_wire import milliseconds
-from dibs.stores.tables import TablesMissing, with_tables
+from dibs.stores.tables import TablesMissing, refuse_newer, with_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from dibs.clock import Deadline
+    from dibs.stores.postgres_tables import Tables
 
     # A statement with its parameters.
     Sql = tuple[bytes, Sequence[bytes | None]]
@@ -67,8 +69,6 @@ SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0'
 """
 # Classes of errors that are not about what a statement says or would write; a trigger raises any of the others.
 _NOT_REFUSED = frozenset(("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX"))
-# So that those who make tables at the same moment do it one after the other.
-_SETUP_LOCK = "SELECT pg_advisory_xact_lock(7095203471)"
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
@@ -86,11 +86,11 @@ class Connection:
     ``known_good``, which those to one address share, is empty until one of them has been let in.
     """
 
-    def __init__(self, conninfo: bytes, known_good: list[bool], schema: str) -> None:
+    def __init__(self, conninfo: bytes, known_good: list[bool], tables: Tables) -> None:
         self._conninfo = conninfo
         self._known_good = known_good
-        #: What makes the tables.
-        self._schema = schema
+        #: What makes the tables, and what goes before whatever makes any.
+        self._schema, self._first = tables.schema(), tables.first()
         self._pg: PGconn | None = None
         self._ready: Readiness | None = None
         self._used_at = 0.0
@@ -111,8 +111,8 @@ class Connection:
         try:
             return self.execute_all(statements, deadline)
         except TablesMissing:
-            attempt = partial(self.execute_all, statements, deadline)
-            return with_tables(attempt, partial(self.make, self._schema, deadline))
+            make = partial(self.make, self._schema, deadline)
+            return with_tables(partial(self.execute_all, statements, deadline), make)
 
     def transaction(self, work: Callable[[], None], deadline: Deadline) -> None:
         """Do the work, which begins and commits a transaction, or nothing of it; make missing tables."""
@@ -133,11 +133,10 @@ class Connection:
             raise
 
     def make(self, schema: str, deadline: Deadline) -> None:
-        """Make what these statements make."""
+        """Make what these statements make, unless a later dibs has changed the tables."""
         self.open(deadline)
-        # In one transaction behind one lock: CREATE … IF NOT EXISTS alone is not safe against itself.
         limit = f"SET LOCAL statement_timeout = {milliseconds(deadline).decode()}; " if self.pooled else ""
-        self._simple(f"BEGIN; {limit}{_SETUP_LOCK};\n{schema}COMMIT".encode(), deadline)
+        self._simple(f"BEGIN; {limit}{self._first}{schema}COMMIT".encode(), deadline)
 
     # -- one flight -----------------------------------------------------------------------------------------------
 
@@ -298,6 +297,8 @@ class Connection:
             raise TablesMissing(text)
         if code == "23502" and result.error_field(pq.DiagnosticField.COLUMN_NAME) == b"fencing_token":
             raise TablesMissing(f"this login sees no floor that the tokens of new names would begin above ({text})")
+        if code == NEWER:
+            refuse_newer(words, VERSION)
         if code == "55P03":
             raise RowBusy(text)
         # Deadlock, serialization; a row with that key was made meanwhile, and is seen next time.

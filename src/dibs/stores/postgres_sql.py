@@ -36,6 +36,20 @@ WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1 AND k.pid = $1::i
   AND (k.classid::bigint << 32 | k.objid::bigint) = {PIN_KEY.format(name="$2::text", slot="$3::bigint").format()}
 """
 
+# Of the tables. Where a later dibs has written a greater one, this one makes none: an error of that code tells it.
+VERSION = 1
+NEWER = "DIBSN"
+# Before whatever makes tables, in its transaction: CREATE … IF NOT EXISTS alone is not safe against itself.
+FIRST = f"""\
+SELECT pg_advisory_xact_lock(7095203471);
+DO $do$ BEGIN
+    IF to_regclass('{{meta_text}}') IS NOT NULL THEN
+        IF (SELECT value FROM {{meta}} WHERE key = 'version') > {VERSION} THEN
+            RAISE EXCEPTION '%', (SELECT value FROM {{meta}} WHERE key = 'version') USING ERRCODE = '{NEWER}';
+        END IF;
+    END IF;
+END $do$;
+"""
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (
     name          text COLLATE "C" NOT NULL,
@@ -67,18 +81,11 @@ CREATE TABLE IF NOT EXISTS {meta} (
     key   text PRIMARY KEY,
     value bigint NOT NULL
 );
-INSERT INTO {meta} (key, value) VALUES ('version', 1) ON CONFLICT (key) DO NOTHING;
+INSERT INTO {meta} (key, value) VALUES ('version', {version}) ON CONFLICT (key) DO NOTHING;
 -- What the tokens of new names begin above. Where that was lost, far above all that are known: more were granted.
 INSERT INTO {meta} (key, value) SELECT 'token_floor', coalesce(max(token) + 1099511627776, 0) FROM (
     SELECT max(fencing_token) AS token FROM {lease} UNION ALL SELECT max(fencing_token) FROM {pool}
 ) AS known WHERE NOT EXISTS (SELECT FROM {meta} WHERE key = 'token_floor') ON CONFLICT (key) DO NOTHING;
--- Tables made before names could have permits. (ALTER TABLE asks for the owner even if there is nothing to do.)
-DO $do$ BEGIN
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = {lease_text}::regclass AND attname = 'take') THEN
-        ALTER TABLE {lease} ADD COLUMN take integer;
-        ALTER TABLE {line} ADD COLUMN take integer NOT NULL DEFAULT 1;
-    END IF;
-END $do$;
 """
 
 # What is asked, by verb: the types of the columns. One request alone is faster with plain values than with arrays.

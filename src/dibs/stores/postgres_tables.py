@@ -25,7 +25,7 @@ class Tables:
         }
         # Of 48 bits, so that a slot's number can be added.
         self._names["pin_seed"] = str(int.from_bytes(sha256(self._names["lease"].encode()).digest()[:6], "big"))
-        self._names["lease_text"] = "'" + self._names["lease"].replace("'", "''") + "'"
+        self._names["version"] = str(postgres_sql.VERSION)
         self._schema = schema
         self._table = table
         #: The statements, by their verbs: of those that take rows one for many, and one for a single row (…_ONE).
@@ -56,6 +56,10 @@ class Tables:
         """What a transaction does with which a lease is to end."""
         name, claim_id = request.name.encode().hex(), request.claim_id.encode().hex()
         return postgres_sql.ENDING.format(name=name, claim_id=claim_id, slot=request.slot, **self._names)
+
+    def first(self) -> str:
+        """What goes before whatever makes tables, in its transaction."""
+        return postgres_sql.FIRST.format(meta_text=self._names["meta"].replace("'", "''"), **self._names)
 
     def schema(self) -> str:
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema, 'schema')};\n"

@@ -51,15 +51,13 @@ def begin(
     be_patient()
     db.execute("BEGIN IMMEDIATE")
     try:
-        missing = [end for end in ("", "_pool") if not file.has_table(db, file.table + end)]
+        file.refuse_newer(db)
+        missing = not all(file.has_table(db, file.table + end) for end in ("", "_pool"))
         for statement in file.schema.split(";\n"):
             if statement.strip():
                 db.execute(statement)
-        for table in ("lease", "line"):  # of a file that was made before names could have permits
-            if "take" not in {row[1] for row in db.execute(file.sql[f"columns_of_{table}"])}:
-                db.execute(file.sql[f"widen_{table}"])
-        last_boot, version = file.meta(db, "boot_id"), file.meta(db, "version")
-        db.execute(file.sql["set_meta"], ("version", VERSION))
+        last_boot = file.meta(db, "boot_id")
+        db.execute(file.sql["set_meta"], ("version", str(VERSION)))
         if last_boot != this_boot:
             here, there = _machine_id(), file.meta(db, "machine_id")
             if here and there and here != there and not moved_here:
@@ -84,7 +82,7 @@ def begin(
                 db.execute(file.sql["set_meta"], (key, value))
             db.execute(file.sql["clear_line"])
             db.execute(file.sql["carry_over"], numbered((boot, boot_now(), wall_now(), boot - 1)))
-        if last_boot is not None and missing and (version == VERSION or "" in missing):  # (1 had no pools)
+        if last_boot is not None and missing:
             # A table that was dropped took tokens with it.
             floor = file.meta(db, "token_floor") + TOKENS_PER_BOOT
             db.execute(file.sql["set_meta"], ("token_floor", str(floor)))

@@ -33,6 +33,11 @@ def primary_code(error: Exception) -> int:
     return (_CODES_BY_TEXT.get(str(error), 1) if code is None else int(code)) & 0xFF
 
 
+def is_missing(error: sqlite3.Error) -> bool:
+    """Whether a table, column or index was not there."""
+    return primary_code(error) == _MISTAKE and str(error).startswith(_MISSING)
+
+
 def _can_open() -> bool:
     """Whether this process may have another file descriptor."""
     try:
@@ -56,7 +61,7 @@ def translated(error: sqlite3.Error, path: str) -> StoreBusy | SetupRequired | S
         return SetupRequired(f"{text}. This user must be able to write the file and its folder")
     if primary in (_CORRUPT, _NOTADB):
         return SetupRequired(f"{text}. Name another file, or restore this one")
-    if primary == _MISTAKE and str(error).startswith(_MISSING):
+    if is_missing(error):
         again = "setup --history 100" if str(error).endswith("_history") else "setup"
         return SetupRequired(f"{text}. `dibs {again}` makes it again")
     return StoreUnavailable(text, maybe_applied=False)

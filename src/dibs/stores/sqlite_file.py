@@ -14,7 +14,7 @@ from dibs.clock import RealClock, boot_id, boot_now
 from dibs.errors import SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores import sqlite_inodes, sqlite_sql
-from dibs.stores.sqlite_errors import translated
+from dibs.stores.sqlite_errors import is_missing, translated
 from dibs.stores.sqlite_forks import FORKS
 
 if TYPE_CHECKING:
@@ -173,9 +173,16 @@ class SQLiteFile:
         return (
             self.has_table(db, self._meta_table)
             and self.meta(db, "boot_id") == this_boot
-            and self.meta(db, "version") == sqlite_sql.VERSION
+            and self.meta(db, "version") == str(sqlite_sql.VERSION)
             and db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         )
+
+    def refuse_newer(self, db: sqlite3.Connection) -> None:
+        """Raise TablesNewer, if a later dibs has changed the tables."""
+        from dibs.stores.tables import refuse_newer
+
+        if self.has_table(db, self._meta_table):
+            refuse_newer(self.meta(db, "version"), sqlite_sql.VERSION)
 
     def has_table(self, db: sqlite3.Connection, name: str) -> bool:
         found = db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
@@ -235,6 +242,13 @@ class SQLiteFile:
         meant = translated(error, self.path)
         if isinstance(meant, StoreUnavailable):
             self.close()
+        elif is_missing(error) and self._db is not None:
+            try:
+                self.refuse_newer(self._db)
+            except SetupRequired as newer:
+                return newer
+            except sqlite3.Error:
+                pass
         return meant
 
     def close(self) -> None:

@@ -47,6 +47,8 @@ from dibs.store import Held
 from dibs.stores import sqlite_jobs_sql, sqlite_pins
 from dibs.stores.sqlite_jobs_talks import Moment, finish, gone, in_json, put
 from dibs.stores.sqlite_jobs_turns import Turns
+from dibs.stores.sqlite_sql import VERSION
+from dibs.stores.tables import refuse_newer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -208,6 +210,8 @@ class SQLiteJobs:
         # who has read before in that transaction: they are refused at once while others write.
         yield Said(sqlite_jobs_sql.begin(alias))
         if not (yield Said(exists, (table + "_job_end",))).rows[0][0]:
+            if (yield Said(exists, (table + "_meta",))).rows[0][0]:
+                refuse_newer((yield Said(sql["version"])).rows[0][0], VERSION)
             for statement in _each(sqlite_jobs_sql.schema(names)):
                 yield Said(statement)
         # The same once more, since sqlite3 of Python begins a transaction with this one at the earliest. The time is
@@ -335,6 +339,7 @@ class SQLiteJobs:
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
         def make(db: sqlite3.Connection) -> None:
+            self._file.refuse_newer(db)
             for statement in _each(self.schema()):
                 db.execute(statement)
 

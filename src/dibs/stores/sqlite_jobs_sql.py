@@ -205,6 +205,7 @@ _STATEMENTS = {
     "drop_old": f"DELETE FROM {{end}} WHERE id = {VALUE}",
     # Before anything is read on a connection of the caller's: from here on nobody else writes.
     "lock": "UPDATE {job} SET tries = tries WHERE id = 0",
+    "version": "SELECT max(CAST(value AS INTEGER)) FROM {meta} WHERE key = 'version'",
     # The number of this boot, if it has begun for this file.
     "boot": (
         "SELECT CAST(value AS INTEGER) FROM {meta} WHERE key = 'boot'"

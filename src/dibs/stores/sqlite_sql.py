@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # comes next is later by this clock, however long a thread stood still between looking at a clock and writing.
 WALL_NOW = "round((julianday('now') - 2440587.5) * 86400.0, 3)"
 
-# Of the tables: 2 has permits.
-VERSION = "2"
+# Of the tables.
+VERSION = 2
 
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (
@@ -259,10 +259,6 @@ _STATEMENTS = {
     "purge": "DELETE FROM {lease} WHERE {old}",
     "purge_pool_floor": "SELECT max(fencing_token) FROM {pool} WHERE {empty}",
     "purge_pool": "DELETE FROM {pool} WHERE {empty}",
-    "columns_of_lease": "PRAGMA table_info({lease})",
-    "columns_of_line": "PRAGMA table_info({line})",
-    "widen_lease": "ALTER TABLE {lease} ADD COLUMN take INTEGER",
-    "widen_line": "ALTER TABLE {line} ADD COLUMN take INTEGER NOT NULL DEFAULT 1",
     "get_meta": "SELECT value FROM {meta} WHERE key = ?",
     "set_meta": "INSERT OR REPLACE INTO {meta} (key, value) VALUES (?, ?)",
 }

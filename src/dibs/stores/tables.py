@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, TypeVar
+from dibs._version import __version__
 from dibs.errors import SetupRequired
 
 if TYPE_CHECKING:
@@ -21,6 +22,20 @@ class TablesMissing(Exception):
     """The statement needs a table, schema, column or row that setting up makes. It has changed nothing."""
 
 
+class TablesNewer(SetupRequired):
+    """A later dibs has changed the tables: what this one would make beside them, or write there, nobody else heeds."""
+
+
+def refuse_newer(found: int | str | bytes | None, known: int) -> None:
+    """Raise TablesNewer, if the version found in the tables (None: none) is greater than the one this dibs knows."""
+    version = 0 if found is None else int(found)
+    if version > known:
+        raise TablesNewer(
+            f"a newer dibs has changed the tables of dibs: they are of version {version}, and this one, {__version__}, "
+            f"knows {known}. Install the newer one here, too"
+        )
+
+
 def with_tables(attempt: Callable[[], _T], make: Callable[[], None]) -> _T:
     """Attempt it; when it turns out that there are no tables, make them, and attempt it once more."""
     try:
@@ -29,6 +44,8 @@ def with_tables(attempt: Callable[[], _T], make: Callable[[], None]) -> _T:
         pass
     try:
         make()
+    except TablesNewer:
+        raise
     except SetupRequired as refused:
         raise SetupRequired(
             f"the tables of dibs are missing or of an older version, and this login may not make them ({refused}). "
@@ -44,6 +61,8 @@ def set_up(make: Callable[[], None]) -> None:
     """Make the tables, or bring them up to date, because somebody asked for it."""
     try:
         make()
+    except TablesNewer:
+        raise
     except SetupRequired as refused:
         raise SetupRequired(
             f"{refused}. Let somebody with the right to make tables run `dibs setup`, or what `dibs schema` prints"
