@@ -27,7 +27,7 @@ from tests.command_line import until
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")), *sorted(DOCS.rglob("*.md"))]
 WRITTEN = [page for page in PAGES if "reference" not in page.parts]
 SHELLS = {"bash", "sh", "console", "cron", "crontab", "ini", "systemd", "yaml"}
 HOW_TO_LINES_MAX = 120

@@ -495,7 +495,7 @@ def test_whoever_waits_to_set_a_file_up_sees_that_another_has(
 def test_a_lease_that_a_locked_file_has_cost_says_so(url: str, path: Path) -> None:
     """Who loses a lease since somebody's transaction keeps the file locked is told that, not that it was too slow."""
     with dibs.connect(url) as client, closing(sqlite3.connect(path, isolation_level=None)) as db:
-        lease = client.lock("x", ttl=1).acquire()
+        lease = client.lock("x", ttl=3).acquire()
         assert lease is not None
         db.execute("BEGIN IMMEDIATE")
         assert lease.lost.wait(20)
