@@ -61,6 +61,9 @@ VERSIONS = """\
 What dibs needs, and what its tests were run on. An SQLite, PostgreSQL, MySQL, MariaDB, Redis or memcached that is too
 old is refused when it is reached.
 
+All of it was on Linux, on x86-64. What macOS needs (its clock, its boot id, its way to the disk) is written from its
+documentation, and has not been run there.
+
 *All tests* are a whole run: on Debian 12 each time; before a release on Debian 13, on Debian testing (with the newest
 Python, PostgreSQL and Redis) and on Debian unstable (with MySQL and Valkey). *In part* is by hand before a release:
 of a server the conformance suite (of SQLite 3.37, PostgreSQL 14, MariaDB 10.6 and Redis 6.0 without its half for
