@@ -187,9 +187,10 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.store",
         "dibs.stores.columns",
         "dibs.stores.identifiers",
-        "dibs.stores.postgres_link",
+        "dibs.stores.postgres_errors",
         "dibs.stores.postgres_wire",
     },
+    "dibs.stores.postgres_errors": {"dibs.errors", "dibs.store", "dibs.stores.postgres_sql", "dibs.stores.tables"},
     "dibs.stores.postgres_history": set(),
     "dibs.stores.postgres_jobs": {
         "dibs.errors",
@@ -238,8 +239,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_within": {"dibs.door", "dibs.errors"},
     "dibs.stores.postgres_link": {
         *CONTRACT,
+        "dibs.stores.postgres_errors",
         "dibs.stores.postgres_login",
-        "dibs.stores.postgres_sql",
         "dibs.stores.postgres_wire",
         "dibs.stores.tables",
     },
@@ -1222,6 +1223,7 @@ def test_drivers_stay_in_their_stores() -> None:
     """A driver is imported by its store alone; what borrows an address may let the driver read its own string."""
     allowed = {
         "dibs.borrowed": {"psycopg"},
+        "dibs.stores.postgres_errors": {"psycopg"},
         "dibs.stores.postgres_login": {"psycopg"},
         # What SQLite's errors, and its versions, are called.
         "dibs.stores.sqlite": {"sqlite3"},

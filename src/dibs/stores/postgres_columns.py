@@ -24,7 +24,7 @@ from dibs.stores.columns import (
     not_unique,
 )
 from dibs.stores.identifiers import quoted, quoted_part
-from dibs.stores.postgres_link import Refused
+from dibs.stores.postgres_errors import Refused
 from dibs.stores.postgres_wire import elements, float8, instant, integer, numbers, text, texts
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from psycopg.sql import Literal
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
-from dibs.store import RowBusy, StoreBusy
+from dibs.store import StoreBusy
+from dibs.stores.postgres_errors import meant, told
 from dibs.stores.postgres_login import connect, is_cut
-from dibs.stores.postgres_sql import NEWER, VERSION
 from dibs.stores.postgres_wire import milliseconds
-from dibs.stores.tables import TablesMissing, refuse_newer, with_tables
+from dibs.stores.tables import TablesMissing, with_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,17 +67,11 @@ _LIMITS = b"""\
 SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
     set_config('idle_in_transaction_session_timeout', $1, true)
 """
-# Classes of errors that are not about what a statement says or would write; a trigger raises any of the others.
-_NOT_REFUSED = frozenset(("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX"))
 _FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
     current_setting('transaction_read_only'), current_setting('array_nulls')
 """
-
-
-class Refused(StoreUnavailable):
-    """The server refuses what a statement would do: a value, or a rule or trigger of a table. Nothing was changed."""
 
 
 class Connection:
@@ -198,7 +192,7 @@ class Connection:
         if name not in self._prepared:
             pg.send_prepare(name, sql)
             prepared = self._results(pg, deadline)[-1]
-            if _told(prepared)[0] != "42P05":  # whoever prepared it was interrupted, and did not hear that it is there
+            if told(prepared)[0] != "42P05":  # whoever prepared it was interrupted, and did not hear that it is there
                 self._check(prepared)
             self._prepared.add(name)
         return name
@@ -217,7 +211,7 @@ class Connection:
         self.open(deadline)
         limits = f"{before} SET LOCAL statement_timeout = {milliseconds(deadline).decode()};"
         results = self._several(f"{limits}\n{sql}\n;COMMIT".encode(), deadline)
-        code, words = _told(results[-1])
+        code, words = told(results[-1])
         # A mistake in it or in what it computes, a feature that the server lacks, an attempt to write.
         if code != "42501" and (code[:2] in ("0A", "21", "22", "42") or code == "25006"):
             raise InvalidOption(f"PostgreSQL refuses the query: {words} ({code})")
@@ -291,38 +285,10 @@ class Connection:
         """Raise what an error of the server means; ``planned``: the statements are those of earlier calls."""
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return result
-        code, words = _told(result)
-        text = f"PostgreSQL: {words} ({code})"
-        if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
-            raise TablesMissing(text)
-        if code == "23502" and result.error_field(pq.DiagnosticField.COLUMN_NAME) == b"fencing_token":
-            raise TablesMissing(f"this login sees no floor that the tokens of new names would begin above ({text})")
-        if code == NEWER:
-            refuse_newer(words, VERSION)
-        if code == "55P03":
-            raise RowBusy(text)
-        # Deadlock, serialization; a row with that key was made meanwhile, and is seen next time.
-        if code in ("40P01", "40001", "23505"):
-            raise StoreBusy(text)
-        if code == "25006":
-            self.close()  # behind one name there may be another server now, and a setting counts for new connections
-            raise SetupRequired(
-                f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL. "
-                "Or is default_transaction_read_only on for this role or database?"
-            )
-        if code == "42501":
-            raise SetupRequired(f"{text}. `dibs doctor` says which rights this login lacks")
-        if code == "26000" or (code == "0A000" and planned):
-            # The statement that was prepared is gone, or its columns have other types now: somebody has changed a
-            # table. It did nothing, but another statement of this call may have.
+        error, over = meant(result, planned)
+        if over or self._pg is None or self._pg.status != pq.ConnStatus.OK:
             self.close()
-            raise StoreUnavailable(text)
-        if code and (code[:2] not in _NOT_REFUSED or code == "55000"):
-            raise Refused(text, maybe_applied=False)
-        pg = self._pg
-        if pg is None or pg.status != pq.ConnStatus.OK or code.startswith("57P"):
-            self.close()
-        raise StoreUnavailable(text, maybe_applied=not code or code.startswith(("08", "57P")))
+        raise error
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -384,12 +350,6 @@ class Connection:
         self._ready = None
         if pg is not None:
             pg.finish()
-
-
-def _told(result: PGresult) -> tuple[str, str]:
-    """The code of an error, and what the server said; both empty where there was none."""
-    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-    return code, (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
 
 
 def literal(value: object) -> str:

@@ -26,14 +26,18 @@ class TablesNewer(SetupRequired):
     """A later dibs has changed the tables: what this one would make beside them, or write there, nobody else heeds."""
 
 
+def newer(found: int, known: int) -> TablesNewer:
+    """The error where the tables are of a greater version than the one this dibs knows."""
+    return TablesNewer(
+        f"a newer dibs has changed the tables of dibs: they are of version {found}, and this one, {__version__}, "
+        f"knows {known}. Install the newer one here, too"
+    )
+
+
 def refuse_newer(found: int | str | bytes | None, known: int) -> None:
     """Raise TablesNewer, if the version found in the tables (None: none) is greater than the one this dibs knows."""
-    version = 0 if found is None else int(found)
-    if version > known:
-        raise TablesNewer(
-            f"a newer dibs has changed the tables of dibs: they are of version {version}, and this one, {__version__}, "
-            f"knows {known}. Install the newer one here, too"
-        )
+    if found is not None and int(found) > known:
+        raise newer(int(found), known)
 
 
 def with_tables(attempt: Callable[[], _T], make: Callable[[], None]) -> _T:
