@@ -400,7 +400,7 @@ def test_a_query_writes_nothing(postgres_url: str) -> None:
 def test_rows_that_are_held_are_passed_over_by_index(postgres: PostgresServer, postgres_url: str) -> None:
     """A query by an index stays one: what is held is looked up row by row, and no more rows are read than needed."""
     from dibs.queries import Query
-    from dibs.stores import postgres_link, postgres_query
+    from dibs.stores import postgres_query, postgres_wire
 
     plain = postgres_url.partition("?")[0]
     with psycopg.connect(plain, autocommit=True) as admin, dibs.connect(plain) as client:
@@ -409,8 +409,8 @@ def test_rows_that_are_held_are_passed_over_by_index(postgres: PostgresServer, p
         admin.execute("ANALYZE big")
         with client.claims("big").take(range(1, 500)):
             query = Query("SELECT id FROM big WHERE due ORDER BY id", (), "default:big/", 10)
-            held = postgres_query.held(query, "dibs_lease", postgres_link.literal)
-            sql = postgres_query.statement(query, held, postgres_link.literal)
+            held = postgres_query.held(query, "dibs_lease", postgres_wire.literal)
+            sql = postgres_query.statement(query, held, postgres_wire.literal)
             plan = "\n".join(row[0] for row in admin.execute("EXPLAIN (ANALYZE) " + sql))
             assert "Index Scan using big_pkey" in plan, plan
             assert "dibs_lease_pkey" in plan, plan

@@ -264,7 +264,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_sql",
     },
     "dibs.stores.postgres_watch": set(),
-    "dibs.stores.postgres_wire": set(),
+    "dibs.stores.postgres_wire": {"dibs.errors", "dibs.store"},
     "dibs.stores.mysql": {
         *CONTRACT,
         "dibs.columns",
@@ -1225,6 +1225,7 @@ def test_drivers_stay_in_their_stores() -> None:
         "dibs.borrowed": {"psycopg"},
         "dibs.stores.postgres_errors": {"psycopg"},
         "dibs.stores.postgres_login": {"psycopg"},
+        "dibs.stores.postgres_wire": {"psycopg"},
         # What SQLite's errors, and its versions, are called.
         "dibs.stores.sqlite": {"sqlite3"},
         "dibs.stores.sqlite_jobs": {"sqlite3"},

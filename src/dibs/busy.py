@@ -51,5 +51,5 @@ def stayed_busy(error: Exception) -> StoreUnavailable:
     """What is told when no later attempt got through either."""
     return StoreUnavailable(
         f"the store stayed too busy ({error}): others ask too much of it, or somebody's transaction locks it",
-        maybe_applied=False,
+        maybe_applied=isinstance(error, StoreBusy) and error.maybe_applied,
     )

@@ -300,7 +300,12 @@ class PartUnavailable(StoreUnavailable):
 
 
 class StoreBusy(Exception):
-    """Nothing was applied; the same call is likely to succeed in a moment. Never leaves the lane."""
+    """The same call is likely to succeed in a moment. Never leaves the lane.
+
+    Nothing was applied, unless ``maybe_applied``: then some of its requests may have been, as by a call without answer.
+    """
+
+    maybe_applied = False
 
 
 class RowBusy(StoreBusy):

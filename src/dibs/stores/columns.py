@@ -170,7 +170,7 @@ class Columns:
 
         self._each(rows, outcomes, deadline, renew)
 
-    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, more: bool) -> None:
         def release(table: Rows, part: list[Row]) -> None:
             released = table.release(_asked(part), deadline)
             for place in released:

@@ -353,7 +353,7 @@ class MySQLStore:
                 break
         return None
 
-    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, more: bool) -> None:
         if any(row[2].slot == ANY_SLOT for row in rows):
             rows = self._with_slots(rows, deadline)
         for part, _ in parts(rows):

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.columns import row_of
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.store import (
     PIN_KEEP_S,
     RELEASED,
@@ -25,6 +25,7 @@ from dibs.store import (
     Request,
     RowBusy,
     StoreAddress,
+    StoreBusy,
     StoredGrant,
     StoredLease,
 )
@@ -32,7 +33,6 @@ from dibs.stores import (
     postgres_address,
     postgres_check,
     postgres_columns,
-    postgres_link,
     postgres_query,
     postgres_sql,
     rounds,
@@ -48,11 +48,14 @@ from dibs.stores.postgres_wire import (
     acquired_many,
     elements,
     float8,
+    grants,
     instant,
     instants,
     integer,
+    literal,
     numbers,
     plain,
+    released,
     text,
     texts,
 )
@@ -62,6 +65,8 @@ from dibs.stores.tables import TablesMissing, after_a_crash, set_up, without_his
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from urllib.parse import SplitResult
+
+    from psycopg.pq.abc import PGresult
 
     from dibs.clock import Deadline
     from dibs.queries import Query
@@ -126,8 +131,19 @@ class PostgresStore:
             return []
         if in_call(requests):
             self._connection.open(deadline)
-            return self._columns.act(requests, deadline, partial(rounds.act, self))
-        return rounds.act(self, requests, deadline)
+            return self._columns.act(requests, deadline, self._act)
+        return self._act(requests, deadline)
+
+    def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        connection = self._connection
+        connection.begin_call()
+        try:
+            outcomes = rounds.act(self, requests, deadline)
+            connection.end_call(deadline)
+        except (StoreBusy, StoreUnavailable) as error:
+            error.maybe_applied = error.maybe_applied or connection.wrote
+            raise
+        return outcomes
 
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
         verb = "ACQUIRE_IN_LINE" if in_line else "ACQUIRE"
@@ -223,40 +239,32 @@ class PostgresStore:
                 get = result.get_value
                 outcomes[index] = Granted(integer(get(0, 0)), instant(get(0, 1)), slot)
 
-    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, more: bool) -> None:
         kept = [row for row in rows if row[2].keep > 0]
         if kept:
             for verb, long in (("KEEP", True), ("RELEASE_PINNED", False)):
                 some = [row for row in kept if (row[2].keep > PIN_KEEP_S) is long]
                 if some:
-                    self._release(verb, some, outcomes, deadline)
+                    self._release(verb, some, outcomes, deadline, more)
             rows = [row for row in rows if row[2].keep <= 0]
         if rows:
-            self._release("RELEASE", rows, outcomes, deadline)
+            self._release("RELEASE", rows, outcomes, deadline, more)
 
-    def _release(self, verb: str, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-        columns: tuple[bytes | None, ...]
-        if len(rows) == 1:
-            name, claim_id, slot, ticket, keep, info = rows[0][2]
-            columns = (name.encode(), b"%d" % slot, claim_id.encode(), plain(ticket), b"%r" % keep, plain(info))
-            if verb == "RELEASE" and ticket is None and slot:  # (any slot is 0)
-                if self._connection.run(self._sql["RELEASE_HELD"], columns[:3], deadline).ntuples:
-                    outcomes[rows[0][1]] = RELEASED
-                return
+    def _release(self, verb: str, rows: list[Row], outcomes: list[Any], deadline: Deadline, more: bool) -> None:
+        def held(result: PGresult) -> None:
+            if result.ntuples:
+                outcomes[rows[0][1]] = RELEASED
+
+        def told(result: PGresult) -> None:
+            for place in elements(result.get_value(0, 0)):
+                outcomes[rows[place - 1][1]] = RELEASED
+
+        columns, request, one = released(rows), rows[0][2], "_ONE" if len(rows) == 1 else ""
+        execute = self._connection.ahead if more else self._connection.tell
+        if one and verb == "RELEASE" and request.ticket is None and request.slot:  # (any slot is 0)
+            execute((self._sql["RELEASE_HELD"], columns[:3]), held, deadline)
         else:
-            requests = [row[2] for row in rows]
-            columns = (
-                texts([r.name for r in requests]),
-                numbers([r.slot for r in requests]),
-                texts([r.claim_id for r in requests]),
-                numbers([r.ticket for r in requests]),
-                numbers([r.keep for r in requests]),
-                texts([r.info for r in requests]),
-            )
-        columns = columns[: len(postgres_sql.ASKED[verb])]
-        result = self._connection.run(self._sql[verb + "_ONE" if len(rows) == 1 else verb], columns, deadline)
-        for place in elements(result.get_value(0, 0)):
-            outcomes[rows[place - 1][1]] = RELEASED
+            execute((self._sql[verb + one], columns[: len(postgres_sql.ASKED[verb])]), told, deadline)
 
     # -- pins -----------------------------------------------------------------------------------------------------
 
@@ -288,8 +296,8 @@ class PostgresStore:
             if not self._has_tables:
                 self.leases("", "", deadline)  # makes them, so that what is missing from now on is the query's
                 self._has_tables = True
-            held = postgres_query.held(query, self._tables.lease, postgres_link.literal)
-        sql = postgres_query.statement(query, held, postgres_link.literal)
+            held = postgres_query.held(query, self._tables.lease, literal)
+        sql = postgres_query.statement(query, held, literal)
         return self._connection.look(postgres_query.BEFORE, sql, deadline)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
@@ -359,23 +367,12 @@ class PostgresStore:
 
     def history(self, name: str, limit: int, deadline: Deadline) -> list[StoredGrant]:
         self._connection.open(deadline)
+        given = name.encode(), str(limit).encode()
         try:
-            result = self._connection.execute(self._tables.history(), (name.encode(), str(limit).encode()), deadline)
+            result = self._connection.execute(self._tables.history(), given, deadline)
         except TablesMissing:
             raise without_history() from None
-        get = result.get_value
-        return [
-            StoredGrant(
-                integer(get(r, 0)),
-                text(get(r, 1)) or "",
-                integer(get(r, 2)),
-                instant(get(r, 3)),
-                None if get(r, 4) is None else instant(get(r, 4)),
-                text(get(r, 5)),
-                text(get(r, 6)),
-            )
-            for r in range(result.ntuples)
-        ]
+        return grants(result)
 
     # -- hints ----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Statements go through libpq's asynchronous calls as psycopg exposes them, not th
 longer than its deadline, which a blocking call cannot promise, and skipping the cursor's adaptation is worth a quarter
 of a lone pair's time (``python -m benchmarks --only pg-lone``). A connection whose request ran out of time is dropped,
 so a late reply is never read as the answer to something else. Statements that belong together travel together (libpq's
-pipelines).
+pipelines), in one transaction; what is sent ``ahead``, in one of its own.
 
 Behind a connection pooler (told by a backend that is not the one that greeted us) nothing is prepared, and no setting
 is made.
@@ -17,7 +17,6 @@ from functools import partial
 import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
-from psycopg.sql import Literal
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness, boot_now
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     Sql = tuple[bytes, Sequence[bytes | None]]
 
 PIPELINES = pq.version() >= 140000
+_WELL = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
@@ -89,6 +89,12 @@ class Connection:
         self._ready: Readiness | None = None
         self._used_at = 0.0
         self._prepared: set[bytes] = set()
+        #: Something of the call under way has been applied.
+        self.wrote = False
+        #: What travels in front of the next statements, and to whom its answer is given.
+        self._ahead: list[tuple[Sql, Callable[[PGresult], None]]] = []
+        #: How many transactions of the pipeline under way have not been answered.
+        self._unanswered = 0
         #: A pooler is in front of the server.
         self.pooled = False
         #: What the server told of itself when it was connected.
@@ -98,6 +104,10 @@ class Connection:
 
     def run(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
         return self.run_all([(sql, parameters)], deadline)[-1]
+
+    def tell(self, statement: Sql, answered: Callable[[PGresult], None], deadline: Deadline) -> None:
+        """Execute a statement, and give somebody its answer."""
+        answered(self.run_all((statement,), deadline)[-1])
 
     def run_all(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         """Execute statements in one round trip; make the tables when it turns out that there are none."""
@@ -132,6 +142,28 @@ class Connection:
         limit = f"SET LOCAL statement_timeout = {milliseconds(deadline).decode()}; " if self.pooled else ""
         self._simple(f"BEGIN; {limit}{self._first}{schema}COMMIT".encode(), deadline)
 
+    def begin_call(self) -> None:
+        """Nothing of the call that begins has been done. What one that has failed left unsent is forgotten."""
+        self.wrote = False
+        self._ahead.clear()
+
+    def ahead(self, statement: Sql, answered: Callable[[PGresult], None], deadline: Deadline) -> None:
+        """Execute a statement in a transaction of its own, which costs no round trip of its own.
+
+        It is sent with what is executed next in this call, and before that; its answer is given before an error of the
+        latter is raised.
+        """
+        self.open(deadline)
+        if PIPELINES and not self.pooled:
+            self._ahead.append((statement, answered))
+        else:
+            self.tell(statement, answered, deadline)
+
+    def end_call(self, deadline: Deadline) -> None:
+        """Send what nothing has followed."""
+        while self._ahead:
+            self.tell(*self._ahead.pop(), deadline)
+
     # -- one flight -----------------------------------------------------------------------------------------------
 
     def execute(self, sql: bytes, parameters: Sequence[bytes | None], deadline: Deadline) -> PGresult:
@@ -156,18 +188,21 @@ class Connection:
         assert pg is not None
         try:
             before = len(self._prepared)
-            names = [b"" if self.pooled else self._prepare(pg, sql, deadline) for sql, _ in statements]
-            several = len(statements) > 1
-            if several:
+            alone = len(self._ahead)
+            sent = [*(statement for statement, _ in self._ahead), *statements] if alone else statements
+            names = [b"" if self.pooled else self._prepare(pg, sql, deadline) for sql, _ in sent]
+            ahead, self._ahead = self._ahead, []
+            if len(sent) > 1:
                 pg.enter_pipeline_mode()
-            for name, (sql, parameters) in zip(names, statements, strict=True):
+                self._unanswered = alone + 1
+            for place, (name, (sql, parameters)) in enumerate(zip(names, sent, strict=True), 1):
                 values = list(parameters)  # psycopg 3.2 takes no other sequence
                 if name:
                     pg.send_query_prepared(name, values, result_format=1)
                 else:
                     pg.send_query_params(sql, values, result_format=1)
-            if several:
-                pg.pipeline_sync()
+                if place <= alone or 1 < place == len(sent):
+                    pg.pipeline_sync()
             results = self._results(pg, deadline)
         except (TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
             raise
@@ -182,9 +217,15 @@ class Connection:
             # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
             self._let_finish(pg, deadline)
             raise
-        for result in results:
-            self._check(result, planned=0 < before == len(self._prepared))
-        return results
+        if alone or not self.wrote:  # a transaction whose last statement went well has been committed
+            whole = results[:alone] + results[-1:] if len(results) == len(sent) else results[:alone]
+            self.wrote = self.wrote or any(result.status in _WELL for result in whole)
+        planned = 0 < before == len(self._prepared)
+        for place, result in enumerate(results):
+            self._check(result, planned)
+            if place < alone:
+                ahead[place][1](result)
+        return results[alone:]
 
     def _prepare(self, pg: PGconn, sql: bytes, deadline: Deadline) -> bytes:
         # A statement is its own name: there is a fixed handful of them.
@@ -248,7 +289,7 @@ class Connection:
         return results
 
     def _results(self, pg: PGconn, deadline: Deadline) -> list[PGresult]:
-        """The answers to what was sent, one a statement; an error ends them."""
+        """The answers to what was sent, one a statement; an error ends those of its transaction."""
         ready = self._ready
         assert ready is not None
         while pg.flush():
@@ -257,7 +298,7 @@ class Connection:
             pg.consume_input()
         pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
         answers: list[PGresult] = []
-        ended = not pipelined
+        ended, failed = not pipelined, False
         while True:
             while pg.is_busy():
                 if not ready.readable(deadline.remaining()):
@@ -271,11 +312,16 @@ class Connection:
                 continue
             ended = not pipelined
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                failed = False
+                self._unanswered -= 1
+                if self._unanswered:
+                    continue
                 pg.get_result()
                 pg.exit_pipeline_mode()
                 break
-            if not answers or answers[-1].status != pq.ExecStatus.FATAL_ERROR:
+            if not failed:
                 answers.append(result)
+                failed = result.status == pq.ExecStatus.FATAL_ERROR
         if not answers:
             raise StoreUnavailable("PostgreSQL closed the connection")
         self._used_at = boot_now()
@@ -283,7 +329,7 @@ class Connection:
 
     def _check(self, result: PGresult, planned: bool = False) -> PGresult:
         """Raise what an error of the server means; ``planned``: the statements are those of earlier calls."""
-        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        if result.status in _WELL:
             return result
         error, over = meant(result, planned)
         if over or self._pg is None or self._pg.status != pq.ConnStatus.OK:
@@ -350,11 +396,3 @@ class Connection:
         self._ready = None
         if pg is not None:
             pg.finish()
-
-
-def literal(value: object) -> str:
-    """A value as it stands in a statement; InvalidOption for what psycopg cannot adapt."""
-    try:
-        return Literal(value).as_string(None)
-    except psycopg.Error as error:
-        raise InvalidOption(f"{value!r} cannot be a parameter of a query: {error}") from None

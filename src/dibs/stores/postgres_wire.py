@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from struct import Struct
 
+import psycopg
+from psycopg.sql import Literal
+
 from dibs._typing import TYPE_CHECKING, Any
+from dibs.errors import InvalidOption
+from dibs.store import StoredGrant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from psycopg.pq.abc import PGresult
 
     from dibs.clock import Deadline
     from dibs.stores.rounds import Row
@@ -28,6 +35,14 @@ def milliseconds(deadline: Deadline) -> bytes:
 
 def plain(value: str | int | None) -> bytes | None:
     return None if value is None else str(value).encode()
+
+
+def literal(value: object) -> str:
+    """A value as it stands in a statement; InvalidOption for what psycopg cannot adapt."""
+    try:
+        return Literal(value).as_string(None)
+    except psycopg.Error as error:
+        raise InvalidOption(f"{value!r} cannot be a parameter of a query: {error}") from None
 
 
 def texts(values: Iterable[str | None]) -> bytes:
@@ -72,6 +87,22 @@ def acquired_many(rows: list[Row]) -> tuple[bytes, ...]:
     )
 
 
+def released(rows: list[Row]) -> tuple[bytes | None, ...]:
+    """The columns of releases: plain values of a single one, arrays of many."""
+    if len(rows) == 1:
+        name, claim_id, slot, ticket, keep, info = rows[0][2]
+        return name.encode(), b"%d" % slot, claim_id.encode(), plain(ticket), b"%r" % keep, plain(info)
+    requests = [row[2] for row in rows]
+    return (
+        texts([r.name for r in requests]),
+        numbers([r.slot for r in requests]),
+        texts([r.claim_id for r in requests]),
+        numbers([r.ticket for r in requests]),
+        numbers([r.keep for r in requests]),
+        texts([r.info for r in requests]),
+    )
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 TRUE = b"\x01"
@@ -104,3 +135,20 @@ def instant(value: bytes | None) -> float:
 def instants(value: bytes | None) -> list[float]:
     """An array of moments."""
     return [microseconds / 1e6 + EPOCH_S for microseconds in elements(value)]
+
+
+def grants(result: PGresult) -> list[StoredGrant]:
+    """The rows of a history."""
+    get = result.get_value
+    return [
+        StoredGrant(
+            integer(get(r, 0)),
+            text(get(r, 1)) or "",
+            integer(get(r, 2)),
+            instant(get(r, 3)),
+            None if get(r, 4) is None else instant(get(r, 4)),
+            text(get(r, 5)),
+            text(get(r, 6)),
+        )
+        for r in range(result.ntuples)
+    ]

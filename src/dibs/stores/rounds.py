@@ -23,7 +23,10 @@ Row = tuple[str, int, Any]
 class Verbs(Protocol):
     """What a dialect does for one round; each puts its outcomes into the places of the rows."""
 
-    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
+    def release_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, more: bool) -> None:
+        """Release; ``more``: something else follows at once, in this round."""
+        ...
+
     def renew_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
     def transfer_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None: ...
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
@@ -45,7 +48,7 @@ def act(verbs: Verbs, requests: Sequence[Request], deadline: Deadline) -> list[O
     if len(requests) == 1:  # most calls: nothing to sort
         (request,) = requests
         verb = _VERBS[type(request)]
-        verb(verbs, [(request[0], 0, request)], outcomes, deadline)
+        verb(verbs, [(request[0], 0, request)], outcomes, deadline, False)
         return outcomes
     for rows in _rounds(requests):
         # What can be sent in one statement a verb, in the order of names, releases first.
@@ -53,23 +56,23 @@ def act(verbs: Verbs, requests: Sequence[Request], deadline: Deadline) -> list[O
         for kind, verb in _VERBS.items():
             of_kind = [row for row in rows if type(row[2]) is kind]
             if of_kind:
-                verb(verbs, of_kind, outcomes, deadline)
+                verb(verbs, of_kind, outcomes, deadline, len(of_kind) < len(rows))
     return outcomes
 
 
-def _release(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
-    verbs.release_rows(rows, outcomes, deadline)
+def _release(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline, others: bool) -> None:
+    verbs.release_rows(rows, outcomes, deadline, more=others)  # which come after these
 
 
-def _renew(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+def _renew(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline, others: bool) -> None:
     verbs.renew_rows(rows, outcomes, deadline)
 
 
-def _transfer(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+def _transfer(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline, others: bool) -> None:
     verbs.transfer_rows(rows, outcomes, deadline)
 
 
-def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> None:
+def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadline, others: bool) -> None:
     pools = [row for row in rows if row[2].permits]
     if pools:
         verbs.acquire_permits(pools, outcomes, deadline)
