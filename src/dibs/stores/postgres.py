@@ -136,14 +136,16 @@ class PostgresStore:
 
     def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         connection = self._connection
-        connection.begin_call()
+        connection.wrote = False
         try:
             outcomes = rounds.act(self, requests, deadline)
-            connection.end_call(deadline)
+            connection.send_ahead(deadline)
+            return outcomes
         except (StoreBusy, StoreUnavailable) as error:
             error.maybe_applied = error.maybe_applied or connection.wrote
             raise
-        return outcomes
+        finally:
+            connection.forget_ahead()
 
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
         verb = "ACQUIRE_IN_LINE" if in_line else "ACQUIRE"

@@ -89,7 +89,7 @@ class Connection:
         self._ready: Readiness | None = None
         self._used_at = 0.0
         self._prepared: set[bytes] = set()
-        #: Something of the call under way has been applied.
+        #: Something of the call under way has been applied. Whoever calls resets it.
         self.wrote = False
         #: What travels in front of the next statements, and to whom its answer is given.
         self._ahead: list[tuple[Sql, Callable[[PGresult], None]]] = []
@@ -142,11 +142,6 @@ class Connection:
         limit = f"SET LOCAL statement_timeout = {milliseconds(deadline).decode()}; " if self.pooled else ""
         self._simple(f"BEGIN; {limit}{self._first}{schema}COMMIT".encode(), deadline)
 
-    def begin_call(self) -> None:
-        """Nothing of the call that begins has been done. What one that has failed left unsent is forgotten."""
-        self.wrote = False
-        self._ahead.clear()
-
     def ahead(self, statement: Sql, answered: Callable[[PGresult], None], deadline: Deadline) -> None:
         """Execute a statement in a transaction of its own, which costs no round trip of its own.
 
@@ -159,10 +154,14 @@ class Connection:
         else:
             self.tell(statement, answered, deadline)
 
-    def end_call(self, deadline: Deadline) -> None:
+    def send_ahead(self, deadline: Deadline) -> None:
         """Send what nothing has followed."""
         while self._ahead:
             self.tell(*self._ahead.pop(), deadline)
+
+    def forget_ahead(self) -> None:
+        """The call is over; if it has failed, it is repeated as a whole."""
+        self._ahead.clear()
 
     # -- one flight -----------------------------------------------------------------------------------------------
 
