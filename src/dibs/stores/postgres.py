@@ -129,23 +129,23 @@ class PostgresStore:
         if not requests:
             self._connection.run(b"SELECT 1", (), deadline)
             return []
-        if in_call(requests):
-            self._connection.open(deadline)
-            return self._columns.act(requests, deadline, self._act)
-        return self._act(requests, deadline)
-
-    def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
         connection = self._connection
         connection.wrote = False
         try:
-            outcomes = rounds.act(self, requests, deadline)
-            connection.send_ahead(deadline)
-            return outcomes
+            if in_call(requests):
+                connection.open(deadline)
+                return self._columns.act(requests, deadline, self._act)
+            return self._act(requests, deadline)
         except (StoreBusy, StoreUnavailable) as error:
             error.maybe_applied = error.maybe_applied or connection.wrote
             raise
         finally:
             connection.forget_ahead()
+
+    def _act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
+        outcomes = rounds.act(self, requests, deadline)
+        self._connection.send_ahead(deadline)
+        return outcomes
 
     def acquire_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline, *, in_line: bool) -> list[Row]:
         verb = "ACQUIRE_IN_LINE" if in_line else "ACQUIRE"

@@ -216,9 +216,9 @@ class Connection:
             # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
             self._let_finish(pg, deadline)
             raise
-        if alone or not self.wrote:  # a transaction whose last statement went well has been committed
+        if not self.wrote:  # a transaction whose last statement went well has been committed
             whole = results[:alone] + results[-1:] if len(results) == len(sent) else results[:alone]
-            self.wrote = self.wrote or any(result.status in _WELL for result in whole)
+            self.wrote = any(result.status in _WELL for result in whole)
         planned = 0 < before == len(self._prepared)
         for place, result in enumerate(results):
             self._check(result, planned)
