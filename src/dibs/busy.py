@@ -1,4 +1,4 @@
-"""A store that is too busy to take a call, of which nothing was applied: how soon to ask again, and what to tell then.
+"""A store that is too busy to take a call: how soon to ask again, and what to tell who has waited for long enough.
 
 That is SQLite while another process is writing. It serves nobody in turn: whoever tries when the file is free is next.
 """
