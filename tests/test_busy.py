@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,25 +49,28 @@ def busy_for(times: int, error: type[StoreBusy] = StoreBusy) -> Callable[[], str
 
 
 def test_a_call_is_repeated_until_the_store_takes_it() -> None:
-    """Each half millisecond at first, then each whole one."""
+    """Each half millisecond at first, then each whole one. That it was in vain is told once."""
     clock: Any = Clock()
-    assert patiently(busy_for(5 * BUSY_TRIES), clock, 1.0, lambda: False) == "done"
+    told: list[StoreBusy] = []
+    assert patiently(busy_for(5 * BUSY_TRIES), clock, 1.0, lambda: False, told.append) == "done"
     assert clock.slept == [BUSY_PAUSE_MIN_S] * BUSY_TRIES + [2 * BUSY_PAUSE_MIN_S] * 4 * BUSY_TRIES
+    assert len(told) == 1
 
 
 def test_a_call_is_repeated_no_longer_than_it_may() -> None:
     """The store's last word is raised when the time is up, when somebody waits for it, and of a locked row at once."""
     clock: Any = Clock()
+    told: list[StoreBusy] = []
     with pytest.raises(StoreBusy):
-        patiently(busy_for(1000), clock, 0.1, lambda: False)
+        patiently(busy_for(1000), clock, 0.1, lambda: False, told.append)
     assert 0.1 - 3 * BUSY_PAUSE_MIN_S < clock.now() < 0.1
     clock = Clock()
     with pytest.raises(StoreBusy):
-        patiently(busy_for(1000), clock, 0.1, lambda: len(clock.slept) == 3)
+        patiently(busy_for(1000), clock, 0.1, lambda: len(clock.slept) == 3, told.append)
     assert len(clock.slept) == 3
     clock = Clock()
     with pytest.raises(RowBusy):
-        patiently(busy_for(1, RowBusy), clock, 0.1, lambda: False)
+        patiently(busy_for(1, RowBusy), clock, 0.1, lambda: False, told.append)
     assert not clock.slept
 
 
@@ -110,6 +114,24 @@ def test_a_renewal_gets_through_where_many_write(between: Between, client: dibs.
     make_due(client, lease)
     eventually(lambda: lease.trusted_until > before, "it was not renewed")
     assert renewals(between) == TRIES + 1
+    assert lease.release()
+
+
+def test_why_a_lease_is_about_to_be_lost_is_known_before(between: Between, client: dibs.Client) -> None:
+    """Who sees the trust end by the clock, while the renewal is still being tried, is told what keeps it."""
+    lease = client.lock("kept", ttl=30).acquire()
+    assert lease is not None
+
+    def busy(requests: Any) -> None:
+        if isinstance(requests[0], Renew):
+            raise StoreBusy("database is locked")
+
+    between.before = busy
+    make_due(client, lease)
+    eventually(lambda: renewals(between) > 2, "it was not renewed")
+    assert re.search(r"could not be renewed in time: the store stayed too busy \(data", lease._hold.why_over())
+    between.before = lambda _: None
+    eventually(lambda: lease._hold.last_error is None, "it was not renewed at last")
     assert lease.release()
 
 

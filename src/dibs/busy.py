@@ -29,11 +29,17 @@ def pause_s(tries: int) -> float:
     return min(BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S * float(2 ** min(tries // BUSY_TRIES, 16)))
 
 
-def patiently(call: Callable[[], T], clock: Clock, until: float, awaited: Callable[[], bool]) -> T:
+def patiently(
+    call: Callable[[], T],
+    clock: Clock,
+    until: float,
+    awaited: Callable[[], bool],
+    in_vain: Callable[[StoreBusy], None],
+) -> T:
     """What the call returns, as soon as the store takes it; tried each millisecond at least, as it is somebody's lease.
 
     Raises StoreBusy when it has not by then, or its end is awaited; and at once where only a single row is locked,
-    which may last.
+    which may last. ``in_vain`` is called after the first try that was.
     """
     tries = 0
     while True:
@@ -43,6 +49,8 @@ def patiently(call: Callable[[], T], clock: Clock, until: float, awaited: Callab
             pause = pause_s(min(tries, BUSY_TRIES)) * (0.5 + clock.jitter())
             if type(error) is not StoreBusy or clock.now() + pause >= until or awaited():
                 raise
+            if not tries:
+                in_vain(error)
         clock.sleep(pause)
         tries += 1
 

@@ -333,16 +333,11 @@ class Renewer:
         ttls = [self._renewal_ttl(hold, t0) for hold in batch]
         requests = [hold.renewal(ttl) for hold, ttl in zip(batch, ttls, strict=True)]
         outcomes: list[Any] = [None] * len(batch)
-        of_jobs = [index for index, hold in enumerate(batch) if hold.of_jobs]
-        if of_jobs:
-            of_leases = [index for index, hold in enumerate(batch) if not hold.of_jobs]
-            if of_leases:
-                self._call(of_leases, requests, outcomes, until, of_jobs=False)
-            self._call(of_jobs, requests, outcomes, until, of_jobs=True)
-        else:
-            self._call(range(len(batch)), requests, outcomes, until, of_jobs=False)
-        finished: list[Hold] = []
-        gone: list[Hold] = []
+        for of_jobs in (False, True):
+            which = [index for index, hold in enumerate(batch) if hold.of_jobs is of_jobs]
+            if which:
+                self._call(which, requests, outcomes, until, of_jobs=of_jobs)
+        finished, gone = list[Hold](), list[Hold]()
         with self._mutex:
             now = self._clock.now()
             self._batch = []
@@ -357,8 +352,8 @@ class Renewer:
                     error, busy = outcomes[index], type(outcomes[index]) is StoreBusy
                     if hold.last_error is None or now < hold.trusted_until:
                         hold.last_error = stayed_busy(error) if busy else error
-                    retry_s = pause_s(0) if busy else self._retry_s(hold)
-                    self._push(hold, min(now + retry_s, max(now, hold.trusted_until)))
+                    again_at = now + (pause_s(0) if busy else self._retry_s(hold))
+                    self._push(hold, min(again_at, max(now, hold.trusted_until)))
                 else:
                     expires_at = hold.renewed_by(outcomes[index])
                     if expires_at is None:
@@ -380,7 +375,7 @@ class Renewer:
             act: Any = self._store.jobs.act if of_jobs else self._store.act  # type: ignore[attr-defined]
             asked, deadline = [requests[index] for index in which], Deadline(self._clock, until)
             answers = patiently(
-                lambda: act(asked, deadline), self._clock, until, lambda: self._awaited or self._closing
+                lambda: act(asked, deadline), self._clock, until, lambda: self._awaited or self._closing, self._in_vain
             )
             self.failures = 0
         except Exception as error:  # noqa: BLE001 - whatever it was, the renewals are unknown, and the trust runs on
@@ -388,6 +383,12 @@ class Renewer:
             self.failures += 1
         for index, answer in zip(which, answers, strict=True):
             outcomes[index] = answer
+
+    def _in_vain(self, error: StoreBusy) -> None:
+        """What may cost the leases of the batch their trust is known before it ends, for whoever looks then."""
+        with self._mutex:
+            for hold in self._batch:
+                hold.last_error = hold.last_error or stayed_busy(error)
 
     def _extend(self, hold: Hold, expires_at: float, t0: float, ttl: float, now: float) -> None:
         if now < hold.trusted_until:
