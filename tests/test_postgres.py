@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 import dibs
 from dibs.clock import Deadline, RealClock
@@ -191,6 +192,25 @@ def test_braces_in_a_table_are_no_places_for_values(postgres_url: str) -> None:
             with client.claims("rows", max_tries=2).take([1]) as batch:
                 batch.items[0].done(connection)
         assert [record.name for record in client.leases()] == ["x"]
+
+
+@pytest.mark.parametrize("table", ["a$do$b", "a$dibs$b", "a'b\\c%s\"d"])
+def test_a_table_may_be_called_anything(postgres_url: str, table: str) -> None:
+    """What is quoted where tables are made is quoted so that no name ends it; a newer version is noticed there, too."""
+    url = f"{postgres_url}?table={quote(table)}"
+    with dibs.connect(url) as client:
+        client.setup()
+        store: Any = locate(url)[0].open()
+        store.keep_history(5, Deadline(RealClock(), RealClock().now() + 10))
+        with client.lock("x"):
+            client.queue("x").put(1)
+        assert len(client.history("x")) == 1
+        meta = Identifier(f"{table}_meta")
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute(SQL("UPDATE {} SET value = 99 WHERE key = 'version'").format(meta))
+        with pytest.raises(dibs.SetupRequired, match="version 99"):
+            client.setup()
+        store.close()
 
 
 @pytest.mark.parametrize("option", ["table=", "schema=" + "x" * 70, "table=a%0Ab", "colour=blue", "table=a&table=b"])

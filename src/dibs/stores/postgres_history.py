@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS {history} (    -- who had which name: the last {keep}
     PRIMARY KEY (name, fencing_token)
 ) WITH (fillfactor = 70);
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $dibs$
+SET search_path = pg_catalog, pg_temp AS {quote}
 BEGIN
     IF TG_OP = 'UPDATE' AND OLD.claim_id <> '' THEN
         UPDATE {history} AS h SET
@@ -50,7 +50,7 @@ BEGIN
             ORDER BY o.fencing_token DESC LIMIT 1 OFFSET {keep});
     END IF;
     RETURN NULL;
-END $dibs$;
+END {quote};
 DROP TRIGGER IF EXISTS {changed} ON {lease};
 CREATE TRIGGER {changed} AFTER UPDATE ON {lease} FOR EACH ROW
     WHEN (OLD.claim_id IS DISTINCT FROM NEW.claim_id OR OLD.fencing_token <> NEW.fencing_token)

@@ -42,13 +42,13 @@ NEWER = "DIBSN"
 # Before whatever makes tables, in its transaction: CREATE … IF NOT EXISTS alone is not safe against itself.
 FIRST = f"""\
 SELECT pg_advisory_xact_lock(7095203471);
-DO $do$ BEGIN
-    IF to_regclass('{{meta_text}}') IS NOT NULL THEN
+DO {{do}} BEGIN
+    IF to_regclass({{quote}}{{meta}}{{quote}}) IS NOT NULL THEN
         IF (SELECT value FROM {{meta}} WHERE key = 'version') > {VERSION} THEN
             RAISE EXCEPTION '%', (SELECT value FROM {{meta}} WHERE key = 'version') USING ERRCODE = '{NEWER}';
         END IF;
     END IF;
-END $do$;
+END {{do}};
 """
 SCHEMA = """\
 CREATE TABLE IF NOT EXISTS {lease} (

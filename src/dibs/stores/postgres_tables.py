@@ -26,6 +26,8 @@ class Tables:
         # Of 48 bits, so that a slot's number can be added.
         self._names["pin_seed"] = str(int.from_bytes(sha256(self._names["lease"].encode()).digest()[:6], "big"))
         self._names["version"] = str(postgres_sql.VERSION)
+        # Quotes around what has these names in it.
+        self._names |= {key: _quote(tag, self._names["lease"]) for key, tag in (("do", "do"), ("quote", "dibs"))}
         self._schema = schema
         self._table = table
         #: The statements, by their verbs: of those that take rows one for many, and one for a single row (…_ONE).
@@ -59,7 +61,7 @@ class Tables:
 
     def first(self) -> str:
         """What goes before whatever makes tables, in its transaction."""
-        return postgres_sql.FIRST.format(meta_text=self._names["meta"].replace("'", "''"), **self._names)
+        return postgres_sql.FIRST.format(**self._names)
 
     def schema(self) -> str:
         make = f"CREATE SCHEMA IF NOT EXISTS {quoted_table(self._schema, 'schema')};\n"
@@ -77,4 +79,11 @@ class Tables:
         table, schema = self._table, quoted_table(self._schema, "schema")
         names = {key: f"{schema}.{quoted_table(table + end)}" for key, end in postgres_history.NAMES.items()}
         triggers = {key: quoted_table(table + end) for key, end in postgres_history.TRIGGERS.items()}
-        return {"lease": self._names["lease"], **names, **triggers}
+        return {"lease": self._names["lease"], "quote": self._names["quote"], **names, **triggers}
+
+
+def _quote(tag: str, text: str) -> str:
+    """A dollar quote that the text does not end."""
+    while f"${tag}$" in text:
+        tag += "_"
+    return f"${tag}$"
