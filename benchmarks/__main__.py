@@ -23,7 +23,7 @@ from benchmarks.lines import fairness, pg_waiters
 from benchmarks.many_rows import pg_10m, pg_renew
 from benchmarks.memcached_works import memcached_handover, memcached_lone
 from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
-from benchmarks.postgres import pg_async, pg_lone, pg_threads
+from benchmarks.postgres import pg_async, pg_far, pg_lone, pg_threads
 from benchmarks.queue_endurance import mysql_queue_crowd, pg_queue_open_transaction
 from benchmarks.queue_scale import mysql_queue_scale, pg_queue_scale, redis_queue_scale, sqlite_queue_scale
 from benchmarks.queue_workers import pg_queue_run, pg_queue_wake, redis_queue_wake
@@ -53,6 +53,7 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "run-start": run_start,
     "pg-lone": pg_lone,
     "pg-threads": pg_threads,
+    "pg-far": pg_far,
     "pg-async": pg_async,
     "pg-handover": pg_handover,
     "pg-renew": pg_renew,

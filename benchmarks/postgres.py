@@ -8,6 +8,7 @@ its rows are there already. Everybody connects over TCP to the same server.
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import threading
 import time
@@ -20,12 +21,15 @@ import psycopg_pool
 import sqlalchemy
 
 import dibs
+from benchmarks.far import far
 from benchmarks.harness import PAIRS_PER_S, Bench, Target, lone_thread
 from benchmarks.tasks import event_loop, many_tasks
 
 NAMES = 100
 POOL = 10
+POOLED = "raw pair, pool of 10"
 TASKS = 1000
+HELD_S = 0.005
 
 # The same room in its pages for new versions of rows as dibs leaves.
 RAW_TABLE = """\
@@ -103,15 +107,33 @@ def pg_threads(bench: Bench) -> None:
     dibs: all threads share one client. The peer: the raw pair over a psycopg_pool.ConnectionPool of 10 connections in
     autocommit, which each statement takes one from for itself, so that a held lock occupies no connection.
     """
-    _race_threads(bench, 64, 2.0)
-    _race_threads(bench, 8, 0.85)
+    for threads, bound in ((64, 2.0), (8, 0.85)):
+        with bench.database() as url:
+            case = f"{threads} threads, different names"
+            _race_threads(bench, case, url, threads, lambda: None, [Target(bound, POOLED)])
 
 
-def _race_threads(bench: Bench, threads: int, bound: float) -> None:
+def pg_far(bench: Bench) -> None:
+    """64 and 8 threads as in ``pg-threads``, but each holds its lock for 5 ms, and the server is 2 ms away.
+
+    Everybody connects through a proxy that keeps each piece for 1 ms, either way, and takes some time itself.
+    """
+    for threads in (64, 8):
+        with bench.database() as near, far(near) as url:
+            _race_threads(bench, f"{threads} threads that hold for 5 ms", url, threads, hold, [])
+
+
+def hold() -> None:
+    """Work under a lock, now shorter and now longer."""
+    time.sleep(HELD_S * random.uniform(0.5, 1.5))
+
+
+def _race_threads(
+    bench: Bench, case: str, url: str, threads: int, work: Callable[[], None], targets: Sequence[Target]
+) -> None:
     seconds = max(1.0, 2 * bench.round_s)
     names = [f"thread/{number}" for number in range(threads)]
     with (
-        bench.database() as url,
         dibs.connect(url) as client,
         psycopg_pool.ConnectionPool(url, min_size=POOL, max_size=POOL, kwargs={"autocommit": True}, open=True) as pool,
     ):
@@ -121,22 +143,23 @@ def _race_threads(bench: Bench, threads: int, bound: float) -> None:
 
         def dibs_pair(name: str) -> None:
             with client.lock(name):
-                pass
+                work()
 
         def raw_pair(name: str) -> None:
             with pool.connection() as connection:
                 claim_id = raw.acquire(connection, name)
+            work()
             with pool.connection() as connection:
                 raw.release(connection, name, claim_id)
 
         bench.race(
-            f"{threads} threads, different names",
+            case,
             PAIRS_PER_S,
             {
                 "dibs": lambda: many_threads(dibs_pair, names, seconds),
-                "raw pair, pool of 10": lambda: many_threads(raw_pair, names, seconds),
+                POOLED: lambda: many_threads(raw_pair, names, seconds),
             },
-            [Target(bound, "raw pair, pool of 10")],
+            targets,
         )
 
 
