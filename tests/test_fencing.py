@@ -205,19 +205,22 @@ def test_advance_says_what_is_wrong(caller: Caller) -> None:
 
 
 @every_database
-def test_names_are_quoted(url: str) -> None:
+def test_names_are_quoted(url: str, database: str) -> None:
     """Tables and columns of any name, with the marks that drivers look for in them."""
-    odd = 'o"d%s:x?`'
+    odd = 'o"d%s:x?`$dibs$'
     quote = "`{}`" if url.startswith("mysql:") else '"{}"'
     doubled = odd.replace("`", "``") if url.startswith("mysql:") else odd.replace('"', '""')
     table = quote.format(doubled)
     with closing(raw(url)) as connection:
         connection.cursor().execute(f"CREATE TABLE {table} ({table} VARCHAR(20), fence BIGINT)")
         connection.cursor().execute(f"INSERT INTO {table} VALUES ('k', NULL)")
+        connection.cursor().execute(fencing.trigger_sql(database, odd))
         connection.commit()
         fencing.advance(connection, odd, key={odd: "k"}, token=3)
         with pytest.raises(dibs.LeaseLost):
             fencing.advance(connection, odd, key={odd: "k"}, token=2)
+        with pytest.raises(Exception, match="greater fencing token"):
+            connection.cursor().execute(f"UPDATE {table} SET fence = 2")
         connection.rollback()
 
 

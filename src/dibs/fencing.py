@@ -15,7 +15,7 @@ from dibs import guarding
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.door import DIALECTS, MYSQL, POSTGRESQL, SQLITE, VALUE, Said, door_to
 from dibs.errors import InvalidOption, LeaseLost
-from dibs.stores.identifiers import quoted, quoted_part
+from dibs.stores.identifiers import dollar_quote, quoted, quoted_part
 
 if TYPE_CHECKING:
     from dibs.door import Answer
@@ -110,9 +110,10 @@ def trigger_sql(dialect: str, table: str, column: str = "fence") -> str:
         )
     trigger = _quoted_part(dialect, f"{last}_{column}", "table")
     text = text.replace("%", "%%")
+    quote = dollar_quote("dibs", text)
     return (
-        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $dibs$\n"
-        f"BEGIN\n    RAISE EXCEPTION '{text}' USING ERRCODE = 'integrity_constraint_violation';\nEND $dibs$;\n"
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS {quote}\n"
+        f"BEGIN\n    RAISE EXCEPTION '{text}' USING ERRCODE = 'integrity_constraint_violation';\nEND {quote};\n"
         f"DROP TRIGGER IF EXISTS {trigger} ON {where};\n"
         f"CREATE TRIGGER {trigger} BEFORE UPDATE ON {where} FOR EACH ROW\n"
         f"WHEN ({smaller}) EXECUTE FUNCTION {name}();\n"

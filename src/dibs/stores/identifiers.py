@@ -37,3 +37,10 @@ def quoted(table: object, mark: str = '"') -> str:
     if not isinstance(table, str):
         raise InvalidOption(f"table is the name of a table, perhaps with its schema before a dot, not {table!r}")
     return ".".join(quoted_part(part, "table", mark) for part in table.split("."))
+
+
+def dollar_quote(tag: str, text: str) -> str:
+    """What begins and ends PostgreSQL's quote ``$tag$ … $tag$`` around a text that does not end it."""
+    while f"${tag}$" in text:
+        tag += "_"
+    return f"${tag}$"

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from dibs._typing import TYPE_CHECKING
 from dibs.stores import postgres_history, postgres_pools_sql, postgres_renewals_sql, postgres_sql
-from dibs.stores.identifiers import quoted_table
+from dibs.stores.identifiers import dollar_quote, quoted_table
 
 if TYPE_CHECKING:
     from dibs.store import Release, Renew
@@ -27,7 +27,7 @@ class Tables:
         self._names["pin_seed"] = str(int.from_bytes(sha256(self._names["lease"].encode()).digest()[:6], "big"))
         self._names["version"] = str(postgres_sql.VERSION)
         # Quotes around what has these names in it.
-        self._names |= {key: _quote(tag, self._names["lease"]) for key, tag in (("do", "do"), ("quote", "dibs"))}
+        self._names |= {key: dollar_quote(tag, self._names["lease"]) for key, tag in (("do", "do"), ("quote", "dibs"))}
         self._schema = schema
         self._table = table
         #: The statements, by their verbs: of those that take rows one for many, and one for a single row (…_ONE).
@@ -80,10 +80,3 @@ class Tables:
         names = {key: f"{schema}.{quoted_table(table + end)}" for key, end in postgres_history.NAMES.items()}
         triggers = {key: quoted_table(table + end) for key, end in postgres_history.TRIGGERS.items()}
         return {"lease": self._names["lease"], "quote": self._names["quote"], **names, **triggers}
-
-
-def _quote(tag: str, text: str) -> str:
-    """A dollar quote that the text does not end."""
-    while f"${tag}$" in text:
-        tag += "_"
-    return f"${tag}$"
