@@ -10,9 +10,9 @@ import pytest
 from dibs.ask import Act, Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import Deadline, RealBell, RealClock, RealGate
-from dibs.errors import StoreUnavailable
+from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import Lane
-from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy
+from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy, TakesNoWrites
 from tests.test_api import eventually
 
 if TYPE_CHECKING:
@@ -225,6 +225,29 @@ def test_a_caller_is_kept_no_longer_than_one_attempt(world: World) -> None:
     assert ask.outcome == Granted(1, 0.0)
     assert isinstance(ask.trouble, StoreUnavailable)
     assert len(world.clock.threads) == 1
+    world.end()
+
+
+def test_a_server_that_takes_no_writes_is_wrong_at_first_and_away_later(world: World) -> None:
+    """Nothing but reading was done before: SetupRequired, with its words. Afterwards the call is repeated."""
+
+    def fail() -> None:
+        raise TakesNoWrites("a replica", maybe_applied=False)
+
+    read, first = world.put(lambda store, deadline: 1, acquire("first"))
+    world.shop.during = once(fail)
+    world.lane.start()
+    assert world.answered(read, first)
+    assert (read.outcome, type(first.error), str(first.error)) == (1, SetupRequired, "a replica")
+    (second,) = world.put(acquire("second"))
+    world.lane.start()
+    assert world.answered(second)
+    world.shop.during = once(fail)
+    (ask,) = world.put(acquire("a"))
+    world.lane.start()
+    assert world.answered(ask)
+    assert ask.outcome == Granted(1, 0.0)
+    assert str(ask.trouble) == "a replica"
     world.end()
 
 

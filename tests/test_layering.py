@@ -642,7 +642,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.keeper": {*CONTRACT, "dibs.ask", "dibs.before", "dibs.hold", "dibs.renewer", "dibs.threads"},
     "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings", "dibs.threads"},
     "dibs.renewing": {*CONTRACT, "dibs.ask", "dibs.hold"},
-    "dibs.promises": {"dibs.errors"},
+    "dibs.promises": {"dibs.errors", "dibs.store"},
     "dibs.observing": {"dibs.errors", "dibs.names", "dibs.store", "dibs.trust"},
     "dibs.desk": {*CONTRACT, *DATA, "dibs.observing", "dibs.pauses", "dibs.promises", "dibs.session"},
     "dibs.history": {"dibs.errors", "dibs.names"},

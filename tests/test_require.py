@@ -106,6 +106,26 @@ def test_what_the_settings_break_is_refused_before_anything_is_handed_out(forget
         acquire(client).release()
 
 
+def test_a_server_that_comes_back_with_other_settings_hands_out_nothing() -> None:
+    """Restarted with fsync=off under a client that requires durable: no lock, no job, and nothing is left held."""
+    with PostgresServer() as server:
+        plain = server.create_database()
+        with library.connect(plain) as other, library.connect(f"{plain}?require=durable") as client:
+            client.queue("q").put("job")
+            acquire(client).release()
+            for act in (lambda: client.lock("x").acquire(timeout=0), client.queue("q").take):
+                server._settings["fsync"] = "off"
+                server.restart()
+                for _ in range(2):
+                    with pytest.raises(library.SetupRequired, match=r"PostgreSQL does not promise .*: durable"):
+                        act()
+                assert other.leases() == []
+                del server._settings["fsync"]
+                server.restart()
+                acquire(client).release()
+            assert other.queue("q").depth().dead == 0
+
+
 def test_no_job_is_put_or_handed_out_while_the_settings_break_what_is_required(forgetful: PostgresServer) -> None:
     """As for locks: a queue whose jobs a crash may lose takes none, also not in the caller's own transaction."""
     plain = forgetful.create_database()

@@ -24,8 +24,8 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, pause_s, stayed_busy
 from dibs.clock import Deadline
-from dibs.errors import StoreUnavailable, without_frames
-from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy
+from dibs.errors import SetupRequired, StoreUnavailable, without_frames
+from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy, TakesNoWrites
 from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class Lane:
         #: The batch under way was only the releases of what waited; the next takes everything.
         self._releases_only = False
         self._store: Store | None = None
-        #: The store has answered a call.
-        self.reached = False
+        #: The store has answered a call; it has carried out requests.
+        self.reached = self.wrote = False
         self._failures = 0
         #: How often the batch was tried in vain because the store was busy.
         self._busy = 0
@@ -353,9 +353,13 @@ class Lane:
                 self._busy += 1
                 return self._repeat(batch, error, pause_s(self._busy - 1))
             except StoreUnavailable as error:
-                self._failures += 1
-                backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
-                return self._repeat(batch, error, backoff)
+                if self.wrote or not isinstance(error, TakesNoWrites):
+                    self._failures += 1
+                    backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
+                    return self._repeat(batch, error, backoff)
+                wrong_server = SetupRequired(str(error))
+                wrong_server.__cause__ = error.__cause__
+                self._outcomes = [without_frames(wrong_server)] * len(batch)
             except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
                 if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
                     error = StoreUnavailable(str(error), maybe_applied=False)
@@ -436,6 +440,7 @@ class Lane:
                 outcomes = [paused[ask] if ask in paused else next(answers) for ask in batch]
             else:
                 outcomes = act([ask.request for ask in batch], deadline)
+            self.wrote = True
         self.reached = True
         return outcomes
 

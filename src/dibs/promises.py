@@ -8,7 +8,8 @@ rest is judged when a connection is, by what it then says.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
-from dibs.errors import InvalidOption, SetupRequired, Unsupported, did_you_mean
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported, did_you_mean
+from dibs.store import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +81,12 @@ def requiring(address: StoreAddress, text: str) -> StoreAddress:
 
 
 class Requiring:
-    """A store that takes no requests before its connection was seen to keep what is required; the rest it passes on."""
+    """A store that takes no requests before its connection was seen to keep what is required; the rest it passes on.
+
+    A connection that was lost may have been opened anew within a call, to a server that was started with other
+    settings, or to another one. What such a call brought is told to nobody, and the next one finds out why. Plain
+    releases are taken in any case: by them nothing is handed out.
+    """
 
     def __init__(self, open_store: Callable[[], Store], names: Sequence[str]) -> None:
         self._open = open_store
@@ -89,7 +95,11 @@ class Requiring:
         self._checked = False
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
-        return self.seen(deadline).act(requests, deadline)  # type: ignore[no-any-return]
+        if requests and all(type(request) is Release and not request.keep for request in requests):
+            return self.inner.act(requests, deadline)  # type: ignore[no-any-return]
+        outcomes = self.seen(deadline).act(requests, deadline)
+        self.look_again()
+        return outcomes  # type: ignore[no-any-return]
 
     @property
     def jobs(self) -> RequiringJobs:
@@ -113,6 +123,12 @@ class Requiring:
             self._checked = True
         return self.inner
 
+    def look_again(self) -> None:
+        """Raise StoreUnavailable unless the connection, which may be another one by now, still keeps what it did."""
+        if broken(self._names, self.inner.capabilities):
+            self._checked = False
+            raise StoreUnavailable(f"{self.inner.capabilities.store} no longer promises what is required of it")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
@@ -124,7 +140,9 @@ class RequiringJobs:
         self._store = store
 
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
-        return self._store.seen(deadline).jobs.act(requests, deadline)  # type: ignore[no-any-return]
+        outcomes = self._store.seen(deadline).jobs.act(requests, deadline)
+        self._store.look_again()
+        return outcomes  # type: ignore[no-any-return]
 
     def within(self, request: Put | Finish, dialect: str, files: Any, deadline: Deadline) -> Any:
         # (What SQLite promises is in no setting, and to open its file here would be to wait for this very transaction.)

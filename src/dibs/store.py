@@ -299,6 +299,10 @@ class PartUnavailable(StoreUnavailable):
     """
 
 
+class TakesNoWrites(StoreUnavailable):
+    """The server takes no writes: it makes way for another. (Or it always was the wrong one, as the lane then says.)"""
+
+
 class StoreBusy(Exception):
     """The same call is likely to succeed in a moment. Never leaves the lane.
 

@@ -55,6 +55,10 @@ class Proxy:
         """Treat what comes from now on so: pass, slow, deaf or late."""
         self._loop.call_soon_threadsafe(self._set, mode)
 
+    def lead(self, port: int) -> None:
+        """Stand before the server on this port from now on; what is connected stays so."""
+        self._to = port
+
     def shut(self, times: int, behind: int = 0) -> None:
         """Cut off so many of the next that ask for anything, once so many pieces of it have passed."""
         self._shuts, self._behind = times, behind

@@ -21,18 +21,25 @@ ALONE = {"mariadbd": {}, "mysqld": {"mysqlx": "OFF", "secure-file-priv": "NULL"}
 class MariaDBServer(Server):
     """A MariaDB (or MySQL) of the tests' own, durable as shipped, where everybody needs a password.
 
-    It listens on 127.0.0.1 and on the socket `socket_path`. `settings` go on the server's command line.
+    It listens on 127.0.0.1 and on the socket `socket_path`. `settings` go on the server's command line. As a
+    `replica_of` another it follows that one from now on, and takes writes of the superuser only until it is promoted.
     """
 
     NAME = "MariaDB"
     SUPERUSER = "root"
     PORT_TAKEN = b"Address already in use"
 
-    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, object] | None = None, *, replica_of: MariaDBServer | None = None
+    ) -> None:
         self._settings = {"max-connections": 300, **(settings or {})}
-        self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
+        self._passwords: dict[str, str] = {self.SUPERUSER: secrets.token_urlsafe(16)}
+        if replica_of is not None:
+            self._passwords = replica_of._passwords
         self._databases = 0
         super().__init__()
+        if replica_of is not None:
+            self._follow(replica_of)
 
     @property
     def _kind(self) -> str:
@@ -96,6 +103,32 @@ class MariaDBServer(Server):
         """A user that may log in from here, with a random password that `url(user=…)` knows, and no other right."""
         self._passwords[name] = secrets.token_urlsafe(16)
         self.sql(f"CREATE USER '{name}'@'127.0.0.1' IDENTIFIED BY '{self._passwords[name]}' {options}")
+
+    def _follow(self, source: MariaDBServer) -> None:
+        log, position = source._position()
+        said = f"{source.port}, {{0}}_USER='root', {{0}}_PASSWORD='{self._passwords[self.SUPERUSER]}'"
+        said = f"{{0}}_HOST='127.0.0.1', {{0}}_PORT={said}, {{0}}_LOG_FILE='{log}', {{0}}_LOG_POS={position}"
+        if self.is_mariadb:
+            self.sql(f"CHANGE MASTER TO {said.format('MASTER')}; START SLAVE; SET GLOBAL read_only = ON")
+        else:
+            more = "GET_SOURCE_PUBLIC_KEY=1"
+            self.sql(f"CHANGE REPLICATION SOURCE TO {said.format('SOURCE')}, {more}; START REPLICA")
+            self.sql("SET GLOBAL read_only = ON")
+
+    def _position(self) -> tuple[str, int]:
+        """Where its log of changes ends."""
+        told = self.sql("SHOW MASTER STATUS" if self.is_mariadb else "SHOW BINARY LOG STATUS")[0]
+        return told[0], int(told[1])
+
+    def has_all_of(self, source: MariaDBServer) -> bool:
+        """Whether this replica has, or soon had, all that was written there."""
+        wait = "MASTER_POS_WAIT" if self.is_mariadb else "SOURCE_POS_WAIT"
+        ((lacked,),) = self.sql(f"SELECT {wait}(%s, %s, 10)", source._position())
+        return lacked is not None and lacked >= 0
+
+    def promote(self) -> None:
+        """Let a replica follow nobody, and take writes."""
+        self.sql(f"STOP {'SLAVE' if self.is_mariadb else 'REPLICA'}; SET GLOBAL read_only = OFF")
 
     def facts(self) -> dict[str, str]:
         """Its version, and what decides how much a commit is worth and costs."""

@@ -47,7 +47,8 @@ def find_postgres() -> Path:
 class PostgresServer(Server):
     """A PostgreSQL of the tests' own, durable as shipped, where everybody needs a password.
 
-    It listens on 127.0.0.1 and on a socket in `socket_folder`. `settings` go on the server's command line.
+    It listens on 127.0.0.1 and on a socket in `socket_folder`. `settings` go on the server's command line. As a
+    `standby_of` another it has the same data, follows it, and takes no writes until it is promoted.
     """
 
     NAME = "PostgreSQL"
@@ -55,12 +56,17 @@ class PostgresServer(Server):
     POLITE_SIGNAL = STOP_SIGNALS["immediate"]
     PORT_TAKEN = b"could not bind"
 
-    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, object] | None = None, *, standby_of: PostgresServer | None = None
+    ) -> None:
         self._programs = find_postgres()
+        self._primary = standby_of
         # Shared memory that lies in the data folder goes with it, also when the server is killed and not started again.
         ours = {"max_connections": 200, "log_line_prefix": "%m [%p] %q%u@%d ", "dynamic_shared_memory_type": "mmap"}
         self._settings = {**ours, **(settings or {})}
-        self._passwords = {self.SUPERUSER: secrets.token_urlsafe(16)}
+        self._passwords: dict[str, str] = {self.SUPERUSER: secrets.token_urlsafe(16)}
+        if standby_of is not None:
+            self._passwords = standby_of._passwords
         self._databases = 0
         #: The superuser's. Each test has a database of its own, and two logins for it take as long as it does.
         self._kept: psycopg.Connection[Any] | None = None
@@ -147,9 +153,18 @@ class PostgresServer(Server):
         self.stop(mode)
         self.start()
 
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        assert self.psql("SELECT pg_promote()") == [(True,)]
+
     # How it starts
 
     def _prepare(self) -> None:
+        if self._primary is not None:
+            place = [f"--pgdata={self.data_folder}", "--dbname", self._primary.url()]
+            options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            self.process.run_tool([self._programs / "pg_basebackup", *place, *options])
+            return
         password_file = self.folder / "password"
         password_file.write_text(self._passwords[self.SUPERUSER])
         password_file.chmod(0o644)  # For the server's user; nobody else can enter the folder.

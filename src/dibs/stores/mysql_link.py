@@ -14,7 +14,7 @@ from functools import partial
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
-from dibs.store import RowBusy, StoreBusy
+from dibs.store import RowBusy, StoreBusy, TakesNoWrites
 from dibs.stores import mysql_sql as sql
 from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
 from dibs.stores.tables import TablesMissing, refuse_newer, set_up, with_tables
@@ -209,14 +209,14 @@ class Connection:
         """Whether this login lacks a right that the statement needs, which changes nothing."""
         try:
             self.attempt(statement, deadline)
-        except SetupRequired as error:
+        except (SetupRequired, TakesNoWrites) as error:
             return isinstance(error.__cause__, ServerError) and error.__cause__.code in _RIGHTS
         return False
 
     def refused(self, error: StoreUnavailable) -> bool:
         """Whether the server refused the statement itself, for what it says or would write."""
         code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
-        return code not in _NOT_DONE and (1000 <= code < 2000 or code >= 3000)
+        return code not in _NOT_DONE | _READ_ONLY and (1000 <= code < 2000 or code >= 3000)
 
     # -- one statement, or transaction ----------------------------------------------------------------------------
 
@@ -310,9 +310,10 @@ class Connection:
             raise StoreBusy(text) from error
         if code in _READ_ONLY:
             self.close()  # behind one name there may be another server now
-            raise SetupRequired(
+            raise TakesNoWrites(
                 f"{text}. Is this a replica? Name the primary in the URL. Or does an option of the server, or of this "
-                "session, forbid it?"
+                "session, forbid it?",
+                maybe_applied=self.wrote,
             ) from error
         if code in _STATEMENT_BINLOG:
             raise SetupRequired(f"{text}. Set binlog_format to ROW or MIXED") from error

@@ -6,7 +6,7 @@ from psycopg import pq
 
 from dibs._typing import TYPE_CHECKING
 from dibs.errors import SetupRequired, StoreUnavailable
-from dibs.store import RowBusy, StoreBusy
+from dibs.store import RowBusy, StoreBusy, TakesNoWrites
 from dibs.stores.postgres_sql import NEWER, VERSION
 from dibs.stores.tables import TablesMissing, newer
 
@@ -46,9 +46,10 @@ def meant(result: PGresult, planned: bool) -> tuple[Exception, bool]:
     if code in ("40P01", "40001", "23505"):
         return StoreBusy(text), False
     if code == "25006":  # behind one name there may be another server now, and a setting counts for new connections
-        error = SetupRequired(
+        error = TakesNoWrites(
             f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL. "
-            "Or is default_transaction_read_only on for this role or database?"
+            "Or is default_transaction_read_only on for this role or database?",
+            maybe_applied=False,
         )
         return error, True
     if code == "42501":

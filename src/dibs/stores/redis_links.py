@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.store import TakesNoWrites
 from dibs.stores.parts import ONE_OF_SEVERAL
 from dibs.stores.redis_keys import SLOTS
 from dibs.stores.redis_wire import Refusal, connect, greet, packed, raised
@@ -107,9 +108,10 @@ def _greeted(wire: Wire, place: Place, deadline: Deadline, check: Callable[[Wire
 
 def _check_role(wire: Wire, place: Place) -> None:
     if wire.facts.get("role") == "slave":
-        if place.sentinel is not None or place.worked:  # a failover is under way
+        if place.sentinel is not None:  # a failover is under way
             raise StoreUnavailable(f"{wire.where} is a replica at the moment", maybe_applied=False)
-        raise SetupRequired(f"{wire.where} is a replica: name the master, or its sentinels with ?sentinel=")
+        hint = "name the master, or its sentinels with ?sentinel="
+        raise TakesNoWrites(f"{wire.where} is a replica: {hint}", maybe_applied=False)
 
 
 def _part_of(deadline: Deadline) -> Deadline:
@@ -253,7 +255,7 @@ class ClusterLink(Link):
                 continue
             self._parts.answered(seed)
             if isinstance(ranges, Refusal):
-                raise raised(ranges, wire.where, bool(self.place.worked), maybe_applied=False)
+                raise raised(ranges, wire.where, maybe_applied=False)
             nodes = [""] * SLOTS
             for first, last, (name, port, *_), *_ in ranges:
                 node = f"{name.decode() if name else seed.rpartition(':')[0]}:{port}"

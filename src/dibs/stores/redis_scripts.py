@@ -165,4 +165,4 @@ class Flights:
         """The error of dibs for a refusal that concerns the whole call."""
         if answer.code in ("READONLY", "MASTERDOWN", "NOAUTH"):
             self.link.close()  # the master may be another by now
-        return raised(answer, "Redis", bool(self.place.worked), maybe_applied=maybe_applied, in_script=in_script)
+        return raised(answer, "Redis", maybe_applied=maybe_applied, in_script=in_script)

@@ -15,6 +15,7 @@ import ssl
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
+from dibs.store import TakesNoWrites
 from dibs.stores.greetings import heard, speaks_tls, was_cut
 from dibs.stores.inlet import Inlet
 
@@ -232,7 +233,7 @@ def refusal(line: bytes) -> Refusal:
     return Refusal(code.lstrip("-"), text)
 
 
-def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool, in_script: bool = False) -> Exception:
+def raised(answer: Refusal, where: str, *, maybe_applied: bool, in_script: bool = False) -> Exception:
     """The error of dibs for what a server refused as a whole."""
     text = f"{where}: {answer.text}".rstrip(".")
     if answer.code == "NOAUTH":
@@ -253,8 +254,9 @@ def raised(answer: Refusal, where: str, worked: bool, *, maybe_applied: bool, in
             f"{text}. Has this login the rights that `dibs schema` prints? Is one of the commands renamed? "
             "Or has somebody else written to a key of dibs's?"
         )
-    if answer.code == "READONLY" and not worked:
-        return SetupRequired(f"{text}. Name the master, or its sentinels with ?sentinel=")
+    if answer.code == "READONLY":
+        hint = "Name the master, or its sentinels with ?sentinel="
+        return TakesNoWrites(f"{text}. {hint}", maybe_applied=maybe_applied)
     if answer.code == "WRONGTYPE":
         return SetupRequired(f"{text}. A key that begins as dibs's do is somebody else's: see prefix=")
     if answer.code in ("MOVED", "ASK", "CROSSSLOT"):
@@ -308,7 +310,7 @@ def connect(place: Place, host: tuple[str, int] | None, login: dict[str, Any], d
         if answer.code in ("ERR", ""):
             said = answer.text.rstrip(".")
             raise SetupRequired(f"{where}: {said}. Check user, password and database in the URL") from error
-        raise raised(answer, where, bool(place.worked), maybe_applied=False) from error
+        raise raised(answer, where, maybe_applied=False) from error
     except OSError as error:
         raise StoreUnavailable(f"{where}: {error}", maybe_applied=False) from error
     return Wire(connection, where)
@@ -346,7 +348,7 @@ def greet(wire: Wire, place: Place, deadline: Deadline) -> None:
     # By itself: a server that turns clients away answers once, whatever it is told, and closes the connection.
     (named,) = wire.exchange(packed("CLIENT", "SETNAME", "dibs"), 1, deadline)
     if isinstance(named, Refusal) and named.code == "DENIED":
-        raise raised(named, wire.where, bool(place.worked), maybe_applied=False)
+        raise raised(named, wire.where, maybe_applied=False)
     try:
         info, append, save, published = wire.exchange(flight, len(commands), deadline)
     except StoreUnavailable as error:
@@ -357,7 +359,7 @@ def greet(wire: Wire, place: Place, deadline: Deadline) -> None:
         pairs = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
         wire.facts = {key: value for key, _, value in pairs if value}
     elif isinstance(info, Refusal) and info.code not in ("NOPERM", "ERR"):  # ERR: an unknown command
-        raise raised(info, wire.where, bool(place.worked), maybe_applied=False)
+        raise raised(info, wire.where, maybe_applied=False)
     for settings in (append, save):
         if isinstance(settings, list):
             words = [word.decode() for word in settings]

@@ -1,0 +1,204 @@
+"""A database whose replica takes over, under programs at work: planned, and because the primary died.
+
+(Redis's sentinels and clusters, and members of etcd and ZooKeeper that are lost, are with the tests of those stores.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+import dibs
+from tests.chaos.proxy import Proxy
+from tests.servers.mysql import MariaDBServer
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import wait_until
+from tests.servers.redis import RedisServer
+
+TTL_S = 6.0
+
+
+class AtWork:
+    """Programs that are in the middle of things: one holds a lock, one waits for it, one works the jobs of a queue."""
+
+    def __init__(self, url: str) -> None:
+        self.client = dibs.connect(url, ttl=TTL_S, patience=30)
+        self.other = dibs.connect(url, ttl=TTL_S, patience=30)
+        #: What they got, and what went wrong with them.
+        self.got: SimpleQueue[Any] = SimpleQueue()
+        self.worked: SimpleQueue[Any] = SimpleQueue()
+        self._stop = threading.Event()
+        lease = self.client.lock("held").acquire(timeout=0)
+        assert lease is not None
+        self.lease = lease
+        self.client.queue("jobs").put("before")
+        self._threads = [threading.Thread(target=self._wait), threading.Thread(target=self._work)]
+        for thread in self._threads:
+            thread.start()
+        assert self.worked.get(timeout=20) == "before"
+
+    def _wait(self) -> None:
+        try:
+            self.got.put(self.other.lock("held").acquire())
+        except Exception as error:  # noqa: BLE001 - whatever it was, the test is told
+            self.got.put(error)
+
+    def _work(self) -> None:
+        try:
+            self.other.queue("jobs").run(lambda job: self.worked.put(job.payload), stop=self._stop)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the test is told
+            self.worked.put(error)
+
+    def go_on(self) -> None:
+        """Nothing was lost, and nobody had to begin again: holder, waiter and worker; and a newcomer is served."""
+        trusted = self.lease.trusted_until
+        assert wait_until(lambda: self.lease.trusted_until > trusted, TTL_S), "it is no longer renewed"
+        assert self.lease.held
+        with self.client.lock("new", timeout=20):
+            pass
+        self.client.queue("jobs").put("after")
+        assert self.worked.get(timeout=20) == "after"
+        assert self.got.empty()
+        assert self.lease.release()
+        after = self.got.get(timeout=20)
+        assert isinstance(after, dibs.Lease), after
+        assert after.fencing_token > self.lease.fencing_token
+        assert after.release()
+
+    def close(self) -> None:
+        self._stop.set()
+        self.client.close()
+        self.other.close()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def at_work(url: str) -> Iterator[AtWork]:
+    made = AtWork(url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# -- PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standby(own_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """One that has every commit before it is told."""
+    with PostgresServer(standby_of=own_postgres) as server:
+        own_postgres.psql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        own_postgres.psql("SELECT pg_reload_conf()")
+        look = "SELECT sync_state FROM pg_stat_replication"
+        assert wait_until(lambda: own_postgres.psql(look) == [("sync",)], 20)
+        yield server
+
+
+def has_table(standby: PostgresServer, url: str) -> bool:
+    """Whether it has got so far."""
+    return bool(standby.psql("SELECT to_regclass('dibs_lease') IS NOT NULL", database=url.rpartition("/")[2])[0][0])
+
+
+def test_a_standby_takes_over_from_a_primary_that_died(own_postgres: PostgresServer, standby: PostgresServer) -> None:
+    """Both named in the URL, and replication synchronous: leases, waiters and workers go on, and tokens rise."""
+    url = own_postgres.create_database()
+    hosts = f":{own_postgres.port},127.0.0.1:{standby.port}/"
+    with at_work(f"{url.replace(f':{own_postgres.port}/', hosts)}?target_session_attrs=read-write") as programs:
+        own_postgres.kill()
+        standby.promote()
+        programs.go_on()
+
+
+def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresServer, standby: PostgresServer) -> None:
+    """Whoever worked before takes a server without writes for one that makes way, and waits; a newcomer is told."""
+    url = own_postgres.create_database()
+    with Proxy(own_postgres.port) as address:
+        named = url.replace(f":{own_postgres.port}/", f":{address.port}/")
+        with at_work(named) as programs:
+            assert wait_until(lambda: has_table(standby, url), 20)
+            own_postgres.stop()
+            address.lead(standby.port)
+            address.cut()
+            with dibs.connect(named) as newcomer, pytest.raises(dibs.SetupRequired, match="standby"):
+                newcomer.lock("x").acquire(timeout=0)
+            with dibs.connect(named, patience=0.5) as reader:
+                assert [record.name for record in reader.leases()] == ["held"]
+                with pytest.raises(dibs.SetupRequired, match="standby"):  # it has read, and never written
+                    reader.lock("x").acquire(timeout=0)
+            standby.promote()
+            programs.go_on()
+
+
+# -- MySQL ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[MariaDBServer, MariaDBServer]]:
+    """A primary, and a replica that follows it."""
+    with MariaDBServer({"log-bin": "log", "server-id": 1}) as primary:
+        with MariaDBServer({"log-bin": "log", "server-id": 2}, replica_of=primary) as replica:
+            yield primary, replica
+
+
+@pytest.fixture
+def named(servers: tuple[MariaDBServer, MariaDBServer]) -> Callable[[int], str]:
+    """The URL at some port, as a login that `read_only` keeps from writing; it is the same on both."""
+    primary, _ = servers
+    url = primary.create_database()
+    primary.create_user("app")
+    primary.sql(f"GRANT ALL ON `{url.rpartition('/')[2]}`.* TO 'app'@'127.0.0.1'")
+    shown = primary.url(url.rpartition("/")[2], user="app")
+    return lambda port: shown.replace(f":{primary.port}/", f":{port}/")
+
+
+def sums(server: MariaDBServer) -> list[Any]:
+    """Of each of dibs's tables, a number that tells what is in it. (As shipped, MariaDB replicates statements.)"""
+    where = "table_name LIKE 'dibs%' ORDER BY table_name"
+    tables = server.sql(f"SELECT table_schema, table_name FROM information_schema.tables WHERE {where}")
+    return [server.sql(f"CHECKSUM TABLE `{schema}`.`{name}`")[0] for schema, name in tables]
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqlclient"])
+def test_a_replica_is_made_the_primary(
+    servers: tuple[MariaDBServer, MariaDBServer], named: Callable[[int], str], driver: str
+) -> None:
+    """As planned: the primary takes no more writes, the replica has everything and takes over, the address moves."""
+    primary, replica = servers
+    with Proxy(primary.port) as address, at_work(f"{named(address.port)}?driver={driver}") as programs:
+        primary.sql("SET GLOBAL read_only = ON")
+        with dibs.connect(named(address.port)) as newcomer, pytest.raises(dibs.SetupRequired, match="replica"):
+            newcomer.lock("x").acquire(timeout=0)
+        assert replica.has_all_of(primary)
+        assert sums(replica) == sums(primary) != []
+        replica.promote()
+        address.lead(replica.port)
+        address.cut()
+        programs.go_on()
+
+
+# -- Redis ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_master_changes_places_with_its_replica(own_redis: RedisServer) -> None:
+    """As planned, without sentinels: the address leads to what has become the replica for a while."""
+    with RedisServer({"replicaof": f"127.0.0.1 {own_redis.port}"}, password=own_redis.password) as replica:
+        with replica.client() as look:
+            assert wait_until(lambda: look.info("replication")["master_link_status"] == "up", 20)
+        url = own_redis.url()
+        with Proxy(own_redis.port) as address:
+            named = url.replace(f":{own_redis.port}/", f":{address.port}/")
+            with at_work(named) as programs:
+                own_redis.ask("FAILOVER")
+                assert wait_until(lambda: replica.ask("ROLE")[0] == "master", 20)
+                with dibs.connect(named) as newcomer, pytest.raises(dibs.SetupRequired, match="replica"):
+                    newcomer.lock("x").acquire(timeout=0)
+                address.lead(replica.port)
+                address.cut()
+                programs.go_on()
