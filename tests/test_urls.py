@@ -151,7 +151,13 @@ def test_redis_takes_hosts_of_all_kinds(kind: str, port: int) -> None:
     assert (where.login["username"], where.login["password"]) == ("us@er", "p[,:/")
 
 
-@pytest.mark.parametrize("url", ["redis://[::1]/2", "etcd://[::1]", "zookeeper://[::1]", "memcached://[::1]"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://[::1]/2", "etcd://[::1]", "zookeeper://[::1]", "memcached://[::1]"),
+        *("postgresql://[::1]/db", "mysql://[::1]/db"),
+    ],
+)
 def test_an_ipv6_address_alone(url: str) -> None:
     """It stands in brackets, and is shown so."""
     assert "//[::1]" in locate(url)[0].shown
