@@ -136,6 +136,31 @@ def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresSe
             programs.go_on()
 
 
+def locks_in_vain(url: str, counted: Callable[[], int]) -> None:
+    """A program that goes on asking while no commit ends leaves one session that is at work, and hears what that is."""
+    with dibs.connect(url, request_timeout=0.3, patience=0.1) as client:
+        for number in range(12):
+            with pytest.raises(dibs.StoreUnavailable) as told:
+                client.lock(f"in vain {number}").acquire(timeout=0)
+        assert "still at work" in str(told.value)
+        assert counted() == 1
+
+
+def test_what_waits_for_a_standby_that_is_gone_is_asked_once(own_postgres: PostgresServer) -> None:
+    """A commit that nobody confirms leaves one session, and not one more with each try, until nobody gets in."""
+    url = own_postgres.create_database()
+    with dibs.connect(url) as client:
+        client.setup()
+    own_postgres.psql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    own_postgres.psql("SELECT pg_reload_conf()")
+    waiting = "SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    locks_in_vain(url, lambda: int(own_postgres.psql(waiting)[0][0]))
+    own_postgres.psql("ALTER SYSTEM RESET synchronous_standby_names")
+    own_postgres.psql("SELECT pg_reload_conf()")
+    with dibs.connect(url) as client, client.lock("x", timeout=10):
+        pass
+
+
 # -- MySQL ------------------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +206,23 @@ def test_a_replica_is_made_the_primary(
         address.lead(replica.port)
         address.cut()
         programs.go_on()
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqlclient"])
+def test_what_waits_for_a_replica_that_is_gone_is_asked_once(
+    servers: tuple[MariaDBServer, MariaDBServer], named: Callable[[int], str], driver: str
+) -> None:
+    """As on PostgreSQL."""
+    primary, _ = servers
+    url = f"{named(primary.port)}?driver={driver}"
+    with dibs.connect(url) as client:
+        client.setup()
+        primary.wait_for_replicas(True)
+        waiting = "SELECT count(*) FROM information_schema.processlist WHERE user = 'app' AND state LIKE '%semi-sync%'"
+        locks_in_vain(url, lambda: int(primary.sql(waiting)[0][0]))
+        primary.wait_for_replicas(False)
+        with client.lock("x", timeout=10):
+            pass
 
 
 # -- Redis ------------------------------------------------------------------------------------------------------------

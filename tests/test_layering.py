@@ -237,9 +237,11 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_view_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_wire": {"dibs.jobs", "dibs.stores.postgres_wire"},
     "dibs.stores.postgres_jobs_within": {"dibs.door", "dibs.errors"},
+    "dibs.stores.postgres_leftover": {"dibs.clock", "dibs.errors"},
     "dibs.stores.postgres_link": {
         *CONTRACT,
         "dibs.stores.postgres_errors",
+        "dibs.stores.postgres_leftover",
         "dibs.stores.postgres_login",
         "dibs.stores.postgres_wire",
         "dibs.stores.tables",
@@ -297,10 +299,12 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores",
         "dibs.stores.columns",
         "dibs.stores.identifiers",
+        "dibs.stores.mysql_errors",
         "dibs.stores.mysql_sql",
         "dibs.stores.mysql_values",
     },
     "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_errors": {"dibs.errors", "dibs.store", "dibs.stores.mysql_drivers", "dibs.stores.tables"},
     "dibs.stores.mysql_history": set(),
     "dibs.stores.mysql_jobs": {
         "dibs.door",
@@ -354,9 +358,12 @@ ALLOWED: dict[str, set[str]] = {
         *CONTRACT,
         "dibs.stores",
         "dibs.stores.mysql_drivers",
+        "dibs.stores.mysql_errors",
+        "dibs.stores.mysql_leftover",
         "dibs.stores.mysql_sql",
         "dibs.stores.tables",
     },
+    "dibs.stores.mysql_leftover": {"dibs.clock", "dibs.errors"},
     "dibs.stores.mysql_pins": {"dibs.stores", "dibs.stores.mysql_sql", "dibs.stores.mysql_values"},
     "dibs.stores.mysql_operators": {
         "dibs.store",
@@ -1224,6 +1231,7 @@ def test_drivers_stay_in_their_stores() -> None:
     allowed = {
         "dibs.borrowed": {"psycopg"},
         "dibs.stores.postgres_errors": {"psycopg"},
+        "dibs.stores.postgres_leftover": {"psycopg"},
         "dibs.stores.postgres_login": {"psycopg"},
         "dibs.stores.postgres_wire": {"psycopg"},
         # What SQLite's errors, and its versions, are called.

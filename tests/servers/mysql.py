@@ -130,6 +130,13 @@ class MariaDBServer(Server):
         """Let a replica follow nobody, and take writes."""
         self.sql(f"STOP {'SLAVE' if self.is_mariadb else 'REPLICA'}; SET GLOBAL read_only = OFF")
 
+    def wait_for_replicas(self, on: bool) -> None:
+        """From now on a commit is told when a replica has it, however long that takes (semi-synchronous), or not."""
+        role = "master" if self.is_mariadb else "source"
+        if not self.is_mariadb and on:
+            self.sql("INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'")
+        self.sql(f"SET GLOBAL rpl_semi_sync_{role}_timeout = 1000000, rpl_semi_sync_{role}_enabled = {on}")
+
     def facts(self) -> dict[str, str]:
         """Its version, and what decides how much a commit is worth and costs."""
         names = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "innodb_buffer_pool_size", "log_bin")

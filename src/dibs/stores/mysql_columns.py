@@ -16,6 +16,7 @@ from dibs.store import Granted, Pin
 from dibs.stores import mysql_sql as sql
 from dibs.stores.columns import Seen, TableRefuses, check_columns, claim_text, in_range, kept_s, no_right, not_unique
 from dibs.stores.identifiers import quoted_part
+from dibs.stores.mysql_errors import refuses
 from dibs.stores.mysql_values import document, hexed, us
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class MySQLRows:
         except SetupRequired as error:
             raise no_right(self._place, error) from error
         except StoreUnavailable as error:
-            if self._connection.refused(error):
+            if refuses(error):
                 raise TableRefuses(error) from error
             raise
 

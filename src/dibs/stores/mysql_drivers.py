@@ -79,6 +79,10 @@ class Link(Protocol):
         ...
 
     def fileno(self) -> int: ...
+    def session(self) -> int:
+        """The number by which the server calls it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -109,6 +113,11 @@ class Wire:
     def stale(self) -> bool:
         """Whether the server has closed an idle connection. Nothing is owed to us, so anything to read is its end."""
         return boot_now() - self._used_at > IDLE_S and self._ready.readable(0.0)
+
+    @property
+    def session(self) -> int:
+        """The number by which the server calls it."""
+        return self._link.session()
 
     def close(self) -> None:
         self._link.close()
@@ -194,6 +203,9 @@ def _pymysql_opener() -> Callable[[Where, float], Link]:
 
         def fileno(self) -> int:
             return int(self._connection._sock.fileno())
+
+        def session(self) -> int:
+            return int(self._connection.thread_id())
 
         def close(self) -> None:
             if self._connection.open:
@@ -291,6 +303,9 @@ def _mysqlclient_opener() -> Callable[[Where, float], Link]:
 
         def fileno(self) -> int:
             return int(self._connection.fileno())
+
+        def session(self) -> int:
+            return int(self._connection.thread_id())
 
         def close(self) -> None:
             _INHERITED.discard(self)

@@ -16,7 +16,9 @@ from dibs.clock import boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import RowBusy, StoreBusy, TakesNoWrites
 from dibs.stores import mysql_sql as sql
-from dibs.stores.mysql_drivers import CR_SSL, ServerError, TimedOut, Wire
+from dibs.stores.mysql_drivers import ServerError, TimedOut, Wire
+from dibs.stores.mysql_errors import SameKey, ThereAlready, lacks_right, meant, refuses
+from dibs.stores.mysql_leftover import Leftover
 from dibs.stores.tables import TablesMissing, refuse_newer, set_up, with_tables
 
 if TYPE_CHECKING:
@@ -42,32 +44,6 @@ FINISH_S = 0.5
 # The time of a grant, for people, is the server's as it was read this long ago at most, plus what has passed since.
 CLOCK_READ_S = 5.0
 
-# Codes of errors. Those of the client library are the first four, which both drivers use.
-CONNECTION_LOST = frozenset((2006, 2013, 2027, 2055))
-_NO_TABLE = frozenset((1146, 1054))
-# A row that somebody else made, perhaps at the same moment; and somebody else's locks.
-_SAME_KEY = 1062
-_TRY_AGAIN = frozenset((1205, 1213, 3572))
-_TRIGGER_THERE = 1359
-_READ_ONLY = frozenset((1290, 1792, 1836))
-_STATEMENT_BINLOG = frozenset((1665,))
-# (Also for an account that may come by TLS only.)
-_ACCESS_DENIED = 1045
-_LOGIN = frozenset((1044, _ACCESS_DENIED, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
-_RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
-_TLS = frozenset((CR_SSL, 3159))
-# Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
-# a statement that ran into a limit or was killed, a connection that MySQL had ended because nothing happened on it.
-_NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024, 4031))
-
-
-class _ThereAlready(Exception):
-    """The trigger that was to be made is there."""
-
-
-class _SameKey(StoreBusy):
-    """A row with the same unique key is there."""
-
 
 class Connection:
     """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt."""
@@ -78,6 +54,7 @@ class Connection:
         #: What makes the tables, and what tells of which version they are.
         self._schema, self._version = tables.schema(), tables.version()
         self._wire: Wire | None = None
+        self._left = Leftover()
         #: What the server told of itself when it was connected.
         self.facts: dict[str, str] = {}
         #: Something of the call under way has been applied. Whoever calls resets it.
@@ -113,7 +90,7 @@ class Connection:
         def attempt() -> Answer | None:
             try:
                 return self._execute(statement, deadline)
-            except _SameKey:
+            except SameKey:
                 return None
 
         return self._with_tables(attempt, deadline, schema)
@@ -188,7 +165,7 @@ class Connection:
         # Each is harmless when it is there, also when several make it at once: the server's own locks see to that.
         for statement in schema.split(";\n"):
             if statement.strip():
-                with suppress(_ThereAlready):  # somebody else has made it since we looked
+                with suppress(ThereAlready):  # somebody else has made it since we looked
                     self.attempt(statement, deadline)
 
     def look(self, statement: str, deadline: Deadline) -> tuple[Answer, Sequence[tuple[str, int]]]:
@@ -196,10 +173,10 @@ class Connection:
         self.reopen(deadline)
         try:
             answer = self.attempt(statement, deadline)
-        except (TablesMissing, _ThereAlready) as error:
+        except (TablesMissing, ThereAlready) as error:
             raise InvalidOption(f"{self._shown} refuses the query: {error}") from error
         except StoreUnavailable as error:
-            if self.refused(error):
+            if refuses(error):
                 raise InvalidOption(f"{self._shown} refuses the query: {error.__cause__}") from error
             raise
         assert self._wire is not None
@@ -210,13 +187,8 @@ class Connection:
         try:
             self.attempt(statement, deadline)
         except (SetupRequired, TakesNoWrites) as error:
-            return isinstance(error.__cause__, ServerError) and error.__cause__.code in _RIGHTS
+            return lacks_right(error)
         return False
-
-    def refused(self, error: StoreUnavailable) -> bool:
-        """Whether the server refused the statement itself, for what it says or would write."""
-        code = error.__cause__.code if isinstance(error.__cause__, ServerError) else 0
-        return code not in _NOT_DONE | _READ_ONLY and (1000 <= code < 2000 or code >= 3000)
 
     # -- one statement, or transaction ----------------------------------------------------------------------------
 
@@ -272,7 +244,7 @@ class Connection:
             sent = True
             return wire.receive(deadline)
         except TimedOut:
-            self.close()
+            self._give_up(wire)
             raise StoreUnavailable(f"{self._shown} did not answer in time") from None
         except ServerError as error:
             self._refuse(error)
@@ -291,47 +263,23 @@ class Connection:
         except ServerError:
             pass
         except TimedOut:
-            self.close()
+            self._give_up(wire)
         except BaseException:
             self.close()
             raise
 
+    def _give_up(self, wire: Wire) -> None:
+        """Close a connection on which the server is at work."""
+        self._left.note(wire.session)
+        self.close()
+
     def _refuse(self, error: ServerError) -> NoReturn:
         """Raise what an error of the server means."""
-        code = error.code
-        text = f"{self._shown}: {error}"
-        if code in _NO_TABLE:
-            raise TablesMissing(text) from error
-        if code == _TRIGGER_THERE:
-            raise _ThereAlready(text) from error
-        if code == _SAME_KEY:
-            raise _SameKey(text) from error
-        if code in _TRY_AGAIN:
-            raise StoreBusy(text) from error
-        if code in _READ_ONLY:
-            self.close()  # behind one name there may be another server now
-            raise TakesNoWrites(
-                f"{text}. Is this a replica? Name the primary in the URL. Or does an option of the server, or of this "
-                "session, forbid it?",
-                maybe_applied=self.wrote,
-            ) from error
-        if code in _STATEMENT_BINLOG:
-            raise SetupRequired(f"{text}. Set binlog_format to ROW or MIXED") from error
-        if code in _RIGHTS:
-            raise SetupRequired(text) from error
-        if code in _LOGIN:
+        may_be_plain = self.where.ssl_mode in ("disabled", "preferred")
+        meaning, over = meant(error, self._shown, may_be_plain=may_be_plain, wrote=self.wrote)
+        if over:
             self.close()
-            hint = ""
-            if code == _ACCESS_DENIED and self.where.ssl_mode in ("disabled", "preferred"):
-                hint = ", and whether that account asks for TLS (ssl_mode=required)"
-            raise SetupRequired(f"{text}. Check user, password and database in the URL{hint}") from error
-        if code in _TLS:
-            self.close()
-            raise SetupRequired(f"{text}. Check ssl_mode, ssl_ca, ssl_cert and ssl_key in the URL") from error
-        lost = code == 0 or code in CONNECTION_LOST
-        if lost or code in _NOT_DONE:
-            self.close()
-        raise StoreUnavailable(text, maybe_applied=lost or self.wrote) from error
+        raise meaning from error
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -361,6 +309,8 @@ class Connection:
                 raise
         try:
             self._get_ready(deadline)
+            if self._left:
+                self._left.check(self._shown, lambda statement: self._execute(statement, deadline).rows)
         except StoreUnavailable as unavailable:
             self.close()
             unavailable.maybe_applied = self.wrote

@@ -23,7 +23,8 @@ from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
 from dibs.store import StoreBusy
 from dibs.stores.postgres_errors import meant, told
-from dibs.stores.postgres_login import connect, is_cut
+from dibs.stores.postgres_leftover import Leftover
+from dibs.stores.postgres_login import FACTS, SERVER_MIN, SETTINGS, connect, is_cut
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
 
@@ -40,37 +41,16 @@ if TYPE_CHECKING:
 
 PIPELINES = pq.version() >= 140000
 _WELL = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
-SERVER_MIN = 120000
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
 # After so long without an answer the connection is looked at before it is used: the server may have closed it.
 IDLE_S = 5.0
 
-# What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
-# rows in an order of their own, which would let two clients lock rows in opposite orders.
-_SETTINGS = b"""\
-SELECT set_config('default_transaction_isolation', 'read committed', false),
-    set_config('plan_cache_mode', 'force_generic_plan', false),
-    set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
-    set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
-    set_config('enable_material', 'off', false), set_config('jit', 'off', false),
-    set_config('client_min_messages', 'error', false), set_config('array_nulls', 'on', false),
-    set_config('statement_timeout', $1, false), set_config('lock_timeout', '0', false),
-    set_config('idle_in_transaction_session_timeout', $1, false),
-    set_config('synchronous_commit',
-        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
-        false)
-"""
-# The same for one transaction, where the connection is not ours: else a statement that waits for somebody's lock would
-# do so when its caller and its connection are gone, and then grant what nobody has.
+# The time limits for one transaction, where the connection is not ours: else a statement that waits for somebody's lock
+# would do so when its caller and its connection are gone, and then grant what nobody has.
 _LIMITS = b"""\
 SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0', true),
     set_config('idle_in_transaction_session_timeout', $1, true)
-"""
-_FACTS = b"""\
-SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
-    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
-    current_setting('transaction_read_only'), current_setting('array_nulls')
 """
 
 
@@ -97,6 +77,7 @@ class Connection:
         self._unanswered = 0
         #: A pooler is in front of the server.
         self.pooled = False
+        self._left = Leftover()
         #: What the server told of itself when it was connected.
         self.facts: dict[str, Any] = {}
 
@@ -348,6 +329,8 @@ class Connection:
         self.pooled = True  # nothing is prepared before that is known
         try:
             self._get_ready(self._pg, deadline)
+            if self._left:
+                self._left.check(lambda sql, parameters: self.execute(sql, parameters, deadline))
         except BaseException:
             self.close()
             raise
@@ -356,7 +339,7 @@ class Connection:
         """Read what decides our promises, and make the connection ours."""
         if pg.server_version < SERVER_MIN:
             raise Unsupported("dibs needs PostgreSQL 12 or later")
-        facts = self.execute(_FACTS, (), deadline)
+        facts = self.execute(FACTS, (), deadline)
         pid, encoding, fsync, pages, commit, recovery, read_only, array_nulls = (
             (facts.get_value(0, column) or b"").decode() for column in range(8)
         )
@@ -364,7 +347,7 @@ class Connection:
             raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
         if pid == str(pg.backend_pid):
             # The server gives up on a statement that we no longer wait for.
-            self.execute(_SETTINGS, (milliseconds(deadline),), deadline)
+            self.execute(SETTINGS, (milliseconds(deadline),), deadline)
             self.pooled = False
             commit = "on" if commit == "off" else commit
         elif array_nulls != "on":  # what is NULL would be kept as a text of four letters
@@ -394,4 +377,6 @@ class Connection:
         pg, self._pg = self._pg, None
         self._ready = None
         if pg is not None:
+            if not self.pooled:
+                self._left.note(pg)
             pg.finish()

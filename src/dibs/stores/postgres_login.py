@@ -1,4 +1,7 @@
-"""Logging in to PostgreSQL by a deadline, and what a login that failed means: an outage, or a mistake in the URL."""
+"""Logging in to PostgreSQL by a deadline: what is said and asked first, and what it means that one has failed.
+
+That is an outage, or a mistake in the URL.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,29 @@ _OUTAGES = (
     "not accepting",
     "not yet accepting",
 )
+SERVER_MIN = 120000
+
+# What the planner may not do on our connections: plans that leave the primary key are slow on big tables, and visit
+# rows in an order of their own, which would let two clients lock rows in opposite orders.
+SETTINGS = b"""\
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
+    set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_material', 'off', false), set_config('jit', 'off', false),
+    set_config('client_min_messages', 'error', false), set_config('array_nulls', 'on', false),
+    set_config('statement_timeout', $1, false), set_config('lock_timeout', '0', false),
+    set_config('idle_in_transaction_session_timeout', $1, false),
+    set_config('synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        false)
+"""
+# What decides which promises are kept.
+FACTS = b"""\
+SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery()::text,
+    current_setting('transaction_read_only'), current_setting('array_nulls')
+"""
 
 
 def connect(conninfo: bytes, known_good: list[bool], deadline: Deadline) -> PGconn:
