@@ -111,7 +111,7 @@ class MariaDBServer(Server):
         if self.is_mariadb:
             self.sql(f"CHANGE MASTER TO {said.format('MASTER')}; START SLAVE; SET GLOBAL read_only = ON")
         else:
-            more = "GET_SOURCE_PUBLIC_KEY=1"
+            more = "SOURCE_SSL=0, GET_SOURCE_PUBLIC_KEY=1"
             self.sql(f"CHANGE REPLICATION SOURCE TO {said.format('SOURCE')}, {more}; START REPLICA")
             self.sql("SET GLOBAL read_only = ON")
 
