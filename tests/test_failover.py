@@ -17,7 +17,7 @@ import dibs
 from tests.chaos.proxy import Proxy
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
-from tests.servers.process import wait_until
+from tests.servers.process import free_port, wait_until
 from tests.servers.redis import RedisServer
 
 TTL_S = 6.0
@@ -106,14 +106,41 @@ def has_table(standby: PostgresServer, url: str) -> bool:
     return bool(standby.psql("SELECT to_regclass('dibs_lease') IS NOT NULL", database=url.rpartition("/")[2])[0][0])
 
 
-def test_a_standby_takes_over_from_a_primary_that_died(own_postgres: PostgresServer, standby: PostgresServer) -> None:
-    """Both named in the URL, and replication synchronous: leases, waiters and workers go on, and tokens rise."""
+@pytest.mark.parametrize("how, more", [("killed", "?target_session_attrs=read-write"), ("frozen", "")])
+def test_a_standby_takes_over_from_a_primary_that_died(
+    own_postgres: PostgresServer, standby: PostgresServer, how: str, more: str
+) -> None:
+    """Both named in the URL, and replication synchronous: leases, waiters and workers go on, and tokens rise.
+
+    Also if the first takes connections and says nothing, as a machine does that has lost its disk, or is not there.
+    """
     url = own_postgres.create_database()
     hosts = f":{own_postgres.port},127.0.0.1:{standby.port}/"
-    with at_work(f"{url.replace(f':{own_postgres.port}/', hosts)}?target_session_attrs=read-write") as programs:
-        own_postgres.kill()
-        standby.promote()
-        programs.go_on()
+    with at_work(f"{url.replace(f':{own_postgres.port}/', hosts)}{more}") as programs:
+        own_postgres.kill() if how == "killed" else own_postgres.pause()
+        try:
+            standby.promote()
+            programs.go_on()
+        finally:
+            own_postgres.resume()
+
+
+def test_the_primary_is_found_wherever_it_stands(own_postgres: PostgresServer, standby: PostgresServer) -> None:
+    """Among several servers in the URL the one that takes writes is used; where none does, that is said of each."""
+    url = own_postgres.create_database()
+
+    def of(*ports: int) -> dibs.Client:
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return dibs.connect(url.replace(f"127.0.0.1:{own_postgres.port}", hosts))
+
+    with of(standby.port, own_postgres.port) as client, client.lock("x", timeout=0) as lease:
+        assert lease.fencing_token == 1
+    assert wait_until(lambda: has_table(standby, url), 20)
+    with of(standby.port, standby.port) as client:
+        with pytest.raises(dibs.SetupRequired, match=r"takes no writes; .* takes no writes"):
+            client.lock("x").acquire(timeout=0)
+    with of(standby.port, free_port()) as client, pytest.raises(dibs.StoreUnavailable, match=r"takes no wr.*refused"):
+        client.lock("x").acquire(timeout=0)
 
 
 def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresServer, standby: PostgresServer) -> None:

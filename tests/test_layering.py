@@ -169,6 +169,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_check",
         "dibs.stores.postgres_columns",
         "dibs.stores.postgres_jobs",
+        "dibs.stores.postgres_hosts",
         "dibs.stores.postgres_link",
         "dibs.stores.postgres_pools",
         "dibs.stores.postgres_query",
@@ -237,6 +238,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores.postgres_jobs_view_sql": {"dibs.stores.postgres_jobs_sql"},
     "dibs.stores.postgres_jobs_wire": {"dibs.jobs", "dibs.stores.postgres_wire"},
     "dibs.stores.postgres_jobs_within": {"dibs.door", "dibs.errors"},
+    "dibs.stores.postgres_hosts": {"dibs.errors", "dibs.store", "dibs.stores.parts"},
     "dibs.stores.postgres_leftover": {"dibs.clock", "dibs.errors"},
     "dibs.stores.postgres_link": {
         *CONTRACT,

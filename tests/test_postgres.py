@@ -261,6 +261,18 @@ def test_no_server_is_unavailable_at_once(own_postgres: PostgresServer) -> None:
         assert time.monotonic() - before < 3
 
 
+def test_a_connection_made_in_a_hurry_gives_later_calls_their_time(postgres_url: str) -> None:
+    """How long the server may take for a statement was set for one call; it is not the limit of all that follow."""
+    store: Any = locate(postgres_url)[0].open()
+    with closing(store):
+        for seconds in (0.5, 10.0):
+            deadline = Deadline(RealClock(), RealClock.now() + seconds)
+            store.act((), deadline)
+            said = store._connection.run(b"SELECT current_setting('statement_timeout')", (), deadline).get_value(0, 0)
+            limit_s = int(said.removesuffix(b"ms")) / 1000 if said.endswith(b"ms") else float(said.removesuffix(b"s"))
+            assert seconds / 4 < limit_s <= seconds
+
+
 def test_a_read_only_database_is_a_misconfiguration(postgres: PostgresServer, postgres_url: str) -> None:
     """A read-only database: SetupRequired that names both causes, not "held by another", until it is lifted."""
     with dibs.connect(postgres_url) as client:

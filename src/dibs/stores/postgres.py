@@ -38,6 +38,7 @@ from dibs.stores import (
     rounds,
 )
 from dibs.stores.columns import Columns, in_call
+from dibs.stores.postgres_hosts import Hosts
 from dibs.stores.postgres_link import Connection
 from dibs.stores.postgres_pools import Pools
 from dibs.stores.postgres_tables import Tables
@@ -101,10 +102,10 @@ LEASE_LOCKED = "a transaction that is still open has locked its row in dibs's ta
 
 
 class PostgresStore:
-    def __init__(self, place: postgres_address.Place, known_good: list[bool]) -> None:
+    def __init__(self, place: postgres_address.Place, hosts: Hosts) -> None:
         self._tables = Tables(place.schema, place.table)
         self._sql = self._tables.sql
-        self._connection = Connection(place.conninfo, known_good, self._tables)
+        self._connection = Connection(hosts, self._tables)
         self._pools = Pools(self._connection, self._sql)
         self._place = place
         self._has_tables = False
@@ -390,8 +391,8 @@ class PostgresStore:
 def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     """Where ``postgresql://user:password@host:port/database?schema=…&table=…`` points.
 
-    The query may also carry libpq's parameters (sslmode, target_session_attrs, application_name, …).
+    The query may also carry libpq's parameters (sslmode, application_name, …), and name several hosts.
     """
     place = postgres_address.place(url, options)
-    known_good: list[bool] = []
-    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, known_good), together=True)
+    hosts = Hosts(place.conninfos)
+    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, hosts), together=True)

@@ -18,7 +18,8 @@ OPTIONS = ("table", "schema", *sorted(LIBPQ))
 class Place(NamedTuple):
     #: For people; it never holds a password.
     shown: str
-    conninfo: bytes
+    #: How to connect to each of the servers that it names.
+    conninfos: list[bytes]
     schema: str
     table: str
 
@@ -48,7 +49,24 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     parts["client_encoding"] = "UTF8"
     port = f":{parts['port']}" if parts.get("port") else ""
     shown = f"postgresql://{hosts or str(parts.get('host', '')) + port}/{parts.get('dbname', '')}"
-    return Place(shown, conninfo(parts), schema, table)
+    return Place(shown, [conninfo(server) for server in _servers(parts)], schema, table)
+
+
+def _servers(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parameters for each server by itself; as they are where there is one, or libpq is to say what is wrong.
+
+    Which of several takes writes is for dibs to find out (``dibs.stores.postgres_hosts``), so they are not asked for.
+    """
+    lists = {name: str(parts[name]).split(",") for name in ("host", "hostaddr", "port") if parts.get(name)}
+    count = max((len(lists[name]) for name in ("host", "hostaddr") if name in lists), default=1)
+    if lists.get("port") and len(lists["port"]) == 1:
+        lists["port"] *= count
+    if count == 1 or any(len(values) != count for values in lists.values()):
+        return [parts]
+    rest = {name: value for name, value in parts.items() if name not in lists}
+    if rest.get("target_session_attrs") in ("any", "primary", "read-write"):
+        del rest["target_session_attrs"]
+    return [{**rest, **{name: values[n] for name, values in lists.items() if values[n]}} for n in range(count)]
 
 
 def _host_and_port(text: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
         Finding(
             "writable",
             not facts["recovery"] and not read_only,
-            "this is a standby: name the primary, or add target_session_attrs=read-write to the URL"
+            "this is a standby: name the primary in the URL, or all its servers (host1,host2)"
             if facts["recovery"]
             else f"transaction_read_only={facts['read_only']}"
             + (": is default_transaction_read_only on for this role or database?" if read_only else ""),

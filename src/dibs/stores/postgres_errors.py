@@ -47,7 +47,7 @@ def meant(result: PGresult, planned: bool) -> tuple[Exception, bool]:
         return StoreBusy(text), False
     if code == "25006":  # behind one name there may be another server now, and a setting counts for new connections
         error = TakesNoWrites(
-            f"{text}. Is this a standby? Name the primary, or add target_session_attrs=read-write to the URL. "
+            f"{text}. Is this a standby? Name the primary in the URL, or all its servers (host1,host2). "
             "Or is default_transaction_read_only on for this role or database?",
             maybe_applied=False,
         )

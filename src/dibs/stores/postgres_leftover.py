@@ -19,27 +19,31 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGconn, PGresult
 
-# Whether a session is at work on what it was asked before so many seconds, and what it waits for. (With the time,
-# another session that got the same number is not taken for it.) What it has to say is lost: it is as good as done.
+# Whether a session of this login is at work on what it was asked before so many seconds, and what it waits for. (With
+# the time, another session that got its number is not taken for it.) What cannot tell its answer is as good as done.
 _AT_WORK = b"""\
-SELECT coalesce(wait_event, 'the processor') FROM pg_stat_get_activity($1::int)
-WHERE state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'
-    AND query_start < clock_timestamp() - $2 * interval '1 second'
+SELECT coalesce(it.wait_event, 'the processor')
+FROM pg_stat_get_activity($1::int) AS it, pg_stat_get_activity(pg_backend_pid()) AS we
+WHERE it.state = 'active' AND it.wait_event_type IS DISTINCT FROM 'Client'
+    AND it.backend_type = we.backend_type AND it.usesysid = we.usesysid
+    AND it.query_start < clock_timestamp() - $2 * interval '1 second'
 """
 
 
 class Leftover:
     def __init__(self) -> None:
         self._pid = 0
+        self._host = b""
         self._left_at = 0.0
 
-    def __bool__(self) -> bool:
-        return self._pid != 0
+    def is_on(self, host: bytes) -> bool:
+        """Whether there may be one on this host."""
+        return self._pid != 0 and self._host == host
 
-    def note(self, pg: PGconn) -> None:
-        """A connection, of the server's own, is about to be closed."""
+    def note(self, pg: PGconn, host: bytes) -> None:
+        """A connection to this host, not to a pooler, is about to be closed."""
         if pg.transaction_status == pq.TransactionStatus.ACTIVE:
-            self._pid, self._left_at = pg.backend_pid, boot_now()
+            self._pid, self._host, self._left_at = pg.backend_pid, host, boot_now()
 
     def check(self, execute: Callable[[bytes, Sequence[bytes]], PGresult]) -> None:
         """Raise StoreUnavailable if there is one: the connection that it is asked on is of no use yet."""

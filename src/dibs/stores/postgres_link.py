@@ -21,10 +21,10 @@ from psycopg.adapt import Transformer
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported
-from dibs.store import StoreBusy
+from dibs.store import StoreBusy, TakesNoWrites
 from dibs.stores.postgres_errors import meant, told
 from dibs.stores.postgres_leftover import Leftover
-from dibs.stores.postgres_login import FACTS, SERVER_MIN, SETTINGS, connect, is_cut
+from dibs.stores.postgres_login import FACTS, LIMIT, SERVER_MIN, SETTINGS, connect, is_cut
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from dibs.clock import Deadline
+    from dibs.stores.postgres_hosts import Hosts
     from dibs.stores.postgres_tables import Tables
 
     # A statement with its parameters.
@@ -43,6 +44,8 @@ PIPELINES = pq.version() >= 140000
 _WELL = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 # How long an interrupted caller waits for the answer to what it sent.
 FINISH_S = 0.5
+# A connection that was made when there was little time lets the server take more as soon as there is so much more.
+LIMIT_GROWTH = 2
 # After so long without an answer the connection is looked at before it is used: the server may have closed it.
 IDLE_S = 5.0
 
@@ -55,14 +58,13 @@ SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '0'
 
 
 class Connection:
-    """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt.
+    """A connection of dibs's own, opened when it is needed, and closed by an error that leaves it in doubt."""
 
-    ``known_good``, which those to one address share, is empty until one of them has been let in.
-    """
-
-    def __init__(self, conninfo: bytes, known_good: list[bool], tables: Tables) -> None:
-        self._conninfo = conninfo
-        self._known_good = known_good
+    def __init__(self, hosts: Hosts, tables: Tables) -> None:
+        self._hosts = hosts
+        #: To which of them it is, or was, and whether that did not answer the last time.
+        self._host = b""
+        self._was_silent = False
         #: What makes the tables, and what goes before whatever makes any.
         self._schema, self._first = tables.schema(), tables.first()
         self._pg: PGconn | None = None
@@ -78,6 +80,8 @@ class Connection:
         #: A pooler is in front of the server.
         self.pooled = False
         self._left = Leftover()
+        #: The server gives up on a statement after so long, as we do.
+        self._limit_s = float("inf")
         #: What the server told of itself when it was connected.
         self.facts: dict[str, Any] = {}
 
@@ -183,13 +187,15 @@ class Connection:
                     pg.send_query_params(sql, values, result_format=1)
                 if place <= alone or 1 < place == len(sent):
                     pg.pipeline_sync()
-            results = self._results(pg, deadline)
+            results = self._results(pg, self._hosts.patience(deadline, self._was_silent))
         except (TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
             raise
         except psycopg.Error as error:
             self.close()
             raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self._was_silent = True
+            self._hosts.was_of_no_use(self._host, error)
             self.close()
             raise
         except BaseException:
@@ -197,6 +203,7 @@ class Connection:
             # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
             self._let_finish(pg, deadline)
             raise
+        self._was_silent = False
         if not self.wrote:  # a transaction whose last statement went well has been committed
             whole = results[:alone] + results[-1:] if len(results) == len(sent) else results[:alone]
             self.wrote = any(result.status in _WELL for result in whole)
@@ -312,6 +319,8 @@ class Connection:
         if result.status in _WELL:
             return result
         error, over = meant(result, planned)
+        if isinstance(error, TakesNoWrites):
+            self._hosts.was_of_no_use(self._host, error)
         if over or self._pg is None or self._pg.status != pq.ConnStatus.OK:
             self.close()
         raise error
@@ -321,15 +330,25 @@ class Connection:
     def open(self, deadline: Deadline) -> None:
         if self._pg is not None and self._ready is not None:
             if boot_now() - self._used_at <= IDLE_S or not is_cut(self._pg, self._ready):
+                if deadline.remaining() > LIMIT_GROWTH * self._limit_s:
+                    self._limit_s = deadline.remaining()
+                    self.execute(LIMIT, (milliseconds(deadline),), deadline)
                 return
             self.close()
-        self._pg = connect(self._conninfo, self._known_good, deadline)
+        self._hosts.first(self._connect, deadline)
+
+    def _connect(self, conninfo: bytes, deadline: Deadline) -> None:
+        self._host = conninfo
+        self._pg = connect(conninfo, self._hosts, deadline)
         self._ready = Readiness(self._pg.socket)
         self._prepared = set()
-        self.pooled = True  # nothing is prepared before that is known
+        self.pooled, self._limit_s = True, float("inf")  # nothing is prepared, and limited, before that is known
         try:
             self._get_ready(self._pg, deadline)
-            if self._left:
+            if self._hosts.several and (self.facts["recovery"] or self.facts["read_only"] != "off"):
+                at = b":".join((self._pg.host, self._pg.port)).decode()
+                raise TakesNoWrites(f"PostgreSQL on {at} takes no writes", maybe_applied=False)
+            if self._left.is_on(conninfo):
                 self._left.check(lambda sql, parameters: self.execute(sql, parameters, deadline))
         except BaseException:
             self.close()
@@ -346,9 +365,8 @@ class Connection:
         if encoding != "UTF8":
             raise Unsupported(f"the database's encoding is {encoding}; dibs keeps names exactly, which needs UTF8")
         if pid == str(pg.backend_pid):
-            # The server gives up on a statement that we no longer wait for.
             self.execute(SETTINGS, (milliseconds(deadline),), deadline)
-            self.pooled = False
+            self.pooled, self._limit_s = False, deadline.remaining()
             commit = "on" if commit == "off" else commit
         elif array_nulls != "on":  # what is NULL would be kept as a text of four letters
             raise SetupRequired(
@@ -378,5 +396,5 @@ class Connection:
         self._ready = None
         if pg is not None:
             if not self.pooled:
-                self._left.note(pg)
+                self._left.note(pg, self._host)
             pg.finish()

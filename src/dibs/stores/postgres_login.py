@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
     from dibs.clock import Deadline
+    from dibs.stores.postgres_hosts import Hosts
 
 # Parameters of the libpq that is installed may stand in the URL, too.
 LIBPQ = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
@@ -58,6 +59,9 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
         CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
         false)
 """
+LIMIT = b"""\
+SELECT set_config('statement_timeout', $1, false), set_config('idle_in_transaction_session_timeout', $1, false)
+"""
 # What decides which promises are kept.
 FACTS = b"""\
 SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setting('fsync'),
@@ -66,16 +70,13 @@ SELECT pg_backend_pid()::text, current_setting('server_encoding'), current_setti
 """
 
 
-def connect(conninfo: bytes, known_good: list[bool], deadline: Deadline) -> PGconn:
-    """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least.
-
-    ``known_good``, which is shared, is filled when somebody is let in: from then on a refusal is an outage.
-    """
+def connect(conninfo: bytes, hosts: Hosts, deadline: Deadline) -> PGconn:
+    """A connection, by the deadline: libpq's own time-out would be whole seconds, and two at least."""
     pg = pq.PGconn.connect_start(conninfo)
     try:
         while (polled := pg.connect_poll()) != pq.PollingStatus.OK:
             if polled == pq.PollingStatus.FAILED:
-                raise _refused(pg, conninfo, known_good)
+                raise _refused(pg, conninfo, hosts.known_good)
             # The socket changes when libpq goes on to the next address.
             ready, left = Readiness(pg.socket), deadline.remaining()
             writing = polled == pq.PollingStatus.WRITING
@@ -85,8 +86,7 @@ def connect(conninfo: bytes, known_good: list[bool], deadline: Deadline) -> PGco
         pg.finish()
         raise
     pg.nonblocking = 1
-    if not known_good:
-        known_good.append(True)
+    hosts.known_good = True
     return pg
 
 
@@ -100,7 +100,7 @@ def is_cut(pg: PGconn, ready: Readiness) -> bool:
     return pg.status != pq.ConnStatus.OK
 
 
-def _refused(pg: PGconn, conninfo: bytes, known_good: list[bool]) -> Exception:
+def _refused(pg: PGconn, conninfo: bytes, known_good: bool) -> Exception:
     # The text names host, port, user and database, never the password.
     lines = [" ".join(line.split()) for line in pg.get_error_message().splitlines()]
     text = f"PostgreSQL: {'. '.join(line for line in lines if line).rstrip('.')}"
