@@ -439,6 +439,7 @@ INSIDE = {
     "dibs.along": {
         "ALONG_MAX": "those who wait for permits of one name that are asked for along with the first, at most",
     },
+    "dibs.hints": {"WATCH_RETRY_S": "pause before a broken source of hints is opened again"},
     "dibs.waiting": {
         "POLL_MIN_S": "a waiter asks again after a random time, at least this",
         "POLL_MAX_S": "and at most this",
@@ -449,7 +450,6 @@ INSIDE = {
         "HINTS_MAX": "of so many names it is remembered when the last hint came",
         "LOOK_PART": "pause between looks for a change, as a part of the time waited so far",
         "LOOK_GROWTH_MAX": "longest such pause, as a multiple of the shortest (SQLite: 1 ms)",
-        "WATCH_RETRY_S": "pause before a broken source of hints is opened again",
         "IDLE_S": "the waiting thread ends after so many seconds without waiters",
         "NOTE_AFTER_S": "a caller that holds something and has waited for this long leaves a waiting note",
     },

@@ -186,9 +186,16 @@ def test_who_is_cancelled_on_the_way_leaves_nothing(between: Between, when: str)
 
     async def main() -> None:
         async with between.async_client(ttl=60) as client:
-            holdup = Holdup(lambda requests: sum(isinstance(one, Acquire) for one in requests) > 3)
-            setattr(between, when, holdup)
+            aside = between.before = Holdup(lambda requests: requests[0].name.endswith("aside"))
+            meanwhile = asyncio.create_task(client.lock("aside").acquire())
+            await _reached(aside)
             tasks = [asyncio.create_task(client.semaphore("half", 40).acquire()) for _ in range(40)]
+            everybody = client._desk.session().waiting.everybody
+            await until(lambda: len(everybody()) == 41, "all are in line, beside the one under way")
+            holdup = Holdup(lambda requests: sum(isinstance(one, Acquire) for one in requests) > 3)
+            between.before = lambda requests: None
+            setattr(between, when, holdup)
+            aside.go_on()
             await _reached(holdup)
             for task in tasks[::2]:
                 task.cancel()
@@ -198,7 +205,9 @@ def test_who_is_cancelled_on_the_way_leaves_nothing(between: Between, when: str)
             leases = [lease for lease in got if isinstance(lease, dibs.AsyncLease)]
             assert len(leases) >= 20
             await until(lambda: _as_many(client, "half", len(leases)), "the others are given back")
-            await asyncio.gather(*[lease.release() for lease in leases])
+            lease = await meanwhile
+            assert lease is not None
+            await asyncio.gather(*[lease.release() for lease in (*leases, lease)])
             assert await client.leases("half") == []
 
     asyncio.run(main())
@@ -248,7 +257,7 @@ def test_a_lost_answer_grants_nothing_twice(between: Between) -> None:
     async def main() -> None:
         async with between.async_client(ttl=60) as client:
             between.after = lose
-            leases = await all_at_once(40, lambda: client.semaphore("lost", 40))
+            leases = await from_one_line(between, client, 40, lambda: client.semaphore("lost", 40))
             assert lost
             assert len({lease.fencing_token for lease in leases}) == 40
             assert len(await client.leases("lost")) == 40

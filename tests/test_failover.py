@@ -54,8 +54,11 @@ class AtWork:
         except Exception as error:  # noqa: BLE001 - whatever it was, the test is told
             self.worked.put(error)
 
-    def go_on(self) -> None:
-        """Nothing was lost, and nobody had to begin again: holder, waiter and worker; and a newcomer is served."""
+    def go_on(self, told: Callable[[], object] = lambda: True) -> None:
+        """Nothing was lost, and nobody had to begin again: holder, waiter and worker; and a newcomer is served.
+
+        ``told``: whether those who wait are told of what happens at the new server.
+        """
         trusted = self.lease.trusted_until
         assert wait_until(lambda: self.lease.trusted_until > trusted, TTL_S), "it is no longer renewed"
         assert self.lease.held
@@ -64,6 +67,7 @@ class AtWork:
         self.client.queue("jobs").put("after")
         assert self.worked.get(timeout=20) == "after"
         assert self.got.empty()
+        assert wait_until(told, 20), "who waits is left to polling"
         assert self.lease.release()
         after = self.got.get(timeout=20)
         assert isinstance(after, dibs.Lease), after
@@ -120,7 +124,7 @@ def test_a_standby_takes_over_from_a_primary_that_died(
         own_postgres.kill() if how == "killed" else own_postgres.pause()
         try:
             standby.promote()
-            programs.go_on()
+            programs.go_on(lambda: standby.psql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
         finally:
             own_postgres.resume()
 

@@ -20,6 +20,7 @@ LANES = {
     "dibs.ask",
     "dibs.lane",
     "dibs.along",
+    "dibs.hints",
     "dibs.waiting",
     "dibs.wishes",
     "dibs.renewer",
@@ -50,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.stores": set(),
     "dibs.stores.identifiers": {"dibs.errors"},
     "dibs.stores.greetings": {"dibs.clock"},
-    "dibs.stores.inlet": {"dibs.clock"},
+    "dibs.stores.inlet": {"dibs.clock", "dibs.stores.keepalive"},
+    "dibs.stores.keepalive": set(),
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
@@ -180,7 +182,11 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.rounds",
         "dibs.stores.tables",
     },
-    "dibs.stores.postgres_address": {"dibs.stores.identifiers", "dibs.stores.postgres_login"},
+    "dibs.stores.postgres_address": {
+        "dibs.stores.identifiers",
+        "dibs.stores.keepalive",
+        "dibs.stores.postgres_login",
+    },
     "dibs.stores.postgres_check": {"dibs.store", "dibs.stores.postgres_wire", "dibs.stores.tables"},
     "dibs.stores.postgres_columns": {
         "dibs.columns",
@@ -305,7 +311,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_sql",
         "dibs.stores.mysql_values",
     },
-    "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors"},
+    "dibs.stores.mysql_drivers": {"dibs.clock", "dibs.errors", "dibs.stores.keepalive"},
     "dibs.stores.mysql_errors": {"dibs.errors", "dibs.store", "dibs.stores.mysql_drivers", "dibs.stores.tables"},
     "dibs.stores.mysql_history": set(),
     "dibs.stores.mysql_jobs": {
@@ -541,7 +547,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.etcd_keys",
         "dibs.stores.etcd_wire",
     },
-    "dibs.stores.etcd_wire": {"dibs.clock"},
+    "dibs.stores.etcd_wire": {"dibs.clock", "dibs.stores.keepalive"},
     "dibs.stores.zookeeper": {
         *CONTRACT,
         "dibs.stores",
@@ -637,7 +643,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.busy": CONTRACT,
     "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.threads"},
     "dibs.along": set(),
-    "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.threads"},
+    "dibs.hints": {"dibs.clock"},
+    "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.hints", "dibs.threads"},
     "dibs.wishes": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.before": {"dibs.ask"},
     "dibs.renewer": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.hold", "dibs.threads"},

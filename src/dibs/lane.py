@@ -109,6 +109,8 @@ class Lane:
         self._store: Store | None = None
         #: The store has answered a call; it has carried out requests.
         self.reached = self.wrote = False
+        #: How many calls have failed in all, and since the last that has not.
+        self.outages = 0
         self._failures = 0
         #: How often the batch was tried in vain because the store was busy.
         self._busy = 0
@@ -354,6 +356,7 @@ class Lane:
                 return self._repeat(batch, error, pause_s(self._busy - 1))
             except StoreUnavailable as error:
                 if self.wrote or not isinstance(error, TakesNoWrites):
+                    self.outages += 1
                     self._failures += 1
                     backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
                     return self._repeat(batch, error, backoff)

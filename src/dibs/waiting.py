@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from dibs._typing import TYPE_CHECKING
 from dibs.along import Along
 from dibs.ask import JOBS, Ask
-from dibs.clock import Deadline
+from dibs.hints import Hints
 from dibs.store import LINE_GRACE_S, PIN_LOOK_S
 from dibs.threads import begin, is_known
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Bell, Clock
     from dibs.lane import Lane
-    from dibs.store import Held, Store, Watch
+    from dibs.store import Held, Store
     from dibs.wishes import AcquireAsk
 
 # A waiter asks again after a random time between these two, unless it has a reason to ask before.
@@ -57,8 +57,6 @@ LOOK_GROWTH_MAX = 16
 # When a caller's time is over, what was answered within so long is true now: later, the next answer was asked for.
 FRESH_S = 1.5
 assert FRESH_S > POLL_MAX_S
-# Pause before a watch that broke is opened again; polling goes on meanwhile.
-WATCH_RETRY_S = 2.0
 # The thread and its watch are kept this long without anybody waiting.
 IDLE_S = 10.0
 # Who holds something and has waited for this long is looked after in another way, too (dibs.notes).
@@ -296,10 +294,7 @@ class Waiting:
     def _run(self, bell: Bell) -> None:
         if not is_known(self, bell):
             return
-        store: Store | None = None
-        watch: Watch | None = None
-        watchable = True
-        watch_at = float("-inf")
+        hints = Hints(self._clock, self._lane, self._open_store, self.address, self._request_timeout_s)
         busy_at = self._clock.now()
         while True:
             now = self._clock.now()
@@ -312,47 +307,34 @@ class Waiting:
                     self._bell = None
                     break
                 next_at = self._heap[0][0] if self._heap else now + IDLE_S
-                if watch is not None and watch.interval_s is not None and names:
-                    next_at = min(next_at, now + self._look_pause(watch.interval_s, now))
+                if hints.interval_s is not None and names:
+                    next_at = min(next_at, now + self._look_pause(hints.interval_s, now))
                 # Whoever falls asleep rings a thread that was idle: how long it was to wait tells nothing, if the
                 # machine has slept since.
                 self._wake_at = float("-inf") if due else next_at if names else float("inf")
             if due:
                 self._lane.drive(due[-1])
                 continue
-            if watch is None and watchable and now >= watch_at and names:
-                try:
-                    store = store or self._open_store()
-                    watch = store.watch(self.address, Deadline(self._clock, now + self._request_timeout_s))
-                    watchable = watch is not None
+            if names and hints.missing(now):
+                if hints.open(now):
                     with self._mutex:  # what happened before the watch was open was not told: ask once more
                         due = self._collect(now, names)
-                except Exception:  # noqa: BLE001 - hints only: without them everybody polls, and the next look tries again
-                    watch_at = now + WATCH_RETRY_S
-                if due:
-                    self._lane.drive(due[-1])
-                continue
-            bell.wait(max(0.0, next_at - now), None if watch is None else watch.fileno())
-            if watch is not None:
-                # Read also when nobody waits any more: a hint left unread would keep the descriptor readable.
-                if watch.interval_s is not None:
-                    with self._mutex:  # who fell asleep meanwhile is looked for, too: a change is told only once
-                        names = self._names()
-                try:
-                    changed = watch.changed(names)
-                except Exception:  # noqa: BLE001 - as above
-                    _close(watch)
-                    watch, watch_at = None, self._clock.now() + WATCH_RETRY_S
-                    continue
-                if changed:
-                    with self._mutex:
-                        due = self._collect(self._clock.now(), changed)
                     if due:
                         self._lane.drive(due[-1])
-                        self._clock.sleep(0)  # let whoever was granted go on before this thread looks around
-        for thing in (watch, store):
-            if thing is not None:
-                _close(thing)
+                continue
+            bell.wait(max(0.0, next_at - now), hints.fileno())
+            if hints.interval_s is not None:
+                with self._mutex:  # who fell asleep meanwhile is looked for, too: a change is told only once
+                    names = self._names()
+            # Also when nobody waits any more: a hint left unread would keep the descriptor readable.
+            changed = hints.changed(names)
+            if changed:
+                with self._mutex:
+                    due = self._collect(self._clock.now(), changed)
+                if due:
+                    self._lane.drive(due[-1])
+                    self._clock.sleep(0)  # let whoever was granted go on before this thread looks around
+        hints.close()
         bell.close()
         if self._closing:
             self._ended.settle(None)
@@ -391,10 +373,3 @@ class Waiting:
 
     def _sleeps(self, wake_at: float, _push: int, ask: AcquireAsk) -> bool:
         return self._asleep.get(ask.line) is ask and ask.wake_at == wake_at
-
-
-def _close(thing: Store | Watch) -> None:
-    try:
-        thing.close()
-    except Exception:  # noqa: BLE001 - a hint source that cannot even be closed is no loss
-        pass

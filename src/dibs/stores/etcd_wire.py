@@ -7,6 +7,7 @@ import ssl
 
 from dibs._typing import TYPE_CHECKING
 from dibs.clock import Readiness
+from dibs.stores.keepalive import keep_alive
 
 if TYPE_CHECKING:
     from dibs.clock import Deadline
@@ -103,6 +104,7 @@ def reach(host: str, port: int, tls: ssl.SSLContext | None, deadline: Deadline) 
             sock.settimeout(max(0.001, deadline.remaining()))
             sock.connect(address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock)
             sock.setblocking(False)
             if tls is not None:
                 sock = _with_tls(tls, sock, host, deadline)

@@ -13,6 +13,7 @@ import ssl
 from struct import pack
 
 from dibs.clock import Readiness
+from dibs.stores.keepalive import keep_alive
 
 # What a socket raises that is not to wait, when there is nothing to do.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -25,6 +26,7 @@ class Inlet:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        keep_alive(connected)
         # Whatever must not wait says so. TLS knows no flags, and the sockets of gevent never let the system wait: where
         # one would, they let others run, for as long as it takes.
         connected.settimeout(None)

@@ -19,6 +19,7 @@ from weakref import WeakSet
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dibs.clock import Readiness, boot_now
 from dibs.errors import InvalidOption
+from dibs.stores.keepalive import keep_descriptor_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,6 +92,7 @@ class Wire:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        keep_descriptor_alive(link.fileno())
         self._ready = Readiness(link.fileno())
         self._used_at = boot_now()
 

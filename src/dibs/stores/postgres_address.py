@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.stores.identifiers import check_table, quoted_table
+from dibs.stores.keepalive import IDLE_S, INTERVAL_S, TIMES
 from dibs.stores.postgres_login import LIBPQ, conninfo
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     if url.path.strip("/"):
         parts["dbname"] = unquote(url.path[1:])
     parts.setdefault("application_name", "dibs")
+    for name, value in zip(("idle", "interval", "count"), (IDLE_S, INTERVAL_S, TIMES), strict=True):
+        parts.setdefault(f"keepalives_{name}", str(value))
     parts["client_encoding"] = "UTF8"
     port = f":{parts['port']}" if parts.get("port") else ""
     shown = f"postgresql://{hosts or str(parts.get('host', '')) + port}/{parts.get('dbname', '')}"
