@@ -788,11 +788,11 @@ def urls_and_options() -> list[str]:
 
 
 def versions() -> list[str]:
-    from dibs.stores import memcached_check, mysql_link, postgres_link, redis_wire, sqlite_file
+    from dibs.stores import memcached_check, mysql_link, postgres_login, redis_wire, sqlite_file
 
     needed = {
         "SQLite": sqlite_file.SQLITE_MIN[:2],
-        "PostgreSQL": (postgres_link.SERVER_MIN // 10_000,),
+        "PostgreSQL": (postgres_login.SERVER_MIN // 10_000,),
         "MariaDB": mysql_link.MARIADB_MIN,
         "MySQL": mysql_link.MYSQL_MIN,
         "Redis, Valkey": (redis_wire.SERVER_MIN, 0),
