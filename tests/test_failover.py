@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.steps import run
+from dibs.store import Finding
+from dibs.stores import mysql_check, postgres_check
 from tests.chaos.proxy import Proxy
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
@@ -167,6 +170,45 @@ def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresSe
             programs.go_on()
 
 
+FAILOVER = "grants survive a failover"
+
+
+def doctor(url: str) -> dict[str, Finding]:
+    """What `dibs doctor` finds, by the promise."""
+    with dibs.connect(url) as client:
+        return {finding.promise: finding for finding in run(client._desk.checking())}
+
+
+def test_doctor_says_what_a_failover_forgets(own_postgres: PostgresServer) -> None:
+    """Nothing where there is no standby, or a synchronous one; the last grants where it is told later."""
+    url = own_postgres.create_database()
+    with dibs.connect(url) as client:
+        client.setup()
+    assert doctor(url)[FAILOVER].kept
+    with PostgresServer(standby_of=own_postgres) as standby:
+        told = doctor(url)[FAILOVER]
+        assert not told.kept
+        assert "standbys that are told later: 1. Set synchronous_standby_names" in told.detail
+        assert wait_until(lambda: has_table(standby, url), 20)
+        assert FAILOVER not in doctor(url.replace(f":{own_postgres.port}/", f":{standby.port}/"))
+        own_postgres.psql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        own_postgres.psql("SELECT pg_reload_conf()")
+        assert wait_until(lambda: doctor(url)[FAILOVER].kept, 20)
+
+
+@pytest.mark.parametrize(
+    "standbys, names, commit, kept",
+    [
+        *((0, "", "on", True), (2, "", "on", False), (1, "a", "on", True), (1, "*", "remote_write", True)),
+        *((1, "*", "remote_apply", True), (1, "*", "local", False), (0, "", "local", True)),
+    ],
+)
+def test_which_settings_a_failover_needs(standbys: int, names: str, commit: str, kept: bool) -> None:
+    """A commit that waits for a standby, where there is one."""
+    facts = {"synchronous_commit": commit}
+    assert postgres_check.over_a_failover(standbys, names, facts)[0] is kept
+
+
 def locks_in_vain(url: str, counted: Callable[[], int]) -> None:
     """A program that goes on asking while no commit ends leaves one session that is at work, and hears what that is."""
     with dibs.connect(url, request_timeout=0.3, patience=0.1) as client:
@@ -237,6 +279,40 @@ def test_a_replica_is_made_the_primary(
         address.lead(replica.port)
         address.cut()
         programs.go_on()
+
+
+def test_doctor_says_what_a_failover_of_mysql_forgets(
+    servers: tuple[MariaDBServer, MariaDBServer], named: Callable[[int], str]
+) -> None:
+    """The last grants where a replica is told later. MySQL does not say how many there are; nothing is said there."""
+    primary, _ = servers
+    url = named(primary.port)
+    if primary.is_mariadb:
+        assert wait_until(lambda: doctor(url)[FAILOVER].detail.startswith("replicas that are told later: 1."), 20)
+        assert not doctor(url)[FAILOVER].kept
+    else:
+        assert FAILOVER not in doctor(url)
+    primary.wait_for_replicas(True)
+    assert "replicas that confirm: 0" in doctor(url)[FAILOVER].detail
+    assert not doctor(url)[FAILOVER].kept
+
+
+@pytest.mark.parametrize(
+    "status, told",
+    [
+        ({}, None),
+        ({"slaves_connected": "0"}, True),
+        ({"slaves_connected": "2"}, False),
+        ({"slaves_connected": "2", "rpl_semi_sync_master_status": "OFF"}, False),
+        ({"slaves_connected": "2", "rpl_semi_sync_master_status": "ON", "rpl_semi_sync_master_clients": "1"}, True),
+        ({"rpl_semi_sync_source_status": "ON", "rpl_semi_sync_source_clients": "0"}, False),
+        ({"rpl_semi_sync_source_status": "ON", "rpl_semi_sync_source_clients": "1"}, True),
+    ],
+)
+def test_which_replication_a_failover_needs(status: dict[str, str], told: bool | None) -> None:
+    """Semi-synchronous, to one replica at least, where there are any."""
+    found = mysql_check.over_a_failover(status)
+    assert (found and found[0]) is told
 
 
 @pytest.mark.parametrize("driver", ["pymysql", "mysqlclient"])

@@ -299,7 +299,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.tables",
     },
     "dibs.stores.mysql_address": {"dibs.errors", "dibs.stores.identifiers", "dibs.stores.mysql_drivers"},
-    "dibs.stores.mysql_check": {"dibs.store", "dibs.stores.tables"},
+    "dibs.stores.mysql_check": {"dibs.store", "dibs.stores", "dibs.stores.mysql_sql", "dibs.stores.tables"},
     "dibs.stores.mysql_columns": {
         "dibs.columns",
         "dibs.errors",

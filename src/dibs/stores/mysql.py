@@ -452,20 +452,7 @@ class MySQLStore:
         return self._operators.purge(first, before, older_than, deadline)
 
     def check(self, deadline: Deadline) -> list[Finding]:
-        self._connection.reopen(deadline)
-        self._connection.read_facts(deadline)
-        rows = self._connection.ask(sql.ENGINES, deadline).rows
-        engines = {(name or b"").decode(): (engine or b"").decode() for name, engine in rows}
-        facts, called = self._connection.facts, self._tables.called
-        if facts.get("lower_case_table_names") != "0":  # the server tells names otherwise than they were given
-            called = [name.lower() for name in called]
-            engines = {name.lower(): engine for name, engine in engines.items()}
-        ours = {name: engine for name, engine in engines.items() if name in called}
-        # (Those that the login has no right on at all are not told.) The lock that doctor tries does without DELETE.
-        lacking = [
-            name for name in ours if self._connection.denies(f"DELETE FROM {sql.quoted(name)} WHERE FALSE", deadline)
-        ]
-        return mysql_check.findings(facts, ours) + mysql_check.rights(lacking)
+        return mysql_check.check(self._connection, self._tables.called, deadline)
 
     # -- tables ---------------------------------------------------------------------------------------------------
 

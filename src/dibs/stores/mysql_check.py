@@ -5,12 +5,50 @@
 
 from __future__ import annotations
 
+from dibs._typing import TYPE_CHECKING
 from dibs.store import Finding
+from dibs.stores import mysql_sql as sql
 from dibs.stores.tables import SECONDS, UNWRITTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dibs.clock import Deadline
+    from dibs.stores.mysql_link import Connection
 
 # A call of a thousand leases has been seen to take 8.5 MB of text in one statement.
 PACKET_BYTES_MIN = 10_000_000
 _DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
+
+
+def check(connection: Connection, called: Collection[str], deadline: Deadline) -> list[Finding]:
+    """What ``dibs doctor`` says, where our tables are called so."""
+    connection.reopen(deadline)
+    connection.read_facts(deadline)
+    facts, engines = connection.facts, connection.pairs(sql.ENGINES, deadline)
+    if facts.get("lower_case_table_names") != "0":  # the server tells names otherwise than they were given
+        called = [name.lower() for name in called]
+        engines = {name.lower(): engine for name, engine in engines.items()}
+    ours = {name: engine for name, engine in engines.items() if name in called}
+    # (Those that the login has no right on at all are not told.) The lock that doctor tries does without DELETE.
+    lacking = [name for name in ours if connection.denies(f"DELETE FROM {sql.quoted(name)} WHERE FALSE", deadline)]
+    told = over_a_failover({name.lower(): value for name, value in connection.pairs(sql.REPLICAS, deadline).items()})
+    failover = [] if told is None else [Finding("grants survive a failover", *told)]
+    return [*findings(facts, ours), *failover, *rights(lacking)]
+
+
+def over_a_failover(status: dict[str, str]) -> tuple[bool, str] | None:
+    """Whether a replica that takes over has every grant that was told to somebody, and why; None: it is not known."""
+    for role in "master", "source":
+        if status.get(f"rpl_semi_sync_{role}_status") == "ON":
+            clients = int(status.get(f"rpl_semi_sync_{role}_clients", 0))
+            return clients > 0, f"semi-synchronous replication; replicas that confirm: {clients}"
+    if "slaves_connected" not in status:  # MySQL does not tell
+        return None
+    replicas = int(status["slaves_connected"])
+    if not replicas:
+        return True, "there is no replica that could take over"
+    return False, f"replicas that are told later: {replicas}. Make that semi-synchronous, or it forgets grants"
 
 
 def findings(facts: dict[str, str], engines: dict[str, str]) -> list[Finding]:

@@ -340,8 +340,12 @@ class Connection:
         self._server_clock = (0, float("-inf"))
 
     def read_facts(self, deadline: Deadline) -> None:
-        rows = self._execute(sql.FACTS, deadline).rows
-        self.facts = {(name or b"").decode().lower(): (value or b"").decode() for name, value in rows}
+        self.facts = {name.lower(): value for name, value in self.pairs(sql.FACTS, deadline).items()}
+
+    def pairs(self, statement: str, deadline: Deadline) -> dict[str, str]:
+        """The rows of a statement that brings names, and something to each."""
+        rows = self._execute(statement, deadline).rows
+        return {(name or b"").decode(): (value or b"").decode() for name, value in rows}
 
     def close(self) -> None:
         wire, self._wire = self._wire, None

@@ -107,6 +107,10 @@ FACTS = (
     " 'server_id')"
 )
 TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
+REPLICAS = (
+    "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_status',"
+    " 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_status', 'Rpl_semi_sync_source_clients')"
+)
 ENGINES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
 
 # The rows of a JSON document as a table: its columns, and where in each of the document's arrays they stand. Texts are

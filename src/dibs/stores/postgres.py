@@ -348,6 +348,7 @@ class PostgresStore:
     def check(self, deadline: Deadline) -> list[Finding]:
         self._connection.open(deadline)
         found = postgres_check.findings(self._connection.facts, self._connection.pooled)
+        found += postgres_check.standbys(self._connection, deadline)
         return found + postgres_check.rights(self._connection, self._tables.names, self.jobs.tables, deadline)
 
     # -- tables ---------------------------------------------------------------------------------------------------

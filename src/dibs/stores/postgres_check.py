@@ -32,6 +32,13 @@ WHERE NOT CASE r.name
 GROUP BY t.i, t.name ORDER BY t.i) AS t
 """
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
+# How many servers get all that is written, and which of them have it before a commit is told. (Subscribers to a logical
+# publication cannot take over.)
+_STANDBYS = b"""\
+SELECT (SELECT count(*) FROM pg_stat_replication AS r WHERE NOT EXISTS (
+    SELECT FROM pg_replication_slots AS s WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))::text,
+    current_setting('synchronous_standby_names')
+"""
 
 
 def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
@@ -61,6 +68,28 @@ def findings(facts: dict[str, Any], pooled: bool) -> list[Finding]:
             "LISTEN/NOTIFY" if not pooled else "behind a connection pooler waiters poll once a second",
         ),
     ]
+
+
+def standbys(connection: Connection, deadline: Deadline) -> list[Finding]:
+    """What it says of a failover; nothing of a server that is a standby itself."""
+    if connection.facts["recovery"]:
+        return []
+    row = connection.run(_STANDBYS, (), deadline)
+    standbys, synchronous = (text(row.get_value(0, column)) or "" for column in range(2))
+    told = over_a_failover(int(standbys), synchronous, connection.facts)
+    return [Finding("grants survive a failover", *told)]
+
+
+def over_a_failover(standbys: int, synchronous: str, facts: dict[str, Any]) -> tuple[bool, str]:
+    """Whether a standby that takes over has every grant that was told to somebody, and why."""
+    commit = facts["synchronous_commit"]
+    if synchronous and commit in ("on", "remote_apply", "remote_write"):
+        return True, f"synchronous_standby_names={synchronous}, synchronous_commit={commit}"
+    if synchronous:
+        return False, f"synchronous_commit={commit} waits for no standby: set it on, or a failover forgets grants"
+    if not standbys:
+        return True, "there is no standby that could take over"
+    return False, f"standbys that are told later: {standbys}. Set synchronous_standby_names, or it forgets grants"
 
 
 def rights(connection: Connection, tables: Sequence[str], of_jobs: Sequence[str], deadline: Deadline) -> list[Finding]:
