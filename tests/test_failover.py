@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.columns import migration_sql
 from dibs.steps import run
 from dibs.store import Finding
 from dibs.stores import mysql_check, postgres_check
@@ -23,11 +24,14 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.process import free_port, wait_until
 from tests.servers.redis import RedisServer
 
-TTL_S = 6.0
+TTL_S = 9.0
 
 
 class AtWork:
-    """Programs that are in the middle of things: one holds a lock, one waits for it, one works the jobs of a queue."""
+    """Programs that are in the middle of things: one holds a lock, one waits for it, one works the jobs of a queue.
+
+    Another claims rows that keep their claims themselves, from when it is told to until all goes on.
+    """
 
     def __init__(self, url: str) -> None:
         self.client = dibs.connect(url, ttl=TTL_S, patience=30)
@@ -35,15 +39,18 @@ class AtWork:
         #: What they got, and what went wrong with them.
         self.got: SimpleQueue[Any] = SimpleQueue()
         self.worked: SimpleQueue[Any] = SimpleQueue()
+        self.claimed: SimpleQueue[Any] = SimpleQueue()
         self._stop = threading.Event()
         lease = self.client.lock("held").acquire(timeout=0)
         assert lease is not None
-        self.lease = lease
+        self.lease, trusted = lease, lease.trusted_until
         self.client.queue("jobs").put("before")
         self._threads = [threading.Thread(target=self._wait), threading.Thread(target=self._work)]
         for thread in self._threads:
             thread.start()
         assert self.worked.get(timeout=20) == "before"
+        # From now on it has connections that are in use, for renewals too.
+        assert wait_until(lambda: lease.trusted_until > trusted, TTL_S)
 
     def _wait(self) -> None:
         try:
@@ -57,6 +64,18 @@ class AtWork:
         except Exception as error:  # noqa: BLE001 - whatever it was, the test is told
             self.worked.put(error)
 
+    def _claim(self) -> None:
+        try:
+            with self.other.claims("item", mode="columns").take([1]) as batch:
+                self.claimed.put(list(batch.won))
+        except Exception as error:  # noqa: BLE001 - as above
+            self.claimed.put(error)
+
+    def claim(self) -> None:
+        """Begin to claim a row, if there are any."""
+        self._threads.append(threading.Thread(target=self._claim))
+        self._threads[-1].start()
+
     def go_on(self, told: Callable[[], object] = lambda: True) -> None:
         """Nothing was lost, and nobody had to begin again: holder, waiter and worker; and a newcomer is served.
 
@@ -69,6 +88,8 @@ class AtWork:
             pass
         self.client.queue("jobs").put("after")
         assert self.worked.get(timeout=20) == "after"
+        if len(self._threads) > 2:
+            assert self.claimed.get(timeout=20) == [1]
         assert self.got.empty()
         assert wait_until(told, 20), "who waits is left to polling"
         assert self.lease.release()
@@ -113,7 +134,9 @@ def has_table(standby: PostgresServer, url: str) -> bool:
     return bool(standby.psql("SELECT to_regclass('dibs_lease') IS NOT NULL", database=url.rpartition("/")[2])[0][0])
 
 
-@pytest.mark.parametrize("how, more", [("killed", "?target_session_attrs=read-write"), ("frozen", "")])
+@pytest.mark.parametrize(
+    "how, more", [("killed", "?target_session_attrs=read-write"), ("frozen", "?request_timeout=10")]
+)
 def test_a_standby_takes_over_from_a_primary_that_died(
     own_postgres: PostgresServer, standby: PostgresServer, how: str, more: str
 ) -> None:
@@ -132,8 +155,13 @@ def test_a_standby_takes_over_from_a_primary_that_died(
             own_postgres.resume()
 
 
-def test_the_primary_is_found_wherever_it_stands(own_postgres: PostgresServer, standby: PostgresServer) -> None:
-    """Among several servers in the URL the one that takes writes is used; where none does, that is said of each."""
+def test_the_primary_is_found_wherever_it_stands(
+    own_postgres: PostgresServer, standby: PostgresServer, postgres: PostgresServer
+) -> None:
+    """Among several servers in the URL the one that takes writes is used; where none does, that is said of each.
+
+    One that does not let us in is no reason not to ask the others.
+    """
     url = own_postgres.create_database()
 
     def of(*ports: int) -> dibs.Client:
@@ -142,6 +170,10 @@ def test_the_primary_is_found_wherever_it_stands(own_postgres: PostgresServer, s
 
     with of(standby.port, own_postgres.port) as client, client.lock("x", timeout=0) as lease:
         assert lease.fencing_token == 1
+    with of(postgres.port, own_postgres.port) as client, client.lock("x", timeout=0):
+        pass
+    with of(postgres.port, free_port()) as client, pytest.raises(dibs.SetupRequired, match="password"):
+        client.lock("x").acquire(timeout=0)
     assert wait_until(lambda: has_table(standby, url), 20)
     with of(standby.port, standby.port) as client:
         with pytest.raises(dibs.SetupRequired, match=r"takes no writes; .* takes no writes"):
@@ -153,6 +185,8 @@ def test_the_primary_is_found_wherever_it_stands(own_postgres: PostgresServer, s
 def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresServer, standby: PostgresServer) -> None:
     """Whoever worked before takes a server without writes for one that makes way, and waits; a newcomer is told."""
     url = own_postgres.create_database()
+    made = "CREATE TABLE item (id bigint PRIMARY KEY); INSERT INTO item VALUES (1);"
+    own_postgres.psql(f"{made} {migration_sql('postgresql', 'item')}", database=url.rpartition("/")[2])
     with Proxy(own_postgres.port) as address:
         named = url.replace(f":{own_postgres.port}/", f":{address.port}/")
         with at_work(named) as programs:
@@ -160,6 +194,7 @@ def test_an_address_that_leads_to_the_standby_too_early(own_postgres: PostgresSe
             own_postgres.stop()
             address.lead(standby.port)
             address.cut()
+            programs.claim()
             with dibs.connect(named) as newcomer, pytest.raises(dibs.SetupRequired, match="standby"):
                 newcomer.lock("x").acquire(timeout=0)
             with dibs.connect(named, patience=0.5) as reader:
@@ -252,6 +287,9 @@ def named(servers: tuple[MariaDBServer, MariaDBServer]) -> Callable[[int], str]:
     url = primary.create_database()
     primary.create_user("app")
     primary.sql(f"GRANT ALL ON `{url.rpartition('/')[2]}`.* TO 'app'@'127.0.0.1'")
+    primary.sql("CREATE TABLE item (id BIGINT PRIMARY KEY)", database=url.rpartition("/")[2])
+    primary.sql("INSERT INTO item VALUES (1)", database=url.rpartition("/")[2])
+    primary.sql(migration_sql("mysql", "item").rstrip().rstrip(";"), database=url.rpartition("/")[2])
     shown = primary.url(url.rpartition("/")[2], user="app")
     return lambda port: shown.replace(f":{primary.port}/", f":{port}/")
 
@@ -271,6 +309,7 @@ def test_a_replica_is_made_the_primary(
     primary, replica = servers
     with Proxy(primary.port) as address, at_work(f"{named(address.port)}?driver={driver}") as programs:
         primary.sql("SET GLOBAL read_only = ON")
+        programs.claim()
         with dibs.connect(named(address.port)) as newcomer, pytest.raises(dibs.SetupRequired, match="replica"):
             newcomer.lock("x").acquire(timeout=0)
         assert replica.has_all_of(primary)

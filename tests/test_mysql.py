@@ -22,7 +22,8 @@ from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Mismatch, Release, Released, Renew, Renewed
 from dibs.stores import mysql_drivers
 from dibs.stores.mysql import MySQLStore
-from dibs.stores.mysql_drivers import CR_SERVER_LOST, CR_SSL, _server_error
+from dibs.stores.mysql_drivers import CR_SERVER_LOST, CR_SSL, ServerError, _server_error
+from dibs.stores.mysql_errors import refuses
 from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_watch import MySQLWatch
 from dibs.testing import check_store
@@ -593,6 +594,14 @@ def test_a_socket_file_is_an_address(mysql: MariaDBServer, driver: str) -> None:
     with dibs.connect(where) as client, client.lock("x"):
         pass
     mysql.drop_database(url)
+
+
+def test_a_replica_refuses_no_row() -> None:
+    """That a server is read-only is said of it, and not of the row that was to be written; a rule of the table is."""
+    for code, of_row in ((1290, False), (1792, False), (1836, False), (1114, False), (2013, False), (1644, True)):
+        error = dibs.StoreUnavailable("refused")
+        error.__cause__ = ServerError(code, "refused")
+        assert refuses(error) is of_row
 
 
 def test_a_replica_is_a_misconfiguration(own_mysql: MariaDBServer, driver: str) -> None:

@@ -49,12 +49,12 @@ class Hints:
         One that was opened before the store was away may be to a server that is frozen, or gone without a word, while
         another has taken over.
         """
-        if self._watch is not None and self._outages != self._lane.outages:
-            self._drop()
-        return self._watch is None and self._possible and now >= self._open_at
+        needed = self._watch is None or self._outages != self._lane.outages
+        return needed and self._possible and now >= self._open_at
 
     def open(self, now: float) -> bool:
         """Try to open one; whether that is settled, so that what happened before is to be asked for once more."""
+        self._drop()
         self._outages = self._lane.outages
         try:
             self._store = self._store or self._open_store()

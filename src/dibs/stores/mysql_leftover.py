@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # The sessions of this login (and others, for who may see them): Id, User, Host, db, Command, Time, State, …
 SESSIONS = "SHOW PROCESSLIST"
-_IDLE = b"Sleep"
+_AT_WORK = b"Query"
 # The server counts whole seconds.
 ROUNDED_S = 1.0
 
@@ -33,18 +33,19 @@ class Leftover:
         """The connection with this number is about to be closed, with an answer still owed."""
         self._session, self._left_at = session, boot_now()
 
-    def check(self, shown: str, rows: Callable[[str], Sequence[Sequence[bytes | None]]]) -> None:
-        """Raise StoreUnavailable if there is one: the connection that it is asked on is of no use yet.
+    def check(self, shown: str, session: int, rows: Callable[[str], Sequence[Sequence[bytes | None]]]) -> None:
+        """Raise StoreUnavailable if there is one: the connection with this number, where it is asked, is of no use yet.
 
-        One that has been at work for less long than that has only got its number, from a server that began anew.
+        The server may be another one by now, or have begun anew, and have given the number to somebody else: to another
+        login, or to one that has not been at work for so long. A proxy has numbers of its own, which tell nothing.
         """
         gone_s = boot_now() - self._left_at
-        for session, _, _, _, command, time, state, *_ in rows(SESSIONS):
-            same = int(session or 0) == self._session and command != _IDLE
-            if same and int(time or 0) + ROUNDED_S >= gone_s:
+        sessions = {int(row[0] or 0): row for row in rows(SESSIONS)}
+        left, ours = sessions.get(self._session), sessions.get(session)
+        if left is not None and ours is not None:
+            _, user, _, _, command, time, state, *_ = left
+            if user == ours[1] and command == _AT_WORK and int(time or 0) + ROUNDED_S >= gone_s:
                 waits_for = (state or b"").decode("utf-8", "replace") or "nothing that it names"
-                raise StoreUnavailable(
-                    f"{shown} is still at work on what it was asked {gone_s:.0f} s ago: {waits_for}",
-                    maybe_applied=False,
-                )
+                text = f"{shown} is still at work on what it was asked {gone_s:.0f} s ago: {waits_for}"
+                raise StoreUnavailable(text, maybe_applied=False)
         self._session = 0

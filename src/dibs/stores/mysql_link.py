@@ -310,7 +310,7 @@ class Connection:
         try:
             self._get_ready(deadline)
             if self._left:
-                self._left.check(self._shown, lambda statement: self._execute(statement, deadline).rows)
+                self._left.check(self._shown, self._wire.session, lambda sql: self._execute(sql, deadline).rows)
         except StoreUnavailable as unavailable:
             self.close()
             unavailable.maybe_applied = self.wrote

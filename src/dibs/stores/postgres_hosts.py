@@ -40,7 +40,7 @@ class Hosts:
             try:
                 connect(conninfo, self._parts.limit_of_several(conninfo, deadline))
             except StoreUnavailable as error:
-                self.was_of_no_use(conninfo, error)
+                self._parts.did_not(conninfo, error)
                 troubles.append(error)
             except SetupRequired as error:
                 misconfigured = misconfigured or error
@@ -51,10 +51,6 @@ class Hosts:
             raise misconfigured
         kind = TakesNoWrites if all(isinstance(trouble, TakesNoWrites) for trouble in troubles) else StoreUnavailable
         raise kind("; ".join(map(str, troubles)), maybe_applied=False)
-
-    def was_of_no_use(self, conninfo: bytes, error: StoreUnavailable) -> None:
-        """It did not answer, or takes no writes: the others are asked first the next time."""
-        self._parts.did_not(conninfo, error)
 
     def patience(self, deadline: Deadline, was_silent: bool) -> Deadline:
         """Until when an answer is waited for, where another server may have taken over.

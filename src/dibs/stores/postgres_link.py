@@ -170,6 +170,7 @@ class Connection:
     def _flight(self, statements: Sequence[Sql], deadline: Deadline) -> list[PGresult]:
         pg = self._pg
         assert pg is not None
+        deadline = self._hosts.patience(deadline, self._was_silent)
         try:
             before = len(self._prepared)
             alone = len(self._ahead)
@@ -187,15 +188,14 @@ class Connection:
                     pg.send_query_params(sql, values, result_format=1)
                 if place <= alone or 1 < place == len(sent):
                     pg.pipeline_sync()
-            results = self._results(pg, self._hosts.patience(deadline, self._was_silent))
+            results = self._results(pg, deadline)
         except (TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
             raise
         except psycopg.Error as error:
             self.close()
             raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
-        except StoreUnavailable as error:
+        except StoreUnavailable:
             self._was_silent = True
-            self._hosts.was_of_no_use(self._host, error)
             self.close()
             raise
         except BaseException:
@@ -319,8 +319,6 @@ class Connection:
         if result.status in _WELL:
             return result
         error, over = meant(result, planned)
-        if isinstance(error, TakesNoWrites):
-            self._hosts.was_of_no_use(self._host, error)
         if over or self._pg is None or self._pg.status != pq.ConnStatus.OK:
             self.close()
         raise error
