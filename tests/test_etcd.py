@@ -1187,6 +1187,42 @@ def test_what_was_compacted_is_told_of(etcd: EtcdServer) -> None:
         store.close()
 
 
+def test_all_keys_of_a_stream_are_watched(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of very many that are asked for in one request: etcd answers the first while it reads the others."""
+    layout = Layout("many/")
+    watched: set[str] = set()
+
+    def noted(text: bytes) -> Iterator[dict[str, Any]]:
+        for line in lines_of(text):
+            if line["result"].get("created"):
+                watched.add(line["result"]["watch_id"])
+            yield line
+
+    monkeypatch.setattr(etcd_watch, "lines_of", noted)
+    for _ in range(5):
+        watched.clear()
+        watch_many(layout, etcd.url(options="prefix=many/"), lambda: len(watched) == 300)
+
+
+def watch_many(layout: Layout, url: str, done: Callable[[], bool]) -> None:
+    """Watch the keys of 300 names, until that is done."""
+    store = locate(url)[0].open()
+    watch = store.watch("w", soon())
+    assert isinstance(watch, EtcdWatch)
+
+    def looked() -> bool:
+        watch.changed([])
+        return done()
+
+    try:
+        for number in range(300):
+            watch.follow(f"default:{number}", layout.claim(f"default:{number}", "c"), 1)
+        eventually(looked)
+    finally:
+        watch.close()
+        store.close()
+
+
 def test_what_changed_before_it_was_watched_is_looked_for(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """etcd tells of that a tenth of a second later: whoever watches looks for itself, in one request for all."""
     layout, url = Layout("before/"), etcd.url(options="prefix=before/")

@@ -115,7 +115,10 @@ class Gateway:
             self.open(deadline)  # which logs in
         wire = self._connect(deadline)
         try:
-            unsent = memoryview(self._framed(path, body).encode())
+            # It says that it is the last. Otherwise Go's server, when it begins to answer, throws away what it has not
+            # read of the request: etcd would watch the first keys, and never hear of the others.
+            framed = self._framed(path, body).replace("\r\n", "\r\nConnection: close\r\n", 1)
+            unsent = memoryview(framed.encode())
             while unsent := wire.give(unsent):
                 if not wire.ready.writable(deadline.remaining()):
                     raise StoreUnavailable("etcd did not take the request in time")
