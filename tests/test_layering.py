@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     # What several of them share: one decision, and one way through a vector of requests.
     "dibs.stores.permits": {"dibs.store"},
     "dibs.stores.rounds": {"dibs.store"},
+    "dibs.stores.told": {"dibs.store"},
     "dibs.stores.parts": {"dibs.errors", "dibs.store"},
     "dibs.stores.columns": {
         "dibs.columns",
@@ -211,6 +212,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.postgres_jobs_wire",
         "dibs.stores.postgres_jobs_within",
         "dibs.stores.postgres_wire",
+        "dibs.stores.told",
     },
     "dibs.stores.postgres_jobs_flights": {"dibs.store", "dibs.stores.tables"},
     "dibs.stores.postgres_jobs_places": {"dibs.jobs"},
@@ -326,6 +328,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.mysql_jobs_take",
         "dibs.stores.mysql_jobs_turns",
         "dibs.stores.mysql_values",
+        "dibs.stores.told",
     },
     "dibs.stores.mysql_jobs_ends": {
         "dibs.jobs",

@@ -29,8 +29,9 @@ from dibs.jobs import (
     NewJob,
     Put,
     PutDone,
+    Take,
 )
-from dibs.store import Held, RowBusy
+from dibs.store import Held, RowBusy, StoreBusy
 from dibs.stores.mysql import MySQLStore
 from dibs.stores.mysql_link import Connection
 from dibs.testing.case import within
@@ -159,6 +160,29 @@ def test_a_put_whose_answer_was_lost_is_one_put(queue: Queue, url: str) -> None:
     assert other.put("1", "2", put_id="p") == (0, ids[1])
     assert queue.payloads("ready") == ["2", "3"]
     other.store.close()
+
+
+def test_what_was_put_stays_put_when_the_call_fails_at_something_else(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is made again as a whole. What it had put before may have been worked meanwhile, and is not put anew."""
+
+    def busy(*_: object) -> None:
+        raise StoreBusy("others are at it")
+
+    claim = Take(NAME, "claim", 1, 30.0, "holder")
+    for key in (None, "k"):
+        requests = [Put(NAME, f"p-{key}", (NewJob("1", key=key),)), claim]
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.jobs, "_take", busy)
+            with pytest.raises(StoreBusy):
+                queue.jobs.act(requests, soon())
+        other = Queue(url)
+        taken = other.taken()
+        assert other.one(finishing(taken)) == Finished()
+        put, nothing = queue.jobs.act(requests, soon())
+        assert (put, type(nothing)) == (PutDone((taken.jobs[0].id,)), Held)
+        other.store.close()
 
 
 def test_a_put_waits_for_its_own_first_attempt(queue: Queue, url: str, mysql: MariaDBServer) -> None:

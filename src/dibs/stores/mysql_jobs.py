@@ -36,6 +36,7 @@ from dibs.stores import mysql_jobs_sql as sql
 from dibs.stores.mysql_jobs_take import Takes, held
 from dibs.stores.mysql_jobs_turns import Turns
 from dibs.stores.mysql_values import hexed, us
+from dibs.stores.told import Told, left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -62,7 +63,8 @@ class MySQLJobs:
         self._schema = tables.jobs_schema()
         self._text = tables.text
         self._takes = Takes(tables.text)
-        self._turns = Turns(self._takes, tables.text)
+        self._turns = Turns(self._takes, tables.text, lambda: connection.certifies)
+        self._told = Told()
         #: The takes with a limit lock a row of a table that serves leases, too.
         self._whole_schema = tables.schema() + self._schema
 
@@ -70,23 +72,33 @@ class MySQLJobs:
 
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
         self._connection.wrote = False
-        outcomes: dict[int, Any] = {}
-        placed = list(enumerate(requests))
-        finishes = [(place, request) for place, request in placed if isinstance(request, Finish)]
+        outcomes = self._told.begin(requests)
+        try:
+            self._finish_and_put(requests, outcomes, deadline)
+            for place, request in left(Take, requests, outcomes):
+                outcomes[place] = self._take(request, deadline)
+        except BaseException:
+            self._told.failed(requests, outcomes)
+            raise
+        return outcomes
+
+    def _finish_and_put(self, requests: Sequence[JobRequest], outcomes: list[Any], deadline: Deadline) -> None:
+        finishes = left(Finish, requests, outcomes)
         if finishes:
             done = self._finish([request for _, request in finishes], deadline)
-            outcomes |= {place: outcome for (place, _), outcome in zip(finishes, done, strict=True)}
-        for place, request in placed:
-            if isinstance(request, Extend):
-                outcomes[place] = self._extend(request, deadline)
-        put = [(place, request) for place, request in placed if isinstance(request, Put)]
-        if put:
-            told = self._put([request for _, request in put], deadline)
-            outcomes |= {place: outcome for (place, _), outcome in zip(put, told, strict=True)}
-        for place, request in placed:
-            if isinstance(request, Take):
-                outcomes[place] = self._take(request, deadline)
-        return [outcomes[place] for place in range(len(requests))]
+            for (place, _), outcome in zip(finishes, done, strict=True):
+                outcomes[place] = outcome
+        for place, request in left(Extend, requests, outcomes):
+            outcomes[place] = self._extend(request, deadline)
+        put = left(Put, requests, outcomes)
+        if put and self._connection.counts_by_one and all(job.key is None for _, one in put for job in one.jobs):
+            told = self._put_at_once([one for _, one in put], deadline)
+            if told is not None:
+                for (place, _), put_done in zip(put, told, strict=True):
+                    outcomes[place] = put_done
+                return
+        for place, one in put:
+            outcomes[place] = self._put_one(one, deadline)
 
     def _finish(self, finishes: list[Finish], deadline: Deadline) -> Sequence[Finished | RowBusy]:
         elsewhere = any(finish.elsewhere for finish in finishes)
@@ -128,13 +140,6 @@ class MySQLJobs:
         rows = self._ask(self._text(sql.PLACES) % which.joined(), deadline).rows
         found = {int(job or 0) for _, _, job in rows}
         return Extended(until, tuple(job for job in extend.ids if job not in found))
-
-    def _put(self, several: list[Put], deadline: Deadline) -> Sequence[PutDone | KeyTaken | RowBusy]:
-        if self._connection.counts_by_one and all(job.key is None for put in several for job in put.jobs):
-            told = self._put_at_once(several, deadline)
-            if told is not None:
-                return told
-        return [self._put_one(put, deadline) for put in several]
 
     def _put_at_once(self, several: list[Put], deadline: Deadline) -> list[PutDone | KeyTaken] | None:
         """All in one statement; None when they are too many, or one of them was put before."""

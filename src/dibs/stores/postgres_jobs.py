@@ -36,6 +36,7 @@ from dibs.stores.postgres_jobs_tables import JobTables
 from dibs.stores.postgres_jobs_takes import Takes
 from dibs.stores.postgres_jobs_within import check_nulls, rows_of, said
 from dibs.stores.postgres_wire import elements, float8, instant, integer, text, texts
+from dibs.stores.told import Told, left
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -63,8 +64,7 @@ class PostgresJobs:
         self._tables = JobTables(schema, table)
         self._flights = JobFlights(connection, self._tables)
         self._takes = Takes(self._flights)
-        #: What a call that failed had carried out before: the same call is likely to come again.
-        self._told: dict[JobRequest, JobOutcome] = {}
+        self._told = Told()
         #: When which queue's last hint was sent.
         self._hinted: dict[str, float] = {}
         #: Which server and database our connection led to when that was last asked.
@@ -73,21 +73,18 @@ class PostgresJobs:
     # -- the vector -----------------------------------------------------------------------------------------------
 
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
-        told, self._told = self._told, {}
-        outcomes: list[Any] = [told.get(request) for request in requests] if told else [None] * len(requests)
+        outcomes = self._told.begin(requests)
         try:
             for kind, verb in ((Finish, self._finish), (Extend, self._extend), (Put, self._put)):
-                rows = [(i, r) for i, r in enumerate(requests) if type(r) is kind and outcomes[i] is None]
+                rows = left(kind, requests, outcomes)
                 if rows:
                     verb(rows, outcomes, deadline)
             self._hint(self._with_news(requests, outcomes), deadline)
-            for i, request in enumerate(requests):
-                if type(request) is Take and outcomes[i] is None:
-                    outcomes[i] = self._takes.take(request, deadline)
+            for i, request in left(Take, requests, outcomes):
+                outcomes[i] = self._takes.take(request, deadline)
         except BaseException:
             self._takes.forget()
-            pairs = zip(requests, outcomes, strict=True)
-            self._told = {r: o for r, o in pairs if o is not None and not isinstance(o, RowBusy)}
+            self._told.failed(requests, outcomes)
             raise
         return outcomes
 
