@@ -33,9 +33,10 @@ class AtWork:
     Another claims rows that keep their claims themselves, from when it is told to until all goes on.
     """
 
-    def __init__(self, url: str) -> None:
-        self.client = dibs.connect(url, ttl=TTL_S, patience=30)
-        self.other = dibs.connect(url, ttl=TTL_S, patience=30)
+    def __init__(self, url: str, ttl: float = TTL_S) -> None:
+        self._ttl = ttl
+        self.client = dibs.connect(url, ttl=ttl, patience=30)
+        self.other = dibs.connect(url, ttl=ttl, patience=30)
         #: What they got, and what went wrong with them.
         self.got: SimpleQueue[Any] = SimpleQueue()
         self.worked: SimpleQueue[Any] = SimpleQueue()
@@ -50,7 +51,7 @@ class AtWork:
             thread.start()
         assert self.worked.get(timeout=20) == "before"
         # From now on it has connections that are in use, for renewals too.
-        assert wait_until(lambda: lease.trusted_until > trusted, TTL_S)
+        assert wait_until(lambda: lease.trusted_until > trusted, ttl)
 
     def _wait(self) -> None:
         try:
@@ -82,7 +83,7 @@ class AtWork:
         ``told``: whether those who wait are told of what happens at the new server.
         """
         trusted = self.lease.trusted_until
-        assert wait_until(lambda: self.lease.trusted_until > trusted, TTL_S), "it is no longer renewed"
+        assert wait_until(lambda: self.lease.trusted_until > trusted, self._ttl), "it is no longer renewed"
         assert self.lease.held
         with self.client.lock("new", timeout=20):
             pass
@@ -107,8 +108,8 @@ class AtWork:
 
 
 @contextmanager
-def at_work(url: str) -> Iterator[AtWork]:
-    made = AtWork(url)
+def at_work(url: str, ttl: float = TTL_S) -> Iterator[AtWork]:
+    made = AtWork(url, ttl)
     try:
         yield made
     finally:
@@ -341,6 +342,8 @@ def test_doctor_says_what_a_failover_of_mysql_forgets(
     [
         ({}, None),
         ({"slaves_connected": "0"}, True),
+        ({"slaves_connected": "0", "wsrep_cluster_size": "0"}, True),
+        ({"slaves_connected": "1", "wsrep_cluster_size": "3"}, True),
         ({"slaves_connected": "2"}, False),
         ({"slaves_connected": "2", "rpl_semi_sync_master_status": "OFF"}, False),
         ({"slaves_connected": "2", "rpl_semi_sync_master_status": "ON", "rpl_semi_sync_master_clients": "1"}, True),

@@ -17,6 +17,7 @@ from tests.servers.stepped import Stepped
 if TYPE_CHECKING:
     from tests.chaos.proxy import Proxy
     from tests.chaos.run import Clients
+    from tests.servers.galera import GaleraCluster
     from tests.servers.server import Server
 
 STATE_LIMIT_S = 5.0
@@ -38,7 +39,13 @@ class Faults:
     """Does one thing after the other, and several at a time, as a seed says."""
 
     def __init__(
-        self, seed: int, ttl: float, clients: Clients, proxy: Proxy | None, server: Server | None, durable: bool
+        self,
+        seed: int,
+        ttl: float,
+        clients: Clients,
+        proxy: Proxy | None,
+        server: Server | GaleraCluster | None,
+        durable: bool,
     ) -> None:
         self._random = random.Random(seed)
         self._ttl = ttl

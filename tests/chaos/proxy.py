@@ -19,15 +19,16 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 
 CHUNK = 65536
 SLOW_S = 0.05
 
 
 class Proxy:
-    def __init__(self, port: int) -> None:
-        """Stand before the server on this port."""
-        self._to = port
+    def __init__(self, *ports: int) -> None:
+        """Stand before the server on this port, or by turns, a connection each, before those on these."""
+        self._to = cycle(ports)
         self._mode = "pass"
         self._shuts = self._behind = 0
         self._changed = asyncio.Event()
@@ -57,7 +58,7 @@ class Proxy:
 
     def lead(self, port: int) -> None:
         """Stand before the server on this port from now on; what is connected stays so."""
-        self._to = port
+        self._to = cycle([port])
 
     def shut(self, times: int, behind: int = 0) -> None:
         """Cut off so many of the next that ask for anything, once so many pieces of it have passed."""
@@ -102,7 +103,7 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            server = await asyncio.open_connection("127.0.0.1", self._to)
+            server = await asyncio.open_connection("127.0.0.1", next(self._to))
         except OSError:
             writer.transport.abort()
             return

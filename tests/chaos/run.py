@@ -24,6 +24,7 @@ from tests.chaos.faults import Faults
 from tests.chaos.history import read
 from tests.chaos.proxy import Proxy
 from tests.servers.etcd import EtcdServer
+from tests.servers.galera import GaleraCluster
 from tests.servers.memcached import MemcachedServer
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
@@ -46,7 +47,7 @@ GRACE_S = 6.0
 class Kind(NamedTuple):
     """A store to run on. ``server`` is None where the clients themselves are all there is."""
 
-    server: Callable[[], Server] | None
+    server: Callable[[], Server | GaleraCluster] | None
     #: Given the server, or without one a folder.
     url: Callable[..., str]
     ttl: float = 1.0
@@ -71,6 +72,8 @@ KINDS = {
     "etcd": Kind(EtcdServer, EtcdServer.create_place, ttl=2.0),
     "zookeeper": Kind(ZooKeeperServer, ZooKeeperServer.create_root, ttl=2.0),
 }
+# Each connection leads to another node. (Their clocks are one, that of the machine.)
+KINDS["galera"] = Kind(GaleraCluster, GaleraCluster.create_database)
 # Its clock is set now and then. (Permits are not watched.)
 KINDS["stepped"] = Kind(
     SteppedPostgres, SteppedPostgres.create_database, without=("permits", "pages"), takeover="observe"
@@ -173,12 +176,14 @@ def run(
             floors = {**floors, "step": 3}
     resource.make(folder / "resource.db", list(LOCKS))
     with ExitStack() as stack:
-        server = None if kind.server is None else stack.enter_context(kind.server())
+        server = None if kind.server is None else kind.server()
+        if server is not None:
+            stack.callback(server.close)
         direct = kind.url(folder if server is None else server)
         proxy = None
         url = direct
         if server is not None:
-            proxy = Proxy(server.port)
+            proxy = Proxy(*(server.ports if isinstance(server, GaleraCluster) else [server.port]))
             stack.callback(proxy.close)
             url = direct.replace(f":{server.port}", f":{proxy.port}")
         with dibs.connect(direct) as client:

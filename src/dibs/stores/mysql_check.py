@@ -43,6 +43,9 @@ def over_a_failover(status: dict[str, str]) -> tuple[bool, str] | None:
         if status.get(f"rpl_semi_sync_{role}_status") == "ON":
             clients = int(status.get(f"rpl_semi_sync_{role}_clients", 0))
             return clients > 0, f"semi-synchronous replication; replicas that confirm: {clients}"
+    nodes = int(status.get("wsrep_cluster_size", 0))
+    if nodes:
+        return True, f"what a node of Galera has committed, the others have; nodes: {nodes}"
     if "slaves_connected" not in status:  # MySQL does not tell
         return None
     replicas = int(status["slaves_connected"])
@@ -133,7 +136,7 @@ def _several_writers(facts: dict[str, str]) -> str:
         return (
             "Galera (wsrep_on=ON): nodes certify every grant, so two of them never grant one token, but each "
             "compares expiries with its own clock: let all programs name the same node, or keep the nodes' clocks "
-            "within milliseconds"
+            "within milliseconds; locks are safe with takeover='observe', too"
         )
     if facts.get("group_replication_group_name") and facts.get("group_replication_single_primary_mode") == "OFF":
         return (

@@ -16,6 +16,7 @@ _TRY_AGAIN = frozenset((1205, 1213, 3572))
 _TRIGGER_THERE = 1359
 _READ_ONLY = frozenset((1290, 1792, 1836))
 _STATEMENT_BINLOG = frozenset((1665,))
+_NO_MAJORITY = 1047
 # (Also for an account that may come by TLS only.)
 _ACCESS_DENIED = 1045
 _LOGIN = frozenset((1044, _ACCESS_DENIED, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2054, 2059, 2061, 3118, 4151))
@@ -23,7 +24,7 @@ _RIGHTS = frozenset((1142, 1143, 1227, 1370, 1419))
 _TLS = frozenset((CR_SSL, 3159))
 # Refused before anything was done: too many connections, shutting down, a Galera node outside the majority, disk full,
 # a statement that ran into a limit or was killed, a connection that MySQL had ended because nothing happened on it.
-_NOT_DONE = frozenset((1021, 1040, 1047, 1053, 1114, 1203, 1226, 1317, 1969, 3024, 4031))
+_NOT_DONE = frozenset((1021, 1040, _NO_MAJORITY, 1053, 1114, 1203, 1226, 1317, 1969, 3024, 4031))
 
 
 class ThereAlready(Exception):
@@ -67,6 +68,8 @@ def meant(error: ServerError, shown: str, *, may_be_plain: bool, wrote: bool) ->
         return SetupRequired(f"{text}. Check user, password and database in the URL{hint}"), True
     if code in _TLS:
         return SetupRequired(f"{text}. Check ssl_mode, ssl_ca, ssl_cert and ssl_key in the URL"), True
+    if code == _NO_MAJORITY:
+        text += ". Is this node of Galera cut off from the majority of them, or about to join?"
     lost = code == 0 or code in _CONNECTION_LOST
     return StoreUnavailable(text, maybe_applied=lost or wrote), lost or code in _NOT_DONE
 

@@ -161,6 +161,8 @@ WHERE j.queue = x'%s' AND j.priority_rank = %d AND j.due_at > {NOW})"""
 
 # The row that stands for a queue.
 LOCK_QUEUE = "SELECT value FROM {meta} WHERE what = x'%s' FOR UPDATE"
+# (Servers that all take writes know nothing of each other's locks, but of two who write one row one begins again.)
+MARK_LOCK = "UPDATE {meta} SET value = value + 1 WHERE what = x'%s'"
 MAKE_LOCK = "INSERT IGNORE INTO {meta} (what, value) VALUES (x'%s', 0)"
 _FREE = f"j.due_at <= {NOW} AND {NOT_CLAIMED}"
 _IN_ORDER = "ORDER BY j.priority_rank, j.due_at, j.id"

@@ -83,9 +83,10 @@ class Outcome(NamedTuple):
 class Turns:
     """The takes with a limit of one connection."""
 
-    def __init__(self, takes: Takes, text: Callable[[str], str]) -> None:
+    def __init__(self, takes: Takes, text: Callable[[str], str], certifies: Callable[[], bool]) -> None:
         self._takes = takes
-        self._lock, self._make_lock = text(sql.LOCK_QUEUE), text(sql.MAKE_LOCK)
+        self._certifies = certifies
+        self._lock, self._mark_lock, self._make_lock = text(sql.LOCK_QUEUE), text(sql.MARK_LOCK), text(sql.MAKE_LOCK)
         self._look, self._last, self._lock_free = text(sql.LOOK), text(sql.LAST_FREE), text(sql.LOCK_FREE)
         self._worked, self._ungrouped = text(sql.WORKED), text(sql.UNGROUPED)
         self._first_of_next = text(sql.FIRST_OF_NEXT)
@@ -135,7 +136,10 @@ class Turns:
         def locked(execute: Execute) -> Outcome:
             if not execute(self._lock % lock).rows:
                 raise _NoLock
-            return work(execute)
+            outcome = work(execute)
+            if outcome.taken and self._certifies():
+                execute(self._mark_lock % lock)
+            return outcome
 
         try:
             return transaction(locked)

@@ -129,16 +129,26 @@ class Connection:
         return "innodb_snapshot_isolation" in self.facts
 
     @property
+    def _in_galera(self) -> bool:
+        return self.facts.get("wsrep_on") == "ON"
+
+    @property
+    def certifies(self) -> bool:
+        """Whether several servers take writes, which compare what was written, not what was locked, at the commit."""
+        group, single = "group_replication_group_name", "group_replication_single_primary_mode"
+        return self._in_galera or (bool(self.facts.get(group)) and self.facts.get(single) == "OFF")
+
+    @property
     def server(self) -> str | None:
         """What ``sql.SERVER`` is here; None where several servers are one database."""
-        if self.facts.get("wsrep_on") == "ON" or self.facts.get("group_replication_group_name"):
+        if self._in_galera or self.facts.get("group_replication_group_name"):
             return None
         return " ".join(self.facts[fact] for fact in ("hostname", "port", "server_id"))
 
     @property
     def counts_by_one(self) -> bool:
         """Whether the rows of one INSERT are numbered without gaps, whatever happens to a cluster meanwhile."""
-        return self.facts.get("auto_increment_increment") == "1" and self.facts.get("wsrep_on") != "ON"
+        return self.facts.get("auto_increment_increment") == "1" and not self._in_galera
 
     def server_now(self, deadline: Deadline) -> int:
         """The server's clock in microseconds of Unix time, nearly; for people, nothing is decided by it."""
@@ -337,6 +347,10 @@ class Connection:
             self._execute(sql.ON_MARIADB % IDLE_TRANSACTION_S, deadline)
         if self._locks_by_snapshot:
             self._execute(sql.NO_SNAPSHOT, deadline)
+        if self._in_galera:
+            self._execute(sql.CAUSAL_GALERA, deadline)
+        elif self.certifies and "group_replication_consistency" in self.facts:  # not before 8.0.14
+            self._execute(sql.CAUSAL_GROUP, deadline)
         self._server_clock = (0, float("-inf"))
 
     def read_facts(self, deadline: Deadline) -> None:

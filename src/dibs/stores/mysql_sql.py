@@ -96,20 +96,27 @@ NO_SNAPSHOT_FOR = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
 # MariaDB takes a DELETE that joins for one without a key, whichever it uses.
 UNSAFE_FOR = "SET STATEMENT sql_safe_updates = OFF FOR "
 UNSAFE_NO_SNAPSHOT_FOR = "SET STATEMENT sql_safe_updates = OFF, innodb_snapshot_isolation = OFF FOR "
+# Of several servers that take writes one tells what it has applied, and may be seconds behind what others committed:
+# a client that comes from one of those would not find its leases and jobs. So each statement, reading or writing, waits
+# for that. (Of a group with one primary a new one may be behind; as shipped, it lets nobody in then.)
+CAUSAL_GALERA = "SET SESSION wsrep_sync_wait = 7"
+CAUSAL_GROUP = "SET SESSION group_replication_consistency = 'BEFORE'"
 # (Whether transactions may write is called tx_read_only by MariaDB before 11.1, transaction_read_only by others. It is
 # a default: what keeps writers from a server is read_only.)
 ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
     " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
-    " 'group_replication_group_name', 'group_replication_single_primary_mode', 'max_allowed_packet',"
+    " 'group_replication_group_name', 'group_replication_single_primary_mode', 'group_replication_consistency',"
+    " 'max_allowed_packet',"
     " 'auto_increment_increment', 'innodb_snapshot_isolation', 'lower_case_table_names', 'hostname', 'port',"
     " 'server_id')"
 )
 TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
 REPLICAS = (
     "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_status',"
-    " 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_status', 'Rpl_semi_sync_source_clients')"
+    " 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_status', 'Rpl_semi_sync_source_clients',"
+    " 'wsrep_cluster_size')"
 )
 ENGINES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
 
