@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.clock import Deadline, RealClock
+from dibs.clock import Deadline, RealClock, namespace_ahead_s
 from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.stores import sqlite, sqlite_boots, sqlite_file, sqlite_inodes, sqlite_many
@@ -579,3 +579,59 @@ def test_without_functions_for_json_each_is_asked_for_alone(path: Path, monkeypa
     monkeypatch.setattr(sqlite_many, "_Many", None)
     with dibs.connect(f"sqlite:///{path}") as client, client.multilock([str(n) for n in range(50)]) as leases:
         assert len(leases) == 50
+
+
+# -- time namespaces ---------------------------------------------------------------------------------------------------
+
+# A container whose clocks go ahead of its machine's.
+AHEAD = ["unshare", "--time", "--boottime", "100000", "--fork", "--kill-child"]
+CAN_GO_AHEAD = not subprocess.run([*AHEAD, "true"], stderr=subprocess.DEVNULL, check=False).returncode
+HOLD = """
+import sys, time, dibs
+lease = dibs.connect(sys.argv[1]).lock("x", ttl=4).acquire()
+print("in", flush=True)
+time.sleep(60)
+"""
+LOOK = """
+import sys, dibs
+client = dibs.connect(sys.argv[1])
+print([0 < lease.expires_in <= 4 for lease in client.leases()], client.lock("x").acquire(timeout=0))
+"""
+TAKE_OVER = "import sys, dibs; print(dibs.connect(sys.argv[1]).lock('x').acquire(timeout=30) is not None)"
+
+
+@pytest.mark.skipif(not CAN_GO_AHEAD, reason="only root can make a time namespace, on Linux 5.6 and later")
+@pytest.mark.parametrize("holder, other", [(AHEAD, []), ([], AHEAD)], ids=["holder ahead", "holder behind"])
+def test_containers_of_other_clocks_exclude_each_other(sqlite_url: str, holder: list[str], other: list[str]) -> None:
+    """Leases are in force and end as for everybody on the machine where a time namespace moves the boot clock."""
+
+    def run(code: str) -> str:
+        command = [*other, sys.executable, "-c", code, sqlite_url]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    command = [*holder, sys.executable, "-c", HOLD, sqlite_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "in\n"
+        assert run(LOOK) == "[True] None"
+        held.kill()
+    assert run(TAKE_OVER) == "True"
+
+
+@pytest.mark.parametrize(
+    "told, ahead_s",
+    [
+        ("monotonic           7         0\nboottime       100000 500000000\n", 100000.5),
+        ("monotonic           0         0\nboottime            0         0\n", 0.0),
+        ("boottime          -20         0\n", -20.0),
+        ("", 0.0),
+        ("something else\n", 0.0),
+        (None, 0.0),
+    ],
+)
+def test_what_a_time_namespace_tells(tmp_path: Path, told: str | None, ahead_s: float) -> None:
+    """By how much its boot clock is ahead; nothing where there are no such namespaces."""
+    path = tmp_path / "timens_offsets"
+    if told is not None:
+        path.write_text(told)
+    assert namespace_ahead_s(str(path)) == ahead_s

@@ -110,14 +110,34 @@ class Deadline:
         return max(0.0, self.at - self._clock.now())
 
 
-# Seconds since this machine booted, sleep included. macOS counts sleep on its CLOCK_MONOTONIC; elsewhere no clock is
-# documented to. A bare C call, since every act reads it several times.
-if hasattr(time, "CLOCK_BOOTTIME"):
-    boot_now: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-elif sys.platform == "darwin":
-    boot_now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-else:
-    boot_now = time.monotonic
+def namespace_ahead_s(told: str = "/proc/self/timens_offsets") -> float:
+    """By how much the boot clock of this process is ahead of its machine's.
+
+    So it is in a time namespace: of a container of LXC, say, or one that was moved here from another machine.
+    """
+    try:
+        with open(told, encoding="ascii") as file:
+            for clock, seconds, nanoseconds in map(str.split, file):
+                if clock == "boottime":
+                    return int(seconds) + int(nanoseconds) / 1e9
+    except (OSError, ValueError):  # without such namespaces
+        pass
+    return 0.0
+
+
+def _boot_clock() -> Callable[[], float]:
+    # macOS counts sleep on its CLOCK_MONOTONIC; elsewhere but on Linux no clock is documented to.
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC) if sys.platform == "darwin" else time.monotonic
+    ahead_s = namespace_ahead_s()
+    if ahead_s:
+        return lambda: time.clock_gettime(time.CLOCK_BOOTTIME) - ahead_s
+    return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+
+
+# Seconds since this machine booted, sleep included; the same for all of its processes, which may share a file. A bare C
+# call where it can be, since every act reads it several times.
+boot_now: Callable[[], float] = _boot_clock()
 
 # Unix time, for people only.
 wall_now: Callable[[], float] = time.time
