@@ -3,16 +3,12 @@
 import os
 from typing import Any
 
-from dibs.clock import Deadline, RealClock, boot_now
 from dibs.door import Door, Said, door_to
 from dibs.jobs import DONE, Finish, NewJob, Put, PutDone, Take, Taken
 from dibs.store import RowBusy
+from tests.waits import soon
 
 NAME = "default:letters"
-
-
-def soon(seconds: float = 20) -> Deadline:
-    return Deadline(RealClock(), boot_now() + seconds)
 
 
 def ids(taken: Taken) -> tuple[int, ...]:

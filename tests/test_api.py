@@ -35,6 +35,7 @@ from dibs.connecting import locate
 from dibs.store import StoreAddress
 from dibs.testing.case import within
 from tests.servers.postgres import PostgresServer
+from tests.waits import eventually
 
 TRIES = 30
 
@@ -60,13 +61,6 @@ def had(lock: dibs.Lock | dibs.Semaphore, **how: Any) -> dibs.Lease:
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What dibs has logged: not a driver that still looks for the server of an earlier test."""
     return [record.getMessage() for record in caplog.records if record.name == "dibs"]
-
-
-def eventually(condition: Callable[[], Any], what: str, limit_s: float = 10) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 # -- both faces -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import dibs
 from dibs.busy import BUSY_PAUSE_MIN_S, BUSY_TRIES, patiently
 from dibs.store import Release, Renew, RowBusy, StoreBusy
 from tests.between import Between
-from tests.test_api import eventually
+from tests.waits import eventually
 
 numbers = itertools.count()
 TRIES = 30

@@ -22,7 +22,8 @@ import dibs
 from dibs.store import GONE, Acquire, Release, Request
 from tests.between import Between, Holdup
 from tests.servers.memcached import MemcachedServer
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
+from tests.waits import eventually
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from dibs.testing.case import Connection, Lateness
 from tests.simulation.bugs import Bug, Edit, Value
 from tests.simulation.rings import simulate_ring
 from tests.simulation.world import BrokenPromise
-from tests.test_api import eventually
+from tests.waits import eventually
 
 # -- reasoning --------------------------------------------------------------------------------------------------------
 

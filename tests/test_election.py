@@ -34,7 +34,8 @@ from dibs.testing.client_bench import task, until
 from dibs.testing.faces import FACES, Place
 from dibs.waiting import NOTE_AFTER_S
 from tests.between import Between
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
+from tests.waits import eventually
 
 TTL_S = 1.5
 # What a standby may take beyond the ttl: one poll, and a machine that is busy with other tests.

@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import dibs
-from dibs.clock import Deadline, RealClock
+from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.store import (
     ANY_SLOT,
@@ -54,18 +54,7 @@ from tests.servers.certificates import certificates_for_all
 from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
 from tests.test_semaphore import started
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
+from tests.waits import eventually, soon
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dibs.store import StoreAddress
 from dibs.testing.client_bench import task, until
 from dibs.testing.faces import FACES, VERB_LIMIT_S, Place
 from tests.acts import ACTS, Act, worked
-from tests.test_api import eventually
+from tests.waits import eventually
 
 # What dibs calls a store by, and what is answered without asking anybody.
 NO_CALLS = {"capabilities", "schema", "close", "jobs"}

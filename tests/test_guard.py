@@ -25,7 +25,7 @@ from dibs.testing.case import within
 from tests.between import Between
 from tests.callers import KINDS, TABLE, Caller, _of_driver, django_connection, raw
 from tests.servers.postgres import PgBouncer, PostgresServer
-from tests.test_api import eventually
+from tests.waits import eventually
 
 # Of a lease that a case wants to see end. It is taken with renew=False: what a holder is that was stopped.
 SHORT_S = 1.2

@@ -18,7 +18,8 @@ import dibs
 from dibs.errors import StoreUnavailable
 from dibs.store import Renew, Transfer
 from tests.between import Between
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
+from tests.waits import eventually
 
 TTL_S = 3.0
 # What nobody renews must last until its adopter has started, on a machine that has much else to do.

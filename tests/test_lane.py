@@ -13,7 +13,7 @@ from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import Lane
 from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy, TakesNoWrites
-from tests.test_api import eventually
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,27 +20,16 @@ import pytest
 
 import dibs
 from dibs import desk
-from dibs.clock import Deadline, RealClock
+from dibs.clock import RealClock
 from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store, Transfer
 from dibs.stores import memcached as module
 from dibs.stores import memcached_values
 from dibs.stores.memcached_verbs import Verbs
 from tests.servers.memcached import MemcachedServer
+from tests.waits import eventually, soon
 
 CLOCK = RealClock()
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(CLOCK, CLOCK.now() + seconds)
 
 
 def asking(name: str, claim_id: str = "c-1", ttl: float = 30, info: str | None = None) -> Acquire:

@@ -25,7 +25,8 @@ from dibs.store import Acquire, Request
 from dibs.testing.case import within
 from tests.anywhere import CtrlC
 from tests.between import Between, Holdup
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
+from tests.waits import eventually
 
 HUNDRED = [f"n{number:02}" for number in range(100)]
 numbers = itertools.count()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 import dibs
-from dibs.clock import Deadline, RealClock
+from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Mismatch, Release, Released, Renew, Renewed
 from dibs.stores import mysql_drivers
@@ -31,6 +31,7 @@ from dibs.testing.case import within
 from tests.callers import later
 from tests.floors import tokens_go_on
 from tests.servers.mysql import MariaDBServer
+from tests.waits import eventually, soon
 
 # mysqlclient must be compiled, so not everybody has it; PyMySQL is always tested.
 # Of this machine, too. MariaDB's library from 3.4 on does not compare names for 127.0.0.1.
@@ -39,20 +40,8 @@ TABLES = ("dibs_lease", "dibs_lease_line", "dibs_lease_pool", "dibs_lease_meta",
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 
 
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def database_of(url: str) -> str:
     return urlsplit(url).path[1:]
-
-
-def soon(seconds: float = 10) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
 
 
 @pytest.fixture
@@ -1025,7 +1014,7 @@ def test_a_statement_that_comes_too_late_grants_nothing(mysql: MariaDBServer, ur
         time.sleep(0.3)
         cursor.execute("UNLOCK TABLES")
     # Whatever became of that one, it holds nothing now, a whole ttl after it was sent.
-    eventually(lambda: isinstance(other.act([Acquire("x", "c-1", 60, "h")], soon())[0], Granted), 0.3)
+    eventually(lambda: isinstance(other.act([Acquire("x", "c-1", 60, "h")], soon())[0], Granted), limit_s=0.3)
     store.close()
     other.close()
 

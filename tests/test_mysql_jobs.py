@@ -36,9 +36,10 @@ from dibs.stores.mysql import MySQLStore
 from dibs.stores.mysql_link import Connection
 from dibs.testing.case import within
 from tests.callers import KINDS, Caller
-from tests.job_queues import NAME, JobQueue, finishing, soon
+from tests.job_queues import NAME, JobQueue, finishing
 from tests.mysql_plans import EXPLAIN, Step, steps
 from tests.servers.mysql import MariaDBServer
+from tests.waits import soon
 
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 CALLERS = [kind for kind, (fixture, _) in KINDS.items() if fixture == "mysql_url"]

@@ -17,9 +17,10 @@ from dibs.jobs import BACK, DEAD, REPLACE, RETRY, Finished, NewJob, Take, Taken
 from dibs.store import Held
 from dibs.stores import mysql_jobs_turns
 from dibs.stores.mysql_watch import LOOK_JOBS_MAX
-from tests.job_queues import NAME, JobQueue, finishing, soon
+from tests.job_queues import NAME, JobQueue, finishing
 from tests.mysql_plans import EXPLAIN, Step, steps
 from tests.servers.mysql import MariaDBServer
+from tests.waits import soon
 
 # How long a test waits for what must come: a search is left out for a while after one that took long.
 PATIENCE_S = 20.0

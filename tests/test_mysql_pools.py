@@ -21,9 +21,9 @@ from dibs.stores.mysql import MySQLStore
 from dibs.stores.mysql_pools_plain import LOCKED_TIMES, plainly
 from dibs.stores.permits import Grant, State, decide
 from tests import test_store_machine as machine
-from tests.job_queues import soon
 from tests.servers.mysql import MariaDBServer
 from tests.test_mysql_jobs import DRIVERS, database_of
+from tests.waits import soon
 
 
 def asked(claim_id: str, limit: int, take: int = 1, **how: Any) -> Acquire:

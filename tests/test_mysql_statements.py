@@ -14,8 +14,8 @@ from dibs.store import GONE, Release, Renew, Request
 from dibs.testing import check_store
 from dibs.testing.case import STORE_CASES
 from tests.callers import raw
-from tests.job_queues import soon
 from tests.servers.mysql import MariaDBServer
+from tests.waits import soon
 from tests.yard import Yard
 
 # A literal, a comment for MySQL alone, a bracket, or what matters here.

@@ -38,7 +38,8 @@ from dibs.stores import (
 from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.testing.case import within
 from tests.servers.postgres import PostgresServer
-from tests.test_api import ended, eventually, in_a_fork, in_a_thread
+from tests.test_api import ended, in_a_fork, in_a_thread
+from tests.waits import eventually
 
 KEEP_S = 300
 

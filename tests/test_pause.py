@@ -25,8 +25,9 @@ from dibs.errors import StoreUnavailable
 from dibs.pauses import PAUSES_FRESH_S
 from dibs.store import Acquire, Renew, Request, Store
 from tests.between import Between, Holdup
-from tests.test_api import eventually, logged
+from tests.test_api import logged
 from tests.test_once import Machine
+from tests.waits import eventually
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

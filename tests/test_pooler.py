@@ -17,8 +17,8 @@ import dibs
 from dibs.connecting import locate
 from dibs.testing.conformance import Run, runs
 from tests.servers.postgres import PgBouncer, PostgresServer
-from tests.test_api import eventually
 from tests.test_claims_columns_cases import Tables
+from tests.waits import eventually
 from tests.yard import Yard
 
 CHOSEN = {

@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -27,14 +27,7 @@ from dibs.testing import check_store
 from tests.command_line import DIBS, PATIENCE_S
 from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
+from tests.waits import eventually
 
 
 def database_of(url: str) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.errors import StoreUnavailable
 from dibs.store import GONE, RELEASED, Acquire, Granted, Release, Renew, Renewed, StoreBusy
 from dibs.stores import postgres_link
+from tests.waits import soon
 
 NAMES = [f"n{number}" for number in range(6)]
 # Refuses what would happen to a row of this name, as a server in trouble does: for a while.
@@ -27,11 +27,6 @@ END $$;
 CREATE TRIGGER trouble BEFORE UPDATE ON dibs_lease FOR EACH ROW EXECUTE FUNCTION trouble({})
 """
 numbers = count()
-
-
-def soon() -> Deadline:
-    clock = RealClock()
-    return Deadline(clock, clock.now() + 10)
 
 
 def asked(name: str) -> Acquire:

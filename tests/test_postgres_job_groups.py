@@ -20,9 +20,9 @@ from dibs.jobs import BACK, DEAD, LOOK_BACK_S, RETRY, Finished, NewJob, PutDone,
 from dibs.store import Held
 from dibs.stores import postgres_jobs_flights, postgres_jobs_places, postgres_jobs_turns
 from dibs.testing.case import together
-from tests.job_queues import JobQueue, finishing, ids, soon
+from tests.job_queues import JobQueue, finishing, ids
 from tests.planned import check_plans
-from tests.test_api import eventually
+from tests.waits import eventually, soon
 
 LOOK_MAX = 3
 NOTES = "SELECT id FROM dibs_lease_job_turn ORDER BY id"

@@ -44,10 +44,10 @@ from dibs.stores import postgres_jobs
 from dibs.stores.postgres_jobs_places import Place, Stretch
 from dibs.testing.case import together
 from tests.callers import KINDS, Caller
-from tests.job_queues import JobQueue, finishing, soon
+from tests.job_queues import JobQueue, finishing
 from tests.planned import check_plans
 from tests.servers.postgres import PgBouncer, PostgresServer
-from tests.test_api import eventually
+from tests.waits import eventually, soon
 
 CLOCK = RealClock()
 

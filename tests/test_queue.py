@@ -29,7 +29,8 @@ from dibs.taking import TakeAsk
 from dibs.testing.case import within
 from dibs.testing.client_bench import until
 from tests.between import Between, Holdup
-from tests.test_api import eventually, in_a_fork, logged
+from tests.test_api import in_a_fork, logged
+from tests.waits import eventually
 
 
 @pytest.fixture

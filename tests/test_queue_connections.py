@@ -16,8 +16,8 @@ import pytest
 import dibs
 from tests.between import Between
 from tests.callers import KINDS, django_connection, mysql_arguments, raw
-from tests.test_api import eventually
 from tests.test_guard import Scene, every_kind
+from tests.waits import eventually
 
 
 @pytest.fixture

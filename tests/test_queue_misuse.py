@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import dibs
-from tests.test_api import eventually
 from tests.test_queue import counts
+from tests.waits import eventually
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import dibs
 from tests.servers.mysql import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
-from tests.test_api import eventually
+from tests.waits import eventually
 
 # What a worker says goes to a journal, a line each, so that whoever kills it loses none of it.
 PROLOGUE = """

@@ -15,7 +15,6 @@ import redis as redis_py
 import redis.asyncio as async_redis_py
 
 import dibs
-from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.store import (
     GONE,
@@ -35,18 +34,7 @@ from dibs.testing.case import within
 from tests import test_store_machine as machine
 from tests.servers.process import wait_until
 from tests.servers.redis import RedisCluster, RedisSentinel, RedisServer, TlsRedisServer
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 15.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
+from tests.waits import eventually, soon
 
 
 def granted(lock: Any, **how: Any) -> Any:
@@ -1109,7 +1097,7 @@ def test_sentinels_lead_to_the_master_across_a_failover(own_redis: RedisServer, 
             with replica.client() as look:
                 eventually(lambda: look.exists("dibs:lease:{default:x}"))
             own_redis.kill()
-            eventually(lambda: replica.ask("ROLE")[0] == "master", 30)
+            eventually(lambda: replica.ask("ROLE")[0] == "master", limit_s=30)
             assert other.lock("x").acquire(timeout=0) is None
             assert before.held
             before.renew()

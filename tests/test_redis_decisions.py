@@ -13,10 +13,10 @@ from dibs.connecting import locate
 from dibs.store import LINE_GRACE_S, PERMITS_MAX, Acquire, Granted, Held, Mismatch, Outcome
 from dibs.stores.permits import Grant, Holding, State, Waiting, decide
 from tests import test_store_machine as machine
-from tests.job_queues import soon
 from tests.servers.redis import RedisServer
 from tests.test_redis import opened
 from tests.test_redis_permits import FREE, IDLE_KEEP_MS, assert_counted, make_over, now_on, rows_of
+from tests.waits import soon
 
 
 class Kept(NamedTuple):

@@ -44,9 +44,10 @@ from dibs.jobs import (
 )
 from dibs.store import Held
 from dibs.testing import check_store
-from tests.job_queues import finishing, ids, soon
+from tests.job_queues import finishing, ids
 from tests.servers.redis import RedisCluster, RedisServer
 from tests.test_redis import catch_up, replica_of
+from tests.waits import soon
 
 #: A claim that has expired when the next request is made.
 MOMENT_S = 0.001

@@ -25,9 +25,9 @@ from dibs.store import (
     Store,
     Transfer,
 )
-from tests.job_queues import soon
 from tests.servers.redis import RedisServer
 from tests.test_redis import opened
+from tests.waits import soon
 
 # How much lower than any time a free slot's number stands in the set of a name's slots.
 FREE = 10**10

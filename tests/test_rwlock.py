@@ -20,8 +20,9 @@ from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable, Would
 from dibs.renewing import give_back_some
 from dibs.store import Acquire, Request
 from tests.between import Between, Holdup
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
 from tests.test_semaphore import had, over, started
+from tests.waits import eventually
 
 numbers = itertools.count()
 

@@ -32,8 +32,9 @@ from dibs.stores.permits import decide_all
 from dibs.testing.case import within
 from tests.between import Between, Holdup
 from tests.servers.postgres import PgBouncer, PostgresServer
-from tests.test_api import eventually, in_a_fork
+from tests.test_api import in_a_fork
 from tests.test_once import Machine
+from tests.waits import eventually
 
 CLOCK = RealClock()
 numbers = itertools.count()

@@ -35,8 +35,8 @@ from dibs.trust import local_deadline
 from dibs.wishes import AcquireAsk
 from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
-from tests.test_api import eventually
 from tests.test_lane import Clock as HeldClock
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from dibs.steps import Steps

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
 import dibs
-from dibs.clock import Deadline, RealClock
+from dibs.clock import Deadline
 from dibs.connecting import locate
 from dibs.errors import StoreUnavailable
 from dibs.steps import run as run_steps
@@ -37,18 +37,7 @@ from dibs.trust import DRIFT
 from tests.chaos.proxy import Proxy
 from tests.servers.process import START_LIMIT_S
 from tests.servers.zookeeper import Ensemble, ZooKeeperServer, tls_settings
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def soon(seconds: float = 10.0) -> Deadline:
-    return Deadline(RealClock(), RealClock.now() + seconds)
+from tests.waits import eventually, soon
 
 
 def root_of(url: str) -> str:
@@ -747,7 +736,7 @@ def test_a_server_killed_with_9_while_held_and_waited_for(own_zookeeper: ZooKeep
         assert seen.fencing_token == lease.fencing_token
         assert not waiter.done(), waiter.exception()
         before = lease.trusted_until
-        eventually(lambda: lease.trusted_until > before, 30)
+        eventually(lambda: lease.trusted_until > before, limit_s=30)
         assert not waiter.done(), waiter.exception()
         lease.release()
         won = waiter.result(30)
@@ -771,7 +760,7 @@ def test_permits_outlive_the_server(own_zookeeper: ZooKeeperServer) -> None:
         assert one is not None
         assert two is not None
         before = two.trusted_until
-        eventually(lambda: two.trusted_until > before, 30)
+        eventually(lambda: two.trusted_until > before, limit_s=30)
         assert other.semaphore("x", 2).acquire(timeout=0) is None
         with pytest.raises(dibs.LimitMismatch):
             other.semaphore("x", 3).acquire(timeout=0)
@@ -921,7 +910,7 @@ def test_an_ensemble_outlives_its_leader() -> None:
         (leader,) = [number for number, mode in ensemble.modes().items() if mode == "leader"]
         ensemble.servers[leader].kill()
         before = lease.trusted_until
-        eventually(lambda: lease.trusted_until > before, 40)
+        eventually(lambda: lease.trusted_until > before, limit_s=40)
         assert lease.held
         lease.release()
         with client.lock("x", timeout=20) as again:
