@@ -186,6 +186,31 @@ def test_what_was_put_stays_put_when_the_call_fails_at_something_else(
         other.store.close()
 
 
+def test_an_extension_is_made_anew_when_its_call_failed_at_another(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again with the call: what is trusted from then on, the store keeps from then on."""
+    queue.put("1")
+    taken = queue.taken()
+    again = Extend(NAME, (taken.jobs[0].id,), taken.fencing_token, 30.0)
+    extend = type(queue.jobs)._extend
+
+    def busy(jobs: Any, request: Extend, deadline: Deadline) -> Any:
+        if request.name != NAME:
+            raise StoreBusy("others are at it")
+        return extend(jobs, request, deadline)
+
+    calls = [again, Extend(f"{NAME}-2", (1,), 1, 30.0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(queue.jobs), "_extend", busy)
+        with pytest.raises(StoreBusy):
+            queue.jobs.act(calls, soon())
+    time.sleep(0.5)  # what is between the attempts
+    began_at = time.time()
+    extended, _ = queue.jobs.act(calls, soon())
+    assert extended.expires_at > began_at + 30 - 0.1
+
+
 def test_a_put_waits_for_its_own_first_attempt(queue: Queue, url: str, mysql: MariaDBServer) -> None:
     """While that one is not committed yet, the second one waits, and is then told what the first one put."""
     queue.put("0")

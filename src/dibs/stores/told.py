@@ -1,12 +1,15 @@
-"""What a call on jobs that failed had carried out before it did: the same call is likely to come again.
+"""What a call on jobs that failed had put, and ended, before it did: the same call is likely to come again.
 
 A put that is repeated is known by its id as long as its jobs have not ended. Those of a call that failed at something
-else may have been worked before it comes again, and must not be put a second time.
+else may have been worked before it comes again, and must not be put a second time. Who ended jobs is told so once more,
+and not that they are gone. Nothing else is kept: whoever was told now of an extension that was made some time ago would
+trust it for too long.
 """
 
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
+from dibs.jobs import Finish, Put
 from dibs.store import RowBusy
 
 if TYPE_CHECKING:
@@ -27,9 +30,12 @@ class Told:
         return [told.get(request) for request in requests] if told else [None] * len(requests)
 
     def failed(self, requests: Sequence[JobRequest], outcomes: Sequence[Any]) -> None:
-        """The call has failed: keep what it had carried out."""
-        pairs = zip(requests, outcomes, strict=True)
-        self._outcomes = {r: o for r, o in pairs if o is not None and not isinstance(o, RowBusy)}
+        """The call has failed: keep what it had put and ended."""
+        self._outcomes = {
+            request: outcome
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if isinstance(request, (Put, Finish)) and outcome is not None and not isinstance(outcome, RowBusy)
+        }
 
 
 def left(kind: type[Any], requests: Sequence[JobRequest], outcomes: Sequence[Any]) -> list[tuple[int, Any]]:
