@@ -14,10 +14,10 @@ import pytest
 import dibs
 from dibs.steps import run
 from dibs.testing import check_store
+from tests.at_work import at_work
 from tests.chaos.proxy import Proxy
 from tests.servers.galera import GaleraCluster, GaleraNode
 from tests.servers.process import wait_until
-from tests.test_failover import at_work
 
 DRIVERS = ["pymysql", *(["mysqlclient"] if find_spec("MySQLdb") else [])]
 # Longer than the other nodes take to give up one that has died: 5 s, as shipped, and what comes of it.
@@ -177,7 +177,7 @@ def test_groups_of_jobs_keep_to_their_limit_at_all_nodes(cluster: GaleraCluster,
 
 
 def test_a_node_without_the_majority_grants_nothing() -> None:
-    """It is away, says why, and is back with the others."""
+    """It is away, and says why; what was granted before is held until its time is over."""
     with GaleraCluster(2) as cluster, dibs.connect(cluster.create_database(), patience=1) as client:
         lease = client.lock("a").acquire()
         assert lease is not None

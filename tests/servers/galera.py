@@ -45,7 +45,7 @@ class GaleraNode(MariaDBServer):
                 "binlog-format": "ROW",
             }
         )
-        self._makes_it = False
+        self._makes_it, self._started = False, True
         for node in nodes:
             node._others = [*node._others, self]
 
@@ -71,7 +71,6 @@ class GaleraNode(MariaDBServer):
             recover = ["--wsrep-cluster-address=gcomm://", "--wsrep-recover", f"--log-error={log}"]
             self.process.run_tool([*super()._command(), *recover])
             self._write_state(int(re.findall(r"Recovered position: *\S+:(-?\d+)", log.read_text())[-1]))
-        self._started = True
 
     def _command(self) -> Sequence[str]:
         # (Ports that nothing may listen at in the end, but which would be the same for all nodes.)
