@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.clock import Deadline
+from dibs.connecting import locate
+from dibs.jobs import Finished, NewJob
 from dibs.steps import run
+from dibs.store import Held
+from dibs.stores.mysql_link import Connection
 from dibs.testing import check_store
 from tests.at_work import at_work
 from tests.chaos.proxy import Proxy
+from tests.job_queues import JobQueue, finishing
 from tests.servers.galera import GaleraCluster, GaleraNode
 from tests.servers.process import wait_until
 
@@ -174,6 +180,41 @@ def test_groups_of_jobs_keep_to_their_limit_at_all_nodes(cluster: GaleraCluster,
         client.close()
     assert worked == Counter(range(40 * len(clients)))
     assert max(most.values()) <= limit
+
+
+def test_takes_that_do_not_see_each_other_do_not_both_count(
+    cluster: GaleraCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A take that has counted and chosen begins again when another node lets one of the same group be taken first."""
+    url = cluster.create_database()
+    here, there = (JobQueue(locate(at(url, cluster, port))[0].open()) for port in cluster.ports[:2])
+    here.put(NewJob("0", group="other"))  # so that there are tables, and the row that takes lock
+    assert here.one(finishing(here.take(group_limit=1))) == Finished()
+    chosen, go_on, told = threading.Event(), threading.Event(), list[Any]()
+    execute = Connection._execute
+
+    def slow(connection: Connection, statement: str, deadline: Deadline) -> Any:
+        if statement == "COMMIT" and connection is here.store._connection and not chosen.is_set():
+            chosen.set()
+            assert go_on.wait(20)
+        return execute(connection, statement, deadline)
+
+    taker = threading.Thread(target=lambda: told.append(here.take(group_limit=1)))
+    with cluster.nodes[0].connect(url.rpartition("/")[2]) as connection:
+        # Nobody sees it yet, but it comes first.
+        connection.begin()
+        here.within(connection, here.asked(NewJob("first", group="g")))
+        here.put(NewJob("second", group="g"))
+        monkeypatch.setattr(Connection, "_execute", slow)
+        taker.start()
+        assert chosen.wait(20)
+        connection.commit()
+    assert [job.payload for job in there.take(group_limit=1).jobs] == ["first"]
+    go_on.set()
+    taker.join()
+    assert isinstance(told[0], Held)
+    here.store.close()
+    there.store.close()
 
 
 def test_a_node_without_the_majority_grants_nothing() -> None:

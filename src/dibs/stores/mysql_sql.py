@@ -108,9 +108,8 @@ FACTS = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',"
     " 'sync_binlog', 'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'wsrep_cluster_address',"
     " 'group_replication_group_name', 'group_replication_single_primary_mode', 'group_replication_consistency',"
-    " 'max_allowed_packet',"
-    " 'auto_increment_increment', 'innodb_snapshot_isolation', 'lower_case_table_names', 'hostname', 'port',"
-    " 'server_id')"
+    " 'max_allowed_packet', 'auto_increment_increment', 'innodb_snapshot_isolation', 'lower_case_table_names',"
+    " 'hostname', 'port', 'server_id')"
 )
 TLS = "SHOW SESSION STATUS WHERE Variable_name = 'Ssl_cipher' AND Value <> ''"
 REPLICAS = (
