@@ -197,7 +197,7 @@ def test_a_watcher_that_is_stopped_writes_it_down(tmp_path: Path) -> None:
         watcher.send_signal(signal.SIGSTOP)
         time.sleep(1)
         watcher.send_signal(signal.SIGCONT)
-        until(journal.exists)
+        until(lambda: journal.exists() and journal.read_text().endswith("\n"))
         start, end = map(float, journal.read_text().splitlines()[0].split())
         assert began < start < end - 0.3 < time.monotonic()
         others = Path(f"/proc/{watcher.pid}/task/{watcher.pid}/children").read_text().split()
