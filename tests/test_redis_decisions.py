@@ -204,10 +204,14 @@ class RedisComparison(machine.PermitComparison):
 
     @invariant()
     def all_is_counted(self) -> None:
-        for name in machine.NAMES if hasattr(self, "theirs") else ():
-            last_slot = self.look.hget(self.key(name), "last_slot")
-            if last_slot is not None and int(last_slot) == self.look.zcard(f"{self.key(name)}:slots"):
-                assert_counted(self.look, self.key(name))
+        keys = [self.key(name) for name in machine.NAMES] if hasattr(self, "theirs") else []
+        pipeline = self.look.pipeline(transaction=False)
+        for key in keys:
+            pipeline.hget(key, "last_slot").zcard(f"{key}:slots")
+        told = pipeline.execute()
+        for key, last_slot, slots in zip(keys, told[::2], told[1::2], strict=True):
+            if last_slot is not None and int(last_slot) == slots:
+                assert_counted(self.look, key)
 
 
 def test_redis_answers_on_permits_as_memory_does(redis: RedisServer, redis_url: str) -> None:

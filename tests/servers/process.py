@@ -62,29 +62,36 @@ class Process(NamedTuple):
     parent: int
     state: str  # The kernel's letter: R, S, D, T (stopped), Z (ended, not yet waited for)
 
+    @property
+    def lives(self) -> bool:
+        return self.state not in "ZX"
+
 
 def processes_below(ancestor: int) -> list[Process]:
     """The live processes that descend from this one, parents before their children."""
     children: dict[int, list[Process]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
-                    fields = stat.read().rpartition(")")[2].split()
-            except OSError:  # It ended while we looked.
-                continue
-            state, parent, threads = fields[0], int(fields[1]), int(fields[17])
-            # A process whose first thread has ended looks dead, while others of its threads still hold its sockets.
-            if state == "Z" and threads > 1:
-                state = "R"
-            children.setdefault(parent, []).append(Process(int(entry), parent, state))
+        if entry.isdigit() and (process := look_at(int(entry))) is not None:
+            children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     parents = [ancestor]
     while parents:
         below = children.pop(parents.pop(0), [])
-        found += [process for process in below if process.state not in "ZX"]
+        found += [process for process in below if process.lives]
         parents += [process.pid for process in below]
     return found
+
+
+def look_at(pid: int) -> Process | None:
+    """What the kernel says of a process; None when there is none of this number, or not any more."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, parent, threads = fields[0], int(fields[1]), int(fields[17])
+    # A process whose first thread has ended looks dead, while others of its threads still hold its sockets.
+    return Process(pid, parent, "R" if state == "Z" and threads > 1 else state)
 
 
 def send(signal_number: int, processes: Sequence[Process]) -> None:
@@ -222,7 +229,12 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        return any(process.pid == self._pid for process in self.processes())
+        return self._runs(self._pid)
+
+    def _runs(self, pid: int) -> bool:
+        # Not a look at all processes of the machine: whoever waits for a start or an end asks a hundred times a second.
+        process = look_at(pid)
+        return process is not None and process.lives and process.parent == self._guard.pid
 
     @property
     def fell(self) -> bool:
@@ -248,7 +260,7 @@ class ServerProcess:
         self.resume()
         pid, self._pid = self._pid, 0
         os.kill(pid, signal_number)
-        if not wait_until(lambda: not self.processes(), STOP_LIMIT_S):
+        if not wait_until(lambda: not self._runs(pid) and not self.processes(), STOP_LIMIT_S):
             self.kill()
             raise ServerUnavailable(f"{self.name} did not end in {STOP_LIMIT_S:g} s and was killed\n{self.log_tail()}")
 
@@ -344,20 +356,21 @@ class _Guard:
         processes = processes_below(os.getpid())
         send(signal.SIGCONT, processes)
         send(self._polite_signal, [process for process in processes if process.parent == os.getpid()])
-        while processes_below(os.getpid()) and time.monotonic() < deadline:
+        while not self._reap() and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            self._reap()
         # Then firmly, for as long as there are any: what loses its parent becomes ours and is found in the next look.
-        while processes := processes_below(os.getpid()):
-            send(signal.SIGKILL, processes)
+        while not self._reap():
+            send(signal.SIGKILL, processes_below(os.getpid()))
             time.sleep(POLL_S)
-            self._reap()
-        self._reap()
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
+    def _reap(self) -> bool:
+        """Wait for those that have ended; whether nothing is left below, as what lives on there has come to us."""
+        try:
             while os.waitpid(-1, os.WNOHANG)[0] != 0:
                 pass
+        except ChildProcessError:
+            return True
+        return False
 
 
 if __name__ == "__main__":
