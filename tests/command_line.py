@@ -79,10 +79,10 @@ class Dibs:
         self._started.append(process)
         return process
 
-    def start_holder(self, name: str, *options: str, body: str = "sleep 60") -> "Started":
-        """Start ``dibs run`` with a shell script, and wait until the script runs."""
+    def start_holder(self, name: str, *options: str, traps: str = ":", body: str = "sleep 60") -> "Started":
+        """Start ``dibs run`` with a shell script, and wait until the script runs and its traps are set."""
         ready = self.folder / f"ready-{uuid.uuid4().hex}"
-        process = self.start("run", name, *options, "--", "sh", "-c", f"echo $$ > {ready}; {body}")
+        process = self.start("run", name, *options, "--", "sh", "-c", f"{traps}; echo $$ > {ready}; {body}")
         until(lambda: process.poll() is not None or (ready.exists() and ready.read_text().endswith("\n")))
         assert process.poll() is None, process.communicate()
         process.command_pid = int(ready.read_text())

@@ -18,6 +18,9 @@ from dibs.cli.guard import out_of_reach, send
 from dibs.clock import boot_now
 from tests.command_line import DIBS, PATIENCE_S, Dibs, until
 
+# For scripts with traps, which a shell runs between two commands.
+FOR_EVER = "while :; do sleep 0.05; done"
+
 # Writes the boot clock into a file every millisecond: shows until when it ran. Ends by KILL only.
 TICKER = """
 import signal, sys, time
@@ -194,10 +197,8 @@ def test_a_short_pause_does_no_harm(dibs: Dibs) -> None:
 
 def test_a_pause_that_the_guard_noticed(dibs: Dibs) -> None:
     """Once the guard has sent TERM the run has failed, also when the wrapper wakes up in time to renew."""
-    body = 'trap "echo told; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
-    holder = dibs.start_holder("x", "--ttl", "4", body=body)
+    holder = dibs.start_holder("x", "--ttl", "4", traps='trap "echo told; exit 0" TERM', body=FOR_EVER)
     assert holder.stdout is not None
-    assert holder.stdout.readline() == "ready\n"
     os.kill(holder.pid, signal.SIGSTOP)
     assert holder.stdout.readline() == "told\n"
     os.kill(holder.pid, signal.SIGCONT)
@@ -209,8 +210,8 @@ def test_a_pause_that_the_guard_noticed(dibs: Dibs) -> None:
 
 def test_a_broken_lease_stops_the_command(dibs: Dibs) -> None:
     """The holder hears of the break at its next renewal: TERM, time to clean up, and exit 76."""
-    body = 'trap "echo cleaning up; sleep 0.1; echo done; exit 0" TERM; while :; do sleep 0.05; done'
-    holder = dibs.start_holder("x", "--ttl", "3", body=body)
+    traps = 'trap "echo cleaning up; sleep 0.1; echo done; exit 0" TERM'
+    holder = dibs.start_holder("x", "--ttl", "3", traps=traps, body=FOR_EVER)
     assert dibs("break", "x", "--token", "1").returncode == 0
     output, errors = holder.communicate()
     assert holder.returncode == 76
@@ -280,7 +281,7 @@ def test_max_hold(dibs: Dibs) -> None:
 
 def test_the_guard_dies(dibs: Dibs) -> None:
     """Without its guard the command would survive a kill -9 of the wrapper: it is stopped as for a loss."""
-    holder = dibs.start_holder("x", body='trap "echo told; exit 0" TERM; while :; do sleep 0.05; done')
+    holder = dibs.start_holder("x", traps='trap "echo told; exit 0" TERM', body=FOR_EVER)
     os.kill(dibs.guard_pid(), signal.SIGKILL)
     output, errors = holder.communicate()
     assert holder.returncode == 76
@@ -551,7 +552,7 @@ def test_ctrl_c_while_running(dibs: Dibs) -> None:
     holder.send_signal(signal.SIGINT)
     assert holder.communicate() == ("", "")
     assert holder.returncode == 130
-    holder = dibs.start_holder("x", body='trap "exit 5" INT; while :; do sleep 0.05; done')
+    holder = dibs.start_holder("x", traps='trap "exit 5" INT', body=FOR_EVER)
     holder.send_signal(signal.SIGINT)
     assert holder.wait() == 5
     assert dibs.holder("x") is None
@@ -570,7 +571,7 @@ def test_a_command_that_was_stopped_by_hand(dibs: Dibs) -> None:
 
 def test_a_stopped_command_is_ended_too(dibs: Dibs) -> None:
     """A command that is stopped when its lease is lost is continued to hear TERM."""
-    holder = dibs.start_holder("x", "--ttl", "3", body='trap "echo told; exit 0" TERM; while :; do sleep 0.05; done')
+    holder = dibs.start_holder("x", "--ttl", "3", traps='trap "echo told; exit 0" TERM', body=FOR_EVER)
     os.kill(holder.command_pid, signal.SIGSTOP)
     dibs("break", "x", "--token", "1")
     assert holder.communicate()[0] == "told\n"
