@@ -731,8 +731,9 @@ with connect(Namespace(url="memory://x", namespace=None)):
 
 
 FORGETFUL = """
-import os, select, signal, sys, threading, weakref
-from dibs.cli.signals import PASSED_ON, Interrupted, Signals
+import os, select, signal, sys, threading, time, weakref
+import dibs.cli.signals
+from dibs.cli.signals import PASSED_ON, Interrupted, Signals, later
 
 class Thing:
     pass
@@ -742,15 +743,26 @@ def asked(_):
     for _ in range(1000):
         pass
 
+def slowly(ask):
+    dibs.cli.signals.later = later
+    later(ask)
+    time.sleep(0.1)
+
+what = sys.argv[1]
+if what == "slow":
+    dibs.cli.signals.later = slowly
 signals = Signals()
 try:
     with signals:
         thing = Thing()
         watched = weakref.ref(thing, asked)
+        if what == "held":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         del thing
-        if sys.argv[1] == "waiting":
+        if what != "held":
             threading.Event().wait(50)
         signals.collect()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
         told = []
         while not told and select.select([signals.fd], [], [], 50)[0]:
             told = [number for number in signals.taken() if number in PASSED_ON]
@@ -760,8 +772,11 @@ except Interrupted as interrupted:
 """
 
 
-@pytest.mark.parametrize("what, told", [("waiting", "interrupted 15"), ("held", "passed on 15")])
+@pytest.mark.parametrize("what, told", [("waiting", "interrupted"), ("slow", "interrupted"), ("held", "passed on")])
 def test_a_signal_in_a_callback_is_not_forgotten(what: str, told: str) -> None:
-    """A signal that comes where Python can raise nothing ends the waiting a moment later, or is for the command."""
+    """A signal that comes where Python can raise nothing ends the waiting a moment later, or is for the command.
+
+    Also where it comes again before it has been taken in.
+    """
     done = subprocess.run([sys.executable, "-c", FORGETFUL, what], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{told}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{told} 15\n", "")

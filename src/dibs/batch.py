@@ -222,8 +222,8 @@ class BatchFacts(Generic[V]):
         self._current: Item[V] | None = None
         self._ends = ends
         self._margin_s = margin_s
-        #: What was given back unfinished, once the batch has ended.
-        self._left: list[V] | None = None
+        #: What was to be given back unfinished, once the batch has ended.
+        self._left: list[Item[V]] | None = None
         self._busy = busy
         self._stale: list[V] = []
 
@@ -256,7 +256,10 @@ class BatchFacts(Generic[V]):
     @property
     def left(self) -> list[V]:
         """Of what was won: what is not finished. Once the batch has ended: what was given back unfinished."""
-        return [item.value for item in self._unfinished()] if self._left is None else self._left
+        # The end of a lease may be noticed only when it is given back.
+        lost = self._ends.lost
+        left = self._unfinished() if self._left is None else self._left
+        return [item.value for item in left if item.key not in lost]
 
     @property
     def lost(self) -> list[V]:
@@ -343,7 +346,7 @@ class BatchFacts(Generic[V]):
         """Give back what is left, in one call, and wait for the answers to every release."""
         unfinished = self._unfinished()
         if self._left is None:
-            self._left = [item.value for item in unfinished]
+            self._left = unfinished
         current = [] if self._current is None else [self._current]
         for item in (*current, *self._rest):
             if item._hold.state == LOST:

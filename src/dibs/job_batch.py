@@ -49,7 +49,8 @@ class JobBatchFacts(Generic[J]):
     @property
     def left(self) -> list[J]:
         """What is not finished. Once the batch has ended: what was given back unfinished."""
-        return self._held() if self._left is None else list(self._left)
+        # The end of a claim may be noticed only when a job is given back.
+        return self._held() if self._left is None else [job for job in self._left if not job._is_lost()]
 
     @property
     def lost(self) -> list[J]:

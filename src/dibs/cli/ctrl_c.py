@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 AGAIN_S = 0.01
 # What tracebacks call the file of the import system.
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+# What a function is called that is told of what could not be raised.
+HOOK = "_raise_again"
 
 FIRST_PROCESS = 1
 
@@ -45,7 +47,7 @@ def heed_ctrl_c() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    if is_loading(frame):
+    if is_no_place(frame):
         later(lambda: signal.raise_signal(signum))
     else:
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
@@ -65,10 +67,14 @@ def later(ask: Callable[[], None]) -> None:
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
 
-def is_loading(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded in this frame, or in one that it was called from."""
+def is_no_place(frame: FrameType | None) -> bool:
+    """Whether an interrupt would do harm, or be lost, in this frame or in one that it was called from.
+
+    A module may be being loaded. Or what was raised where nothing can be is being taken here, so slowly that it comes
+    again meanwhile.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == IMPORT_SYSTEM:
+        if frame.f_code.co_filename == IMPORT_SYSTEM or frame.f_code.co_name == HOOK:
             return True
         frame = frame.f_back
     return False

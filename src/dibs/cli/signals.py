@@ -7,7 +7,7 @@ import signal
 import sys
 
 from dibs._typing import TYPE_CHECKING
-from dibs.cli.ctrl_c import is_loading, later
+from dibs.cli.ctrl_c import is_no_place, later
 from dibs.cli.stderr import is_read
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Signals:
             self._interrupt(signum)
 
     def _interrupt(self, signum: int) -> None:
-        """Interrupt the waiting: now, or where a module is being loaded (see ``dibs.cli.ctrl_c``) in a moment."""
-        if is_loading(sys._getframe()):
+        """Interrupt the waiting: now, or where nothing may be raised (see ``dibs.cli.ctrl_c``) in a moment."""
+        if is_no_place(sys._getframe()):
             later(lambda: self._again(signum))
         else:
             raise Interrupted(signum)

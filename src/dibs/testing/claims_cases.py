@@ -278,12 +278,13 @@ async def what_is_won_beyond_the_limit_is_given_back(face: Face) -> None:
 async def what_was_broken_is_found_lost(face: Face) -> None:
     """An item that an operator broke meanwhile is counted lost once the store has been told of its end."""
     ours, theirs = face.client(), face.client()
-    batch = await face.do(ours.claims("broken", ttl=LONG_S).take, ["a", "b"])
-    token = (await shown(face, theirs, "broken/a")).fencing_token
-    equal(await face.do(theirs.break_lease, "broken/a", fencing_token=token, now=True), True, "broken")
-    equal(await everything(face, batch), ["a", "b"], "worked, as nobody has told")
-    await face.do(batch.release)
-    equal(batch.lost, ["a"], "lost")
+    for begun, left in ((True, []), (False, ["b"])):
+        batch = await face.do(ours.claims("broken", ttl=LONG_S).take, ["a", "b"])
+        token = (await shown(face, theirs, "broken/a")).fencing_token
+        equal(await face.do(theirs.break_lease, "broken/a", fencing_token=token, now=True), True, "broken")
+        equal(await everything(face, batch) if begun else [*"ab"], ["a", "b"], "worked, as nobody has told")
+        await face.do(batch.release)
+        equal((batch.left, batch.lost), (left, ["a"]), "left, and lost")
 
 
 @anywhere("claims")

@@ -368,3 +368,16 @@ async def claims_are_extended(face: Face) -> None:
         await face.do(lambda: fixed.extend(-1))
     for job in (renewed, fixed):
         await face.do(job.done)
+
+
+@case("P18")
+async def what_is_found_lost_is_not_left(face: Face) -> None:
+    """A job that ended elsewhere counts as lost, and not as given back, once the store has been told of its end."""
+    queue = face.client().queue("left", ttl=LONG_S)
+    await face.do(queue.put_many, [1, 2])
+    batch = await taken(face, queue, 2)
+    first = batch.won[0]
+    await face.do(face.client().queue("left").finish, first.id, first.fencing_token)
+    equal((len(batch.left), batch.lost), (2, []), "left and lost, as nobody has told")
+    await face.do(batch.release)
+    equal(([job.payload for job in batch.left], [job.payload for job in batch.lost]), ([2], [1]), "left and lost")
