@@ -731,7 +731,7 @@ with connect(Namespace(url="memory://x", namespace=None)):
 
 
 FORGETFUL = """
-import os, select, signal, sys, threading, time, weakref
+import os, select, signal, sys, threading, weakref
 import dibs.cli.signals
 from dibs.cli.signals import PASSED_ON, Interrupted, Signals, later
 
@@ -746,7 +746,7 @@ def asked(_):
 def slowly(ask):
     dibs.cli.signals.later = later
     later(ask)
-    time.sleep(0.1)
+    signal.pause()
 
 what = sys.argv[1]
 if what == "slow":
