@@ -200,6 +200,7 @@ class Item(LeaseFacts, Generic[V]):
 
     def _check_held(self) -> None:
         if not self.held:
+            self._end()
             self._freed(False)
 
     def _freed(self, kept: bool) -> None:
@@ -352,7 +353,7 @@ class BatchFacts(Generic[V]):
             if item._hold.state == LOST:
                 self._ends.lost[item.key] = item.value
         self._current = None
-        self._give_back(unfinished)
+        self._give_back([*unfinished, *(item for item in self._items if item._hold.state == LOST)])
         yield from self._ends.settling()
 
     def __len__(self) -> int:

@@ -108,6 +108,12 @@ class Gripped(ABC, Generic[L]):
         """A reentrant owner's own grip, if it is still held."""
         return next((grip for grip in self._grips[:] if grip.owner == owner and grip.lease.held), None)
 
+    def _let_go_of_lost(self, owner: object) -> None:
+        """Whoever asks for the only permit again is not at work any more under the lease that it has lost."""
+        for grip in self._grips[:]:
+            if grip.owner == owner and not grip.blocks and not grip.lease.held:
+                grip.lease._end()
+
     def _grip(self, owner: object, lease: L) -> None:
         grips = self._grips
         if grips and (len(grips) < MANY or len(grips) >= self._many):

@@ -38,6 +38,8 @@ class Hold:
     #: Its loss is one of a lease that somebody has in hand, who is told; and it has been told to everybody.
     loud = False
     told = False
+    #: It was lost, and whoever had it in hand has let go of it since: the store was told.
+    let_go = False
     #: It was given away by this ask: the process holds it no more, and the store keeps it for whoever adopts it.
     exported: Ask | None = None
     #: A Lease object was made of it. Until then nobody can release it, so it is not renewed.

@@ -3,6 +3,9 @@
 It answers for what is promised of a lease while it lives: that every end is final, is told to the store after the last
 renewal, and is told to everybody who asked to be told. Holds come to it when a wish is granted (``dibs.wishes``); the
 renewing itself is the renewal lane's business (``dibs.renewer``).
+
+Of a loss the store is not told before the holder has let go, by ``release`` or the end of its block. Until then it may
+be at work, or about to hear of the loss, and the time between the end of its trust and the end of the ttl is for that.
 """
 
 from __future__ import annotations
@@ -64,18 +67,16 @@ class Keeper:
     def release(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Ask | None:
         """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
 
+        Of one that was lost the store is told, too, but nobody needs to wait for that.
+
         With ``keep``, the name is kept for that many seconds from now, and shown with ``info``. The ask's outcome is
         Released or Gone.
         """
         try:
             with self._mutex:
-                if hold.state != HELD:
-                    return None
                 now = self._clock.now()
-                if now >= hold.trusted_until:
-                    late = True
-                else:
-                    late = False
+                late = hold.state != HELD or now >= hold.trusted_until
+                if not late:
                     hold.state = RELEASED
                     listeners, hold.listeners = hold.listeners, None
                     ask = self._end(hold, now, keep, info)
@@ -88,6 +89,7 @@ class Keeper:
             raise
         if late:
             self.lose(hold, hold.why_over())
+            self._let_go(hold)
             return None
         for listener in listeners or ():
             listener()
@@ -102,9 +104,7 @@ class Keeper:
             with self._mutex:
                 now = self._clock.now()
                 for place, hold in enumerate(holds):
-                    if hold.state != HELD:
-                        continue
-                    if now >= hold.trusted_until:
+                    if hold.state != HELD or now >= hold.trusted_until:
                         late.append(hold)
                         continue
                     hold.state = RELEASED
@@ -122,6 +122,7 @@ class Keeper:
             raise
         for hold in late:
             self.lose(hold, hold.why_over())
+        self._let_go(*late)
         for listener in listeners:
             listener()
         return asks
@@ -185,12 +186,24 @@ class Keeper:
         """The same for a claim on jobs. (A renewal that reaches the store after its end finds nothing to extend.)"""
         self.renewer.forget(hold)
         ask = JobAsk(hold.giving_back(), now + self._patience_s)  # type: ignore[attr-defined]
-        if hold.state == LOST and hold.given:
-            ask.settle(None)  # it is left to its ttl: whoever lost it was at work, and that counts as a try
-        else:
-            self._lane.put(ask)
-            self._waiting.nudge(hold.key)
+        self._lane.put(ask)
+        self._waiting.nudge(hold.key)
         return ask
+
+    def _let_go(self, *holds: Hold) -> None:
+        """Tell the store of those that were lost: nobody is at work under them any more."""
+        with self._mutex:
+            for hold in holds:
+                self._end_lost(hold)
+        self._lane.start()
+
+    def _end_lost(self, hold: Hold) -> None:
+        if hold.state != LOST or hold.let_go or self._closed:
+            return
+        # A claim on jobs is left to its ttl: whoever lost it was at work, and that counts as a try.
+        if not (hold.of_jobs and hold.loud):
+            self._end(hold, self._clock.now())
+        hold.let_go = True
 
     def shared_by(self, owner: object, key: str, allowed: int = 0) -> list[Hold]:
         """The holds of permits of a name that this owner has, as far as this process knows; none of up to ``allowed``.
@@ -226,7 +239,7 @@ class Keeper:
             # Ctrl-C in between: a release sent twice does no harm.
             with self._mutex:
                 for hold in holds:
-                    if hold.state == LOST and not hold.orphan and not self._closed:
+                    if hold.state == LOST and not hold.orphan and not hold.loud and not self._closed:
                         self._end(hold, self._clock.now())
                     self._give_back(hold, lost)
             self._lane.start()
@@ -237,6 +250,8 @@ class Keeper:
 
     def _give_back(self, hold: Hold, lost: list[Hold]) -> None:
         if hold.state != HELD:
+            if hold.loud and not hold.given:  # it was lost in the hand of a caller that has not got it in the end
+                self._end_lost(hold)
             return
         hold.state = LOST
         if hold.orphan:
@@ -273,9 +288,11 @@ class Keeper:
 
     def _tell_loss(self, hold: Hold) -> None:
         with self._mutex:
-            if not self._closed:
-                self._end(hold, self._clock.now())
-        self._lane.start()
+            self._holdings.remove(hold)
+            hold.watch = None
+            self.renewer.forget(hold)
+        if not hold.loud:
+            self._let_go(hold)
         for listener in hold.listeners or ():  # left in their place, for whoever goes on after a Ctrl-C
             listener()
         hold.listeners = None
@@ -289,6 +306,7 @@ class Keeper:
         """A release found that the store no longer knew the lease: it had been lost without a sign."""
         with self._mutex:
             hold.state = LOST
+            hold.let_go = True
             hold.reason = GONE_REASON
 
     def is_held(self, hold: Hold) -> bool:

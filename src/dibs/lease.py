@@ -142,6 +142,12 @@ class LeaseFacts:
         if not self.held:
             raise LeaseLost(self._why())
 
+    def _check_at_end(self) -> None:
+        """The same for who is at the end of the work: when it raises, others need not wait for the ttl any more."""
+        if not self.held:
+            self._end()
+            self.check()
+
     def _why(self) -> str:
         token = self._hold.granted.fencing_token
         if self._session.pid != os.getpid():
@@ -319,7 +325,7 @@ class Lease(LeaseFacts):
 
         Returns False when the store did not confirm: the lease is over for this process all the same, and ends in the
         store by its ttl. False, too, when it was exported, and then nothing is done: it is its adopter's. Raises
-        LeaseLost when it had been lost.
+        LeaseLost when it had been lost: others need not wait for the rest of its ttl then.
         """
         try:
             return run(self._releasing())

@@ -44,6 +44,8 @@ class LockCore(Gripped[L]):
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[L | None]:
         terms = self.terms
         limit_s = terms.timeout if timeout == -1 and blocking is True else wait_limit(terms, blocking, timeout)
+        if self._grips and not terms.permits:
+            self._let_go_of_lost(owner)
         return self._again(owner, limit_s) if terms.reentrant else self.obtain(owner, limit_s, gripped=True)
 
     def _again(self, owner: object, limit_s: float | None) -> Steps[L | None]:

@@ -187,7 +187,7 @@ class OnceCore(Generic[L, R]):
                     maybe_applied=False,
                 )
             return
-        lease.check()
+        lease._check_at_end()
         text, problem = self._mark(begun)
         told = yield from lease._releasing(self.keep_s, text)
         if not told:

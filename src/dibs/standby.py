@@ -59,6 +59,7 @@ class Seat:
         """Whether it is still this standby's. One that ended, in an outage say, is taken again if nobody has it."""
         if self._lease.held:
             return True
+        self.leave()  # if its end was only this standby's own loss, the seat is free
         try:
             lease = yield from self._core.obtain(self._owner, 0.0)
         except StoreUnavailable:  # not known: the next look will tell

@@ -70,7 +70,7 @@ def check_offer(session: Session, to: Any, timeout: Seconds) -> tuple[str, str, 
 def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float) -> Steps[bool]:
     """Stop leading and offer the term; whether the candidate with this value took it up."""
     session, hold = lease._session, lease._hold
-    lease.check()
+    lease._check_at_end()
     parting = session.pause()
     try:
         if not session.keeper.export(hold, parting):

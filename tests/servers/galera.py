@@ -29,7 +29,7 @@ class GaleraNode(MariaDBServer):
     """One node. The first makes the cluster; others begin with the same data, and so need none sent to them."""
 
     NAME = "Galera"
-    # Alone it is back in 4 s; but what it has missed is sent by shell scripts, which a busy machine slows down sevenfold.
+    # Alone it is back in 4 s. But scripts send what it has missed, which a busy machine slows down sevenfold.
     START_LIMIT_S = 120.0
 
     def __init__(self, nodes: list[GaleraNode], cluster: str) -> None:

@@ -141,7 +141,8 @@ class Server(ABC):
             if answered:
                 return True
             self.kill()
-            raise ServerUnavailable(f"{self.NAME} did not answer in {self.START_LIMIT_S:g} s\n{self.process.log_tail()}")
+            late = f"{self.NAME} did not answer in {self.START_LIMIT_S:g} s"
+            raise ServerUnavailable(f"{late}\n{self.process.log_tail()}")
         if self.PORT_TAKEN in self.process.log_path.read_bytes()[log_start:]:
             return False
         raise ServerUnavailable(f"{self.NAME} ended while it was starting\n{self.process.log_tail()}")

@@ -341,6 +341,12 @@ BUGS = (
         (Edit(Lane, "drive", "            self._server = None\n", "            pass\n"),),
     ),
     Bug(
+        "a loss of which the store is told before the holder",
+        ("P5",),
+        20,
+        (Edit(Keeper, "_tell_loss", "if not hold.loud:", "if True:"),),
+    ),
+    Bug(
         "a loss that is not told",
         ("loss", "P4"),
         20,

@@ -199,6 +199,9 @@ class Checker:
             claim.followed_up = True
             if type(outcome) is Released:
                 current.pop(request.claim_id, None)
+            tenure = self._tenure(request.claim_id)
+            if tenure is not None and not (tenure.release_called or tenure.session.closed):
+                self.world.broken(f"P5 the store is told of the end of {request.claim_id} before its holder has let go")
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             claim.renewed = True
             tenure = self._tenure(request.claim_id)

@@ -196,6 +196,23 @@ async def max_hold_ends_it(face: Face) -> None:
     equal(await face.do(next_lease.release), True, "release")
 
 
+@case("P5, P16")
+async def whoever_lost_it_is_told_before_others_enter(face: Face) -> None:
+    """From the end of the trust to the end of the ttl nobody enters, unless the holder lets go of what it has lost."""
+    ours, theirs = face.client(), face.client()
+    ttl = 3 * face.short_ttl
+    began = time.monotonic()
+    lease = await had(face, ours.lock("told", ttl=ttl, renew=False))
+    next_lease = await had(face, theirs.lock("told"), timeout=ttl + PATIENCE_S)
+    took = time.monotonic() - began
+    assert took >= ttl - face.capabilities.resolution_s - 0.01, f"ttl {ttl}, and others entered after {took:.3f} s"
+    equal(lease.lost.is_set(), True, "lost")
+    with raises(LeaseLost):
+        await face.do(lease.release)
+    equal(next_lease.held, True, "held after its predecessor has let go")
+    equal(await face.do(next_lease.release), True, "release")
+
+
 @case("P9")
 async def closing_gives_everything_back(face: Face) -> None:
     """Closing a client gives back what it holds at once, and wakes its waiters with StoreUnavailable."""
