@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.ask import Ask, JobAsk
-from dibs.hold import GONE_REASON, HELD
+from dibs.hold import GONE_REASON, HELD, RELEASED
 from dibs.store import ANY_SLOT, GONE, Acquire, Granted, Release
 from dibs.trust import local_deadline
 
@@ -79,9 +79,9 @@ class Reduction(Ask):
 
     def failed(self, error: BaseException) -> None:
         # What became of it is unknown: it may have granted the claim anew, in another slot. That is undone when the
-        # hold is, or now if the hold is over.
+        # hold is, or now if the store was told of its end before.
         self._hold.any_slot = True
-        if self._hold.state != HELD:
+        if self._hold.state == RELEASED or self._hold.let_go:
             self._undo()
         self.settle(None, error)
 

@@ -360,6 +360,12 @@ _TOO_MANY = ("P14", "P15", "P5")
 # In worlds of permits.
 PERMIT_BUGS = (
     Bug(
+        "a downgrade without an answer that gives back what was lost",
+        ("P5",),
+        1400,
+        (Edit(Reduction, "failed", "self._hold.let_go", "self._hold.state != HELD"),),
+    ),
+    Bug(
         "permits given out before they expire",
         _TOO_MANY,
         40,

@@ -200,7 +200,12 @@ class Checker:
             if type(outcome) is Released:
                 current.pop(request.claim_id, None)
             tenure = self._tenure(request.claim_id)
-            if tenure is not None and not (tenure.release_called or tenure.session.closed):
+            # (What a downgrade that came too late was granted once more has another token, and is nobody's.)
+            if (
+                tenure is not None
+                and tenure.hold.granted.fencing_token == claim.token
+                and not (tenure.release_called or tenure.session.closed)
+            ):
                 self.world.broken(f"P5 the store is told of the end of {request.claim_id} before its holder has let go")
         elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
             claim.renewed = True
@@ -498,7 +503,8 @@ class Checker:
         """Every program is over, and every lease had its time: nothing may be left."""
         for name, claim_id in self._left_in_store():
             self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
-        dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}
+        # Also of those that were lost: what an answerless downgrade was granted anew is left to its ttl then.
+        dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped or not tenure.release_called}
         for claim_id, claim in self.claims.items():
             # (Of one that was withdrawn, ``sent`` says it: the asker may have been there, held up, when it was sent.)
             forgotten = claim.withdrawn_at is None and not claim.made

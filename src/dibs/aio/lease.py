@@ -91,8 +91,8 @@ class AsyncLease(LeaseFacts):
         """Give it back, at once; await it to know that the store has confirmed. May be called twice.
 
         False when the store did not confirm: the lease is over for this process all the same, and ends in the store
-        by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost: others
-        need not wait for the rest of its ttl then.
+        by its ttl. False, too, when it was exported: it is its adopter's. Raises LeaseLost when it had been lost:
+        others need not wait for the rest of its ttl then.
         """
         return Begun(self._releasing())
 
