@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 
 import dibs
 from dibs import fencing
+from dibs.handover import exporting
 from dibs.store import PIN_LOOK_S
 from dibs.stores import sqlite_file
 from dibs.stores.mysql_pins import Pins
@@ -495,7 +496,7 @@ def test_an_interrupted_export_leaves_the_pin(scene: Scene) -> None:
     lease = scene.holder.lock("x", ttl=20).acquire(timeout=0)
     assert lease is not None
     lease.guard(caller.given)
-    steps = lease._exporting()
+    steps = exporting(lease)
     next(steps)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt)

@@ -1,9 +1,8 @@
-"""Adopting what another process exported, in steps for either face.
+"""Exporting a lease, and adopting what another process exported, in steps for either face.
 
-To export (``LeaseFacts._exporting``) ends a hold there and leaves its lease in the store: the exporter's trust is over
-before the state leaves it, so whoever adopts it, however soon, shares the name with nobody. To adopt is one
-``Transfer`` in the store, from the old claim to a new one. Until then the lease is in force for nobody, and ends by its
-ttl.
+To export ends a hold and leaves its lease in the store: the exporter's trust is over before the state leaves it, so
+whoever adopts it, however soon, shares the name with nobody. To adopt is one ``Transfer`` in the store, from the old
+claim to a new one. Until then the lease is in force for nobody, and ends by its ttl.
 
 The state names the claim, which is all the proof there is; that it fits the client is checked before anything is sent.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported, once_more
 from dibs.hold import HELD, Hold
-from dibs.lease import STATE_VERSION, LeaseFacts
 from dibs.names import check_name
 from dibs.store import PERMITS_MAX
 
@@ -21,14 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.desk import Desk
+    from dibs.lease import LeaseFacts
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
 
+# Of the format of a state.
+STATE_VERSION = 1
 # No claim id is longer.
 CLAIM_CHARS_MAX = 100
 
-L = TypeVar("L", bound=LeaseFacts)
+L = TypeVar("L", bound="LeaseFacts")
 
 
 class Exported(NamedTuple):
@@ -42,6 +43,35 @@ class Exported(NamedTuple):
     permits: int
     take: int
     info: dict[str, Any] | None
+
+
+def exporting(lease: LeaseFacts) -> Steps[dict[str, Any]]:
+    """End it here, and tell what an adopter needs to know."""
+    session, hold = lease._session, lease._hold
+    lease.check()
+    ask = session.pause()
+    try:
+        if not session.keeper.export(hold, ask):
+            raise LeaseLost(lease._why())
+        # Until no renewal is under way any more. No time-out here: that one has its own.
+        yield session, ask, None
+    except BaseException:
+        session.keeper.take_back(hold, ask)
+        raise
+    granted, terms, info = hold.granted, hold.terms, lease.info
+    state: dict[str, Any] = {
+        "dibs": STATE_VERSION,
+        "store": session.address.capabilities.store,
+        "at": session.address.shown,
+        "namespace": hold.key.partition(":")[0],
+        "name": lease.name,
+        "claim_id": hold.claim_id,
+        "fencing_token": granted.fencing_token,
+        "slot": granted.slot,
+    }
+    if terms.permits:
+        state |= {"permits": terms.permits, "take": terms.take}
+    return state if info is None else {**state, "info": info}
 
 
 def read_state(desk: Desk, state: object) -> Exported:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
 
-# Of the format of an exported lease.
-STATE_VERSION = 1
-
 
 class LeaseFacts:
     """One grant of one name. It is the process's that got it: a forked child, a copy and a pickle hold nothing."""
@@ -219,34 +216,6 @@ class LeaseFacts:
         # After trouble, Gone may be the trace of a first attempt whose answer was lost.
         return ask.error is None and not gone
 
-    def _exporting(self) -> Steps[dict[str, Any]]:
-        """End it here, and tell what an adopter needs to know (``dibs.handover`` reads it)."""
-        session, hold = self._session, self._hold
-        self.check()
-        ask = session.pause()
-        try:
-            if not session.keeper.export(hold, ask):
-                raise LeaseLost(self._why())
-            # Until no renewal is under way any more. No time-out here: that one has its own.
-            yield session, ask, None
-        except BaseException:
-            session.keeper.take_back(hold, ask)
-            raise
-        granted, terms, info = hold.granted, hold.terms, self.info
-        state: dict[str, Any] = {
-            "dibs": STATE_VERSION,
-            "store": session.address.capabilities.store,
-            "at": session.address.shown,
-            "namespace": hold.key.partition(":")[0],
-            "name": self._name,
-            "claim_id": hold.claim_id,
-            "fencing_token": granted.fencing_token,
-            "slot": granted.slot,
-        }
-        if terms.permits:
-            state |= {"permits": terms.permits, "take": terms.take}
-        return state if info is None else {**state, "info": info}
-
     def __repr__(self) -> str:
         state = f"held for {self.remaining():.1f} s more" if self.held else "not held"
         return f"<{type(self).__name__} {self._name!r} token {self._hold.granted.fencing_token}, {state}>"
@@ -344,7 +313,9 @@ class Lease(LeaseFacts):
 
         Raises LeaseLost when the lease is over.
         """
-        return run(self._exporting())
+        from dibs.handover import exporting
+
+        return run(exporting(self))
 
     def guard(self, connection: Any) -> None:
         """Pin this lease inside the transaction that is open on ``connection``, the caller's own.

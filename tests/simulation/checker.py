@@ -98,6 +98,7 @@ class Claim:
         "renewed_after",
         "sent_after",
         "token",
+        "unanswered",
         "withdrawn_at",
     )
 
@@ -118,6 +119,8 @@ class Claim:
         self.answered_at = 0.0
         #: That answer was Held, and it had not lined up.
         self.refused = False
+        #: No answer to the last grant of it has reached its process.
+        self.unanswered = False
         #: An operator took it away,
         self.broken = False
         #: and without waiting for its trust to end.
@@ -233,6 +236,7 @@ class Checker:
         self.last_tokens[name] = token
         self.claims_by_token[name, token] = claim_id
         claim.token = token
+        claim.unanswered = True
         if not call.over:
             claim.granted = True
             claim.followed_up = False
@@ -310,6 +314,7 @@ class Checker:
             if isinstance(request, (Acquire, Transfer)):
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
+                claim.unanswered = claim.unanswered and type(outcome) is not Granted
                 claim.refused = type(outcome) is Held and request.claim_id in self._once
 
     def lease_ended(self, name: str, token: int) -> None:
@@ -503,8 +508,13 @@ class Checker:
         """Every program is over, and every lease had its time: nothing may be left."""
         for name, claim_id in self._left_in_store():
             self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
-        # Also of those that were lost: what an answerless downgrade was granted anew is left to its ttl then.
-        dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped or not tenure.release_called}
+        dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}
+        # What a downgrade without an answer was granted anew, while its holder had lost the lease and not let go.
+        dropped |= {
+            tenure.claim_id
+            for tenure in self.tenures
+            if not tenure.release_called and self.claims[tenure.claim_id].unanswered
+        }
         for claim_id, claim in self.claims.items():
             # (Of one that was withdrawn, ``sent`` says it: the asker may have been there, held up, when it was sent.)
             forgotten = claim.withdrawn_at is None and not claim.made

@@ -98,7 +98,9 @@ class AsyncLease(LeaseFacts):
 
     async def export(self) -> dict[str, Any]:
         """Give it away to another process, and return what that needs for ``adopt``; see ``dibs.Lease.export``."""
-        return await take(self._exporting())
+        from dibs.handover import exporting
+
+        return await take(exporting(self))
 
     async def guard(self, connection: Any) -> None:
         """Pin this lease inside the transaction that is open on ``connection``; see ``dibs.Lease.guard``.
