@@ -510,6 +510,7 @@ INSIDE = {
         "LOOK_S": "a leader looks this often whether its offer was taken up",
     },
     "dibs.handover": {
+        "STATE_VERSION": "the format of an exported lease",
         "CLAIM_CHARS_MAX": "longest claim id in one",
     },
     "dibs.store": {
