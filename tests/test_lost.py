@@ -19,7 +19,7 @@ from tests.between import Between
 from tests.waits import eventually
 
 numbers = itertools.count()
-# A renewal is answered until trust ends, so the store keeps it for nearly so long beyond that.
+# It is renewed in the store until its holder's trust ends, so the store keeps it for nearly a ttl beyond that.
 TTL_S = 3.0
 AT_ONCE_S = 1.5
 
