@@ -111,7 +111,7 @@ class Gripped(ABC, Generic[L]):
     def _let_go_of_lost(self, owner: object) -> None:
         """Whoever asks for the only permit again is not at work any more under the lease that it has lost."""
         for grip in self._grips[:]:
-            if grip.owner == owner and not grip.blocks and not grip.lease.held:
+            if grip.owner == owner and not (grip.blocks or grip.lease._given_back or grip.lease.held):
                 grip.lease._end()
 
     def _grip(self, owner: object, lease: L) -> None:
