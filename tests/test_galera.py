@@ -87,14 +87,22 @@ def test_a_node_that_is_behind_takes_nobody_for_dead(cluster: GaleraCluster, dri
         client.setup()
         queue = client.queue("q")
         queue.put("job")
-        # What is committed at once here takes as long again to apply there, and everything else comes after it.
-        sql(here, url, "UPDATE large SET text = REPEAT('y', 180)")
-        lock, permit = client.lock("a").acquire(), client.semaphore("s", 1).acquire()
-        jobs = queue.take()
-        assert lock is not None
-        assert permit is not None
-        assert len(jobs.won) == 1
-        assert not sql(there, url, "SELECT 1 FROM dibs_lease WHERE claim_id IS NOT NULL"), "it is not behind"
+        for letter in "yzabcdefgh":
+            # What is committed at once here takes as long again to apply there, and everything else comes after it.
+            sql(here, url, f"UPDATE large SET text = REPEAT('{letter}', 180)")
+            lock, permit = client.lock("a").acquire(), client.semaphore("s", 1).acquire()
+            jobs = queue.take()
+            assert lock is not None
+            assert permit is not None
+            assert len(jobs.won) == 1
+            if not sql(there, url, "SELECT 1 FROM dibs_lease WHERE claim_id IS NOT NULL"):
+                break
+            # On a busy machine this process may have been the slower one.
+            lock.release()
+            permit.release()
+            jobs.release()
+        else:
+            pytest.fail("it was never behind")
         address.lead(there.port)
         address.cut()
         lock.renew()
