@@ -109,6 +109,20 @@ def test_it_keeps_others_out_while_its_holder_may_be_at_work(between: Between) -
         assert told == [None]
 
 
+@pytest.mark.parametrize("lost", ["in hand", "before that"])
+def test_what_its_caller_has_not_got_is_free_at_once(between: Between, lost: str) -> None:
+    """Nobody can be at work under the lease of an acquire that was cut short, whether it was lost first or not."""
+    with between.client() as ours, between.client() as theirs:
+        lease = ours.lock("a", ttl=60).acquire()
+        assert lease is not None
+        keeper, hold = lease._session.keeper, lease._hold
+        hold.given = lost == "in hand"
+        keeper.lose(hold, "the store was away")
+        hold.given = False
+        keeper.give_back(hold)
+        entered(theirs.lock("a"))
+
+
 def test_an_item_is_free_when_its_worker_is_done_with_it(between: Between) -> None:
     """Of those that were lost: the others are at the end of their batch."""
     with between.client() as ours, between.client() as theirs:

@@ -348,11 +348,8 @@ class BatchFacts(Generic[V]):
         unfinished = self._unfinished()
         if self._left is None:
             self._left = unfinished
-        current = [] if self._current is None else [self._current]
-        for item in (*current, *self._rest):
-            if item._hold.state == LOST:
-                self._ends.lost[item.key] = item.value
         self._current = None
+        # Also those that were lost: nobody is at work on them any more.
         self._give_back([*unfinished, *(item for item in self._items if item._hold.state == LOST)])
         yield from self._ends.settling()
 
