@@ -75,14 +75,17 @@ class Ends:
                 kept = False
         return kept
 
-    def release_kept(self, item: Item[Any], keep: float, info: str | None) -> bool:
-        """The same for one that nobody is to have for ``keep`` seconds, shown with ``info`` meanwhile."""
+    def release_one(self, item: Item[Any], keep: float = 0.0, info: str | None = None) -> bool:
+        """The same for one, as its worker says; False, too, if somebody else has given it back meanwhile.
+
+        Nobody is to have it for ``keep`` seconds, and it is shown with ``info`` then.
+        """
         if self.forked():
             return False
         ask = self.session.keeper.release(item._hold, keep, info)
         if ask is not None:
             self.pending.append((item.key, item.value, ask))
-        return ask is not None or item._hold.state != LOST
+        return ask is not None or (item._hold.state != LOST and item._finished)
 
     def forked(self) -> bool:
         """Whether this is a forked child, which holds nothing of it, and whose lane is its parent's."""
@@ -145,7 +148,7 @@ class Item(LeaseFacts, Generic[V]):
             self._check_held()
             if self._try is not None and self._ends.tries is not None:
                 self._ends.tries.done(self)
-            self._freed(self._ends.release(self))
+            self._freed(self._ends.release_one(self))
 
     def _done_in(self, door: Door) -> Talk[None]:
         tally = None if self._try is None else Release(self._try.name, self._try.claim_id)
@@ -167,7 +170,7 @@ class Item(LeaseFacts, Generic[V]):
         """
         if not self._given_back:
             self._check_held()
-            self._freed(self._ends.release(self))
+            self._freed(self._ends.release_one(self))
 
     def fail(self, error: BaseException | str | None = None, *, retry_in: Seconds = 0) -> None:
         """It was tried in vain: free it for the next try, and note it in ``batch.failed``. May be called twice.
@@ -189,14 +192,17 @@ class Item(LeaseFacts, Generic[V]):
             dead = ends.tries.failed(ends.session, self, text)
             if dead is not None:
                 keep, info = dead
-        self._freed(ends.release_kept(self, keep, info))
+        self._freed(ends.release_one(self, keep, info))
         ends.failed[self.key] = self.value
 
     def _has_ended(self) -> bool:
         """Whether its worker has said before how it ends. What others may be at is not finished by saying so late."""
         if self._given_back and not self._finished:
-            raise LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
+            raise self._unfinished()
         return self._given_back
+
+    def _unfinished(self) -> LeaseLost:
+        return LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
 
     def _check_held(self) -> None:
         if not self.held:
@@ -206,6 +212,8 @@ class Item(LeaseFacts, Generic[V]):
     def _freed(self, kept: bool) -> None:
         ends = self._ends
         if not kept:
+            if self._given_back:  # meanwhile, by another thread
+                raise self._unfinished()
             ends.lost[self.key] = self.value
             raise LeaseLost(self._why())
         self._finished = True

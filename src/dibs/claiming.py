@@ -210,7 +210,7 @@ class ClaimsCore(Generic[B]):
         for item in exhausted:
             won.remove(item)
             busy.append(item.value)
-            ends.release_kept(item, *tries.death(item))
+            ends.release_one(item, *tries.death(item))
         if exhausted:
             session.lane.start()
 

@@ -190,7 +190,8 @@ class LeaseFacts:
             if ask is None:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())
-                return hold.exported is None  # it was released before
+                # It was released before: so it is, but without what was to be kept of it.
+                return hold.exported is None and not keep
             if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
                 session.lane.start()

@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=LeaseFacts)
 
+# Whoever waits for what may be over looks this often whether it is.
+LOOK_S = 1.0
+
 
 class LockCore(Gripped[L]):
     """What a lock does, in steps for either face."""
 
     __slots__ = ("_desk", "_key", "_make_lease", "refused")
+
+    #: What is waited for may be over before it is free: see ``is_over``.
+    LOOKS = False
 
     def __init__(self, desk: Desk, name: str, terms: Terms, make_lease: Callable[[Session, Hold, str], L]) -> None:
         super().__init__(check_name(name), terms)
@@ -57,7 +63,7 @@ class LockCore(Gripped[L]):
         return grip.lease
 
     def obtain(self, owner: object, limit_s: float | None, *, gripped: bool = False) -> Steps[L | None]:
-        """A lease; None when ``limit_s`` seconds did not suffice for it.
+        """A lease; None when ``limit_s`` seconds did not suffice for it, or what it waits for is over (LOOKS).
 
         No ``release`` of this lock knows of it, unless it is to be ``gripped``.
         """
@@ -71,7 +77,14 @@ class LockCore(Gripped[L]):
         ask = session.wish(self._key, terms, owner, limit_s != 0)
         try:
             session.submit(ask)
-            if holding and session.address.capabilities.deadlocks:
+            if self.LOOKS and limit_s != 0:
+                waited = yield from self._look_on(session, ask, limit_s, holding)
+                if waited is None:
+                    self.refused = (ask.seen, session.clock.now() - ask.started_at)
+                    session.withdraw(ask)
+                    return None
+                settled = waited
+            elif holding and session.address.capabilities.deadlocks:
                 settled = yield from session.rings.wait_holding(ask, limit_s)
             else:
                 settled = yield session, ask, session.request_timeout_s if limit_s == 0 else limit_s
@@ -97,6 +110,27 @@ class LockCore(Gripped[L]):
         except BaseException:
             session.withdraw(ask)
             raise
+
+    def is_over(self) -> Steps[bool]:
+        """Whether there is nothing to wait for any more."""
+        yield from ()
+        return False
+
+    def _look_on(self, session: Session, ask: AcquireAsk, limit_s: float | None, holding: bool) -> Steps[bool | None]:
+        """Wait, without losing the place in line; whether the ask is settled in time, None when ``is_over``."""
+        noted = not (holding and session.address.capabilities.deadlocks)
+        while True:
+            left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
+            slice_s = LOOK_S if left_s is None else min(LOOK_S, max(0.0, left_s))
+            if noted:
+                settled = yield session, ask, slice_s
+            else:
+                noted = True
+                settled = yield from session.rings.wait_holding(ask, limit_s, LOOK_S)
+            if settled or (left_s is not None and left_s <= slice_s):
+                return settled
+            if (yield from self.is_over()):
+                return None
 
     def _answered(self, session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
         """What became of an ask that is waited for no longer; None when the answer is "not now"."""

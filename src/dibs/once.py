@@ -8,7 +8,7 @@ looks at what is shown, and finds it
 
 * *done*: the mark is there;
 * *running*: it is not. Whoever may wait stands in line like for a lock, which ends when the run fails, and looks again
-  every ``LOOK_S``, which ends when it succeeds.
+  every ``LOOK_S`` without leaving its place, which ends when it succeeds.
 
 A crash after the work was done and before the mark was written leaves no mark, and so the work may be done again. No
 store can prevent that from outside: an effect that must not be repeated needs the fencing token, or the caller's own
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
-
-# Whoever waits for a run that goes on looks this often whether it has succeeded.
-LOOK_S = 1.0
 
 F = TypeVar("F", bound="Callable[..., Any]")
 L = TypeVar("L", bound=LeaseFacts)
@@ -105,6 +102,14 @@ class _RunLock(LockCore[L]):
 
     __slots__ = ()
 
+    LOOKS = True
+
+    def look(self) -> Steps[OnceRecord | None]:
+        return record_of(self.name, (yield from self._desk.holder(self.name)))
+
+    def is_over(self) -> Steps[bool]:
+        return (yield from self.look()) is not None
+
     def instead(self, kind: str) -> str:
         return "work that is done once cannot wait for itself to be done: leave its block before, or pass a timeout"
 
@@ -141,9 +146,9 @@ class OnceCore(Generic[L, R]):
         if limit_s != 0 and owner in session.holdings.owned:
             session.rings.taking(owner, self._lock._key)
         began = clock.now()
-        slice_s = 0.0
+        wait_s: float | None = 0.0  # who finds it done at first waits for nothing, and lines up nowhere
         while True:
-            lease = yield from self._lock.obtain(owner, slice_s)
+            lease = yield from self._lock.obtain(owner, wait_s)
             if lease is not None:
                 try:
                     return self._make_run(self, lease, None)
@@ -155,7 +160,7 @@ class OnceCore(Generic[L, R]):
             if done is not None or (limit_s is not None and waited >= limit_s):
                 self._lock.refused = (self._lock.refused[0], waited)
                 return self._make_run(self, None, done)
-            slice_s = LOOK_S if limit_s is None else min(LOOK_S, limit_s - waited)
+            wait_s = None if limit_s is None else limit_s - waited
 
     def enter(self, owner: object) -> Steps[R]:
         """The beginning of a ``with`` block."""
@@ -227,7 +232,7 @@ class OnceCore(Generic[L, R]):
 
     def look(self) -> Steps[OnceRecord | None]:
         """The successful run that is kept, if there is one."""
-        return record_of(self.name, (yield from self._desk.holder(self.name)))
+        return (yield from self._lock.look())
 
     def forget(self) -> Steps[bool]:
         """Forget the successful run that is kept; False when there is none."""

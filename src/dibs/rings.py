@@ -38,8 +38,11 @@ class Rings:
         for key in keys:
             self._lock_order.taking(key, held)
 
-    def wait_holding(self, ask: AcquireAsk, limit_s: float | None) -> Steps[bool]:
-        """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after."""
+    def wait_holding(self, ask: AcquireAsk, limit_s: float | None, slice_s: float = FOREVER) -> Steps[bool]:
+        """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after.
+
+        Waits for ``slice_s`` seconds of the limit at most, more than NOTE_AFTER_S; the rest is looked after, too.
+        """
         session = self._session
         settled = yield session, ask, NOTE_AFTER_S if limit_s is None else min(NOTE_AFTER_S, limit_s)
         if settled:
@@ -51,7 +54,8 @@ class Rings:
                 self._notes = Notes(session, ask.request.name.partition(":")[0])
         until = FOREVER if limit_s is None else ask.started_at + limit_s
         self._notes.add(ask, until)
-        return (yield session, ask, None if limit_s is None else max(0.0, until - session.clock.now()))
+        until = min(until, ask.started_at + slice_s)
+        return (yield session, ask, None if until == FOREVER else max(0.0, until - session.clock.now()))
 
     def withdraw(self) -> list[Ask]:
         """Take back what others know of these waits, under the mutex; what to wait for until that is done."""

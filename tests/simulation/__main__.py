@@ -28,7 +28,15 @@ CHUNK = 250
 
 
 def hunt(
-    start: int, seeds: int, signals: bool, permits: bool, queues: bool, steps: str, bug_name: str | None, last: int = 0
+    start: int,
+    seeds: int,
+    signals: bool,
+    permits: bool,
+    once: bool,
+    queues: bool,
+    steps: str,
+    bug_name: str | None,
+    last: int = 0,
 ) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
@@ -38,7 +46,10 @@ def hunt(
                 if bug_name is not None:
                     bug = next(bug for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS) if bug.name == bug_name)
                     stack.enter_context(bug.planted())
-                simulate_jobs(seed) if queues else simulate(seed, signals=signals, permits=permits, steps=steps)
+                if queues:
+                    simulate_jobs(seed)
+                else:
+                    simulate(seed, signals=signals, permits=permits, once=once, steps=steps)
         except BrokenPromise as error:
             broken.append((seed, error.told(last) if last else str(error)))
     return broken
@@ -56,6 +67,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
     parser.add_argument("--permits", action="store_true", help="with semaphores and read/write locks instead of locks")
+    parser.add_argument("--once", action="store_true", help="with works that are to be done once instead of locks")
     parser.add_argument("--queues", action="store_true", help="with queues of jobs instead of locks")
     parser.add_argument(
         "--steps",
@@ -76,13 +88,14 @@ def main() -> int:
         parser.error("--queues goes with none of --signals, --permits and --steps")
     if options.permits and options.steps == "observe":
         parser.error("--permits does not go with --steps observe: only locks are taken over so")
-    how = (options.signals, options.permits, options.queues, options.steps, options.bug)
+    how = (options.signals, options.permits, options.once, options.queues, options.steps, options.bug)
     if options.show is not None:
         for _, story in hunt(options.show, 1, *how, TIME_LINE_MAX):
             print(story)
             return 1
-        show = simulate_jobs(options.show) if options.queues else None
-        print(show or simulate(options.show, signals=options.signals, permits=options.permits, steps=options.steps))
+        signals, permits, once, queues, steps, _ = how
+        show = simulate_jobs(options.show) if queues else None
+        print(show or simulate(options.show, signals=signals, permits=permits, once=once, steps=steps))
         return 0
     began = time.monotonic()
     done = 0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tests.simulation.checker import Checker
 from tests.simulation.network import LATE_MAX_S, Network
+from tests.simulation.onces import KEEPS_S, OnceChecker, OnceProgram
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
@@ -32,20 +33,22 @@ class Result(NamedTuple):
     events: int
 
 
-def simulate(seed: int, *, signals: bool = False, permits: bool = False, steps: str = "") -> Result:
+def simulate(seed: int, *, signals: bool = False, permits: bool = False, once: bool = False, steps: str = "") -> Result:
     """Run one scenario to its end. Raises BrokenPromise.
 
     permits: the names are a lock for readers and writers, and a semaphore.
+    once: the names are works that are to be done once.
     signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
     steps: the store's clock is set now and then, and leases are taken over in this way ("observe", "expiry").
     """
     with new_world(seed) as world:
-        return _simulate(world, signals, permits, steps)
+        return _simulate(world, signals, permits, once, steps)
 
 
-def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
+def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str) -> Result:
     rand = world.random
-    checker = PermitChecker(world) if permits else StepChecker(world) if steps else Checker(world)
+    kind = PermitChecker if permits else OnceChecker if once else StepChecker if steps else Checker
+    checker = kind(world)
     network = Network(world, checker)
     network.takeover = steps or "expiry"
     checker.network = network
@@ -117,7 +120,8 @@ def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
         host = Host(world, network, process, timeouts)
         hosts.append(host)
         for thread in range(1 + int(2.5 * rand()) + crowd):
-            program = (PermitProgram if permits else Program)(host, f"{process.name}.{thread}", habits)
+            does = PermitProgram if permits else OnceProgram if once else Program
+            program = does(host, f"{process.name}.{thread}", habits)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
         if pauses and rand() < 0.7:
@@ -147,7 +151,7 @@ def _simulate(world: World, signals: bool, permits: bool, steps: str) -> Result:
         sweeper.task = world.start(process, "sweeper", sweeper)
         task = sweeper.task
         world.run(lambda: task.over)
-    return finished(world, checker, FREE_AFTER_S)
+    return finished(world, checker, FREE_AFTER_S + max(KEEPS_S) * once)
 
 
 def finished(world: World, checker: Checker, free_after_s: float) -> Result:

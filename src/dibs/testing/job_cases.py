@@ -347,6 +347,8 @@ def a_job_that_crashed_is_claimed_alone(bench: Bench) -> None:
         queue.until_taken("a job whose claim expired", ttl=bench.short_ttl)
     put = queue.put("1", "2")
     until(lambda: queue.job(bad).state == READY, "the claim has not expired")
+    # Over a connection that has taken nothing yet, and does not look on from where it took something last.
+    queue = queue.elsewhere()
     alone = queue.taken(10)
     equal((ids(alone), alone.jobs[0].crashes), ((bad,), CRASHES_MAX), "the job that crashed, and its crashes")
     equal(ids(queue.taken(10)), tuple(put), "its neighbours, after it")
