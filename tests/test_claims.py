@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.batch import Ends
 from dibs.store import GONE, Acquire, Release, Request
 from tests.between import Between, Holdup
 from tests.servers.memcached import MemcachedServer
-from tests.test_api import in_a_fork
+from tests.test_api import in_a_fork, in_a_thread
 from tests.waits import eventually
 
 
@@ -240,6 +241,25 @@ def test_what_was_given_back_cannot_be_finished(how: str, client: dibs.Client, o
     for item in (done, failed, skipped):
         for again in (item.done, item.fail, item.skip):
             again()
+
+
+@pytest.mark.parametrize("how", ["done", "fail"])
+def test_what_is_given_back_just_as_it_ends_is_not_finished(
+    how: str, client: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another thread closes the client between the last look at the item and its end, its worker is told so."""
+    batch = client.claims("rows").take([1])
+    (item,) = batch.items
+    release = Ends.release_one
+
+    def late(*arguments: Any) -> bool:
+        in_a_thread(client.close)
+        return release(*arguments)
+
+    monkeypatch.setattr(Ends, "release_one", late)
+    with pytest.raises(dibs.LeaseLost, match="'rows/1' was given back unfinished: others may have claimed it"):
+        getattr(item, how)()
+    assert batch.lost == batch.failed == []
 
 
 def test_a_fork_holds_nothing(client: dibs.Client) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 import pytest
 
 import dibs
+import dibs.lock
 from dibs.client import Client
 from dibs.clock import boot_now, wall_now
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.errors import StoreUnavailable
-from dibs.store import Release
+from dibs.once import OnceCore
+from dibs.store import Acquire, Release
 from dibs.stores import (
     sqlite,
     sqlite_boots,
@@ -37,6 +40,7 @@ from dibs.stores import (
 )
 from dibs.stores.sqlite_sql import WALL_NOW
 from dibs.testing.case import within
+from tests.between import Between
 from tests.servers.postgres import PostgresServer
 from tests.test_api import ended, in_a_fork, in_a_thread
 from tests.waits import eventually
@@ -294,7 +298,72 @@ def test_a_client_closed_inside_the_block_marks_nothing(sqlite_url: str, other: 
     assert other.once("job", keep=KEEP_S, timeout=0).run(lambda: 2) == 2
 
 
+def test_a_client_closed_just_as_a_run_ends_marks_nothing(
+    sqlite_url: str, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another thread gives the lease back between the last look at it and the mark, the run is told that, too."""
+    client = dibs.connect(sqlite_url)
+    mark = OnceCore._mark
+
+    def marked(core: Any, begun: Any) -> Any:
+        in_a_thread(client.close)
+        return mark(core, begun)
+
+    monkeypatch.setattr(OnceCore, "_mark", marked)
+    with pytest.raises(dibs.StoreUnavailable, match="may be run again"), client.once("job", keep=KEEP_S):
+        pass
+    monkeypatch.undo()
+    assert other.once("job", keep=KEEP_S, timeout=0).run(lambda: 2) == 2
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_asks_no_more_than_for_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks again and again, and lines up once: who left the line at each look would go on passing its place on."""
+    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.05)
+    between = Between("memory://once-line")
+    with between.client() as holder, between.client() as waiter:
+        with contextlib.suppress(KeyError), holder.once("job", keep=KEEP_S):
+            looking = ThreadPoolExecutor(1)
+            told = looking.submit(waiter.once("job", keep=KEEP_S).run, lambda: "mine")
+            eventually(lambda: waiter.holder("job").waiting == 1, "nobody waits")  # type: ignore[union-attr]
+            time.sleep(0.5)
+            raise KeyError
+        assert told.result(10) == "mine"
+        looking.shutdown()
+    asked = {request.claim_id for call in between.calls for request in call if isinstance(request, Acquire)}
+    assert len(asked) == 3  # the holder's; and the waiter's first, which was told at once, and the one that waited
+
+
+def test_a_ring_of_a_run_and_a_lock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds a lock and waits for a run, whose own thread waits for that lock, is told so, though it looks meanwhile."""
+    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.7)
+    with dibs.connect("memory://once-ring") as one, dibs.connect("memory://once-ring") as two:
+        running = threading.Event()
+        said: list[BaseException] = []
+
+        def runs() -> None:
+            try:
+                with two.once("job", keep=KEEP_S):
+                    running.set()
+                    with two.lock("x"):
+                        pass
+            except dibs.WouldDeadlock as error:
+                said.append(error)
+
+        thread = threading.Thread(target=runs)
+        with one.lock("x"):
+            thread.start()
+            assert running.wait(10)
+            try:
+                with one.once("job", keep=KEEP_S):
+                    pass
+            except dibs.WouldDeadlock as error:
+                said.append(error)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert len(said) == 1
 
 
 def test_waiters_of_one_process_all_hear_of_it(client: dibs.Client, other: dibs.Client) -> None:

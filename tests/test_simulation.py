@@ -10,6 +10,7 @@ import pytest
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS, Bug
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
+from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
@@ -28,6 +29,13 @@ def test_no_seed_breaks_a_promise_about_permits() -> None:
     """The same for semaphores, read/write locks and downgrades."""
     for seed in range(SEEDS):
         simulate(seed, permits=True)
+
+
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
+def test_no_seed_breaks_a_promise_about_work_that_is_done_once() -> None:
+    """The same for `once`: who is told that it is done is right, nobody does it again, and whoever waits gets it."""
+    for seed in range(SEEDS):
+        simulate(seed, once=True)
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
@@ -56,7 +64,7 @@ def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:
     assert len(broken) >= 10
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS], ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *ONCE_BUGS, *JOB_BUGS, *STEP_BUGS], ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
@@ -66,7 +74,8 @@ def test_planted_bug_is_found(bug: Bug) -> None:
                 if bug in JOB_BUGS:
                     simulate_jobs(seed)
                 else:
-                    simulate(seed, permits=bug in PERMIT_BUGS, steps="observe" if bug in STEP_BUGS else "")
+                    steps = "observe" if bug in STEP_BUGS else ""
+                    simulate(seed, permits=bug in PERMIT_BUGS, once=bug in ONCE_BUGS, steps=steps)
             except BrokenPromise as broken:
                 if broken.what.startswith(bug.breaks):
                     return
@@ -79,6 +88,7 @@ def test_a_seed_is_a_run() -> None:
     for seed in range(40):
         assert simulate(seed) == simulate(seed)
         assert simulate_jobs(seed) == simulate_jobs(seed)
+        assert simulate(seed, once=True) == simulate(seed, once=True)
         assert simulate(seed, steps="observe") == simulate(seed, steps="observe")
 
 

@@ -170,7 +170,7 @@ class Item(LeaseFacts, Generic[V]):
         """
         if not self._given_back:
             self._check_held()
-            self._freed(self._ends.release_one(self))
+            self._freed(self._ends.release(self))
 
     def fail(self, error: BaseException | str | None = None, *, retry_in: Seconds = 0) -> None:
         """It was tried in vain: free it for the next try, and note it in ``batch.failed``. May be called twice.

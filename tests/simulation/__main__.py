@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
+from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.scenario import simulate
 from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ALL_BUGS = (*BUGS, *PERMIT_BUGS, *ONCE_BUGS, *JOB_BUGS, *STEP_BUGS)
 # Seeds between two lines of progress, and what a worker is given at a time.
 CHUNK = 250
 
@@ -44,7 +46,7 @@ def hunt(
         try:
             with ExitStack() as stack:
                 if bug_name is not None:
-                    bug = next(bug for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS) if bug.name == bug_name)
+                    bug = next(bug for bug in ALL_BUGS if bug.name == bug_name)
                     stack.enter_context(bug.planted())
                 if queues:
                     simulate_jobs(seed)
@@ -77,15 +79,17 @@ def main() -> int:
     )
     parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
-    bugs = [bug.name for bug in (*BUGS, *PERMIT_BUGS, *JOB_BUGS, *STEP_BUGS)]
-    parser.add_argument("--bug", choices=bugs, metavar="NAME", help="with this planted bug")
+    parser.add_argument("--bug", choices=[bug.name for bug in ALL_BUGS], metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
     options.permits = options.permits or options.bug in [bug.name for bug in PERMIT_BUGS]
+    options.once = options.once or options.bug in [bug.name for bug in ONCE_BUGS]
     if options.bug in [bug.name for bug in STEP_BUGS]:
         options.steps = "observe"
     options.queues = options.queues or options.bug in [bug.name for bug in JOB_BUGS]
-    if options.queues and (options.signals or options.permits or options.steps):
-        parser.error("--queues goes with none of --signals, --permits and --steps")
+    if options.queues and (options.signals or options.permits or options.once or options.steps):
+        parser.error("--queues goes with none of --signals, --permits, --once and --steps")
+    if options.once and (options.permits or options.steps):
+        parser.error("--once goes with neither --permits nor --steps")
     if options.permits and options.steps == "observe":
         parser.error("--permits does not go with --steps observe: only locks are taken over so")
     how = (options.signals, options.permits, options.once, options.queues, options.steps, options.bug)

@@ -9,8 +9,9 @@ from datetime import date, datetime, timedelta, timezone
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, ResultNotKept, WouldDeadlock
-from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, rising
-from dibs.testing.client_bench import had, raises, shown, task, until
+from dibs.lock import LOOK_S
+from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
+from dibs.testing.client_bench import had, raises, shown, task, until, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -173,6 +174,23 @@ async def that_somebody_runs_it_is_told(face: Face) -> None:
     async with face.holding(begun):
         begun.lease.check()
     equal(runs, [], "runs of those who were refused")
+
+
+@case("once, P13", fifo)
+async def who_waits_for_a_run_keeps_its_place(face: Face) -> None:
+    """When a run fails, whoever has waited for it longest runs it next, however often they have looked meanwhile."""
+    runs: list[int] = []
+    client = face.client()
+    once = client.once("places", keep=LONG_S)
+    run = await face.do(once.begin)
+    first = task(counted(face, face.client().once("places", keep=LONG_S), runs, "first"))
+    await waiting(face, client, once.name, 1)
+    await asyncio.sleep(LOOK_S / 2)
+    second = task(counted(face, face.client().once("places", keep=LONG_S), runs, "second"))
+    await waiting(face, client, once.name, 2)
+    await asyncio.sleep(LOOK_S * 3 / 4)  # the first has looked, and the second has not yet
+    await face.do(run.lease.release)
+    equal(await asyncio.gather(first, second), ["first"] * 2, "what was run, as both are told")
 
 
 @case("once")

@@ -1,0 +1,30 @@
+"""Planted bugs in work that is done once, as in ``bugs``: each must be caught breaking its promise."""
+
+from __future__ import annotations
+
+import dibs.stores.memory
+from dibs.once import OnceCore
+from tests.simulation.bugs import Bug, Edit
+
+_ONCE = ("once",)
+
+ONCE_BUGS = (
+    Bug(
+        "a run marked that has failed",
+        _ONCE,
+        60,
+        (Edit(OnceCore, "end", "if failed:", "if False:"),),
+    ),
+    Bug(
+        "an answer to the mark that was lost taken for a yes",
+        _ONCE,
+        200,
+        (Edit(OnceCore, "end", "if not told:", "if False:"),),
+    ),
+    Bug(
+        "a mark that is kept for half of its time",
+        _ONCE,
+        20,
+        (Edit(dibs.stores.memory, "_act", "now + request.keep", "now + request.keep / 2"),),
+    ),
+)
