@@ -477,6 +477,7 @@ INSIDE = {
         "OWNER_CHARS_MAX": "and of its thread or task, in characters",
         "SHOWN_MAX": "so many waiters of a ring are spelled out in an error",
     },
+    "dibs.lock": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
     "dibs.lock_order": {
         "PAIRS_MAX": "pairs of names whose order is remembered",
         "HELD_MAX": "so many of the names that a caller holds are paired with the one it takes",
@@ -486,7 +487,6 @@ INSIDE = {
         "PAUSED_FRESH_S": "and refused by one that is no older than this",
         "ASK_AGAIN_S": "a waiter that was told of a pause asks again after this at the latest",
     },
-    "dibs.once": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
     "dibs.campaign": {
         "LOOK_MIN_S": "a reserve looks whether somebody leads after at least this long",
         "LOOK_MAX_S": "and after at most this long",

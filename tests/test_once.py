@@ -337,7 +337,7 @@ def test_whoever_waits_asks_no_more_than_for_a_lock(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_ring_of_a_run_and_a_lock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds a lock and waits for a run, whose own thread waits for that lock, is told so, though it looks meanwhile."""
+    """Who holds a lock and waits for a run whose thread waits for that lock is told so, though it looks meanwhile."""
     monkeypatch.setattr(dibs.lock, "LOOK_S", 0.7)
     with dibs.connect("memory://once-ring") as one, dibs.connect("memory://once-ring") as two:
         running = threading.Event()
