@@ -22,12 +22,14 @@ import pytest
 
 import dibs
 import dibs.lock
+import dibs.once
 from dibs.client import Client
 from dibs.clock import boot_now, wall_now
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.errors import StoreUnavailable
 from dibs.once import OnceCore
+from dibs.once_record import record_of
 from dibs.store import Acquire, Release
 from dibs.stores import (
     sqlite,
@@ -321,49 +323,25 @@ def test_a_client_closed_just_as_a_run_ends_marks_nothing(
 
 def test_whoever_waits_asks_no_more_than_for_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks again and again, and lines up once: who left the line at each look would go on passing its place on."""
-    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.05)
+    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.02)
+    looks: list[object] = []
+
+    def looked(*shown: Any) -> Any:
+        looks.append(shown)
+        return record_of(*shown)
+
+    monkeypatch.setattr(dibs.once, "record_of", looked)
     between = Between("memory://once-line")
     with between.client() as holder, between.client() as waiter:
         with contextlib.suppress(KeyError), holder.once("job", keep=KEEP_S):
             looking = ThreadPoolExecutor(1)
             told = looking.submit(waiter.once("job", keep=KEEP_S).run, lambda: "mine")
-            eventually(lambda: waiter.holder("job").waiting == 1, "nobody waits")  # type: ignore[union-attr]
-            time.sleep(0.5)
+            eventually(lambda: len(looks) > 5, "nobody looks")
             raise KeyError
         assert told.result(10) == "mine"
         looking.shutdown()
     asked = {request.claim_id for call in between.calls for request in call if isinstance(request, Acquire)}
     assert len(asked) == 3  # the holder's; and the waiter's first, which was told at once, and the one that waited
-
-
-def test_a_ring_of_a_run_and_a_lock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds a lock and waits for a run whose thread waits for that lock is told so, though it looks meanwhile."""
-    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.7)
-    with dibs.connect("memory://once-ring") as one, dibs.connect("memory://once-ring") as two:
-        running = threading.Event()
-        said: list[BaseException] = []
-
-        def runs() -> None:
-            try:
-                with two.once("job", keep=KEEP_S):
-                    running.set()
-                    with two.lock("x"):
-                        pass
-            except dibs.WouldDeadlock as error:
-                said.append(error)
-
-        thread = threading.Thread(target=runs)
-        with one.lock("x"):
-            thread.start()
-            assert running.wait(10)
-            try:
-                with one.once("job", keep=KEEP_S):
-                    pass
-            except dibs.WouldDeadlock as error:
-                said.append(error)
-        thread.join(10)
-        assert not thread.is_alive()
-        assert len(said) == 1
 
 
 def test_waiters_of_one_process_all_hear_of_it(client: dibs.Client, other: dibs.Client) -> None:

@@ -71,9 +71,8 @@ class OnceProgram(Program):
         except StoreUnavailable as error:
             world.note(self.process.name, "does not know: %s", str(error))
         finally:
-            # The block is over, and what it had is given back, unless it was interrupted in doing so.
+            # The block is over, and with it the run: who was interrupted on the way in has given it back, too.
             tenure.release_called = True
-            tenure.dropped = False
             del core, lease, begun
 
     def _work(self, begun: OnceRun) -> None:

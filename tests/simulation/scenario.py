@@ -17,9 +17,9 @@ from tests.simulation.world import Task, World, new_world
 # Loaded by who needs them; within a seed that would be so many more instructions, for the first seed that does.
 for module in ("dibs.lock_order", "dibs.notes"):
     import_module(module)
-# Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
 # Programs more in each process of a world with a crowd.
 CROWD = 5
+# Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
 FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
 
 

@@ -10,7 +10,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import WouldDeadlock
 from dibs.notes import BEAT_S, MARK, SOON_S, TOLD_WITHIN_S
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, Lateness, equal, gone, granted, held
-from dibs.testing.client_bench import had, task, until
+from dibs.testing.client_bench import had, raises, task, until, waiting
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
@@ -110,6 +110,34 @@ async def two_who_wait_for_each_other(face: Face) -> None:
         Actor(face, theirs.lock("b"), theirs.lock("a")),
     ]
     await ring(face, actors, ["a", "b"])
+
+
+@case("the rings, once", told)
+async def a_run_and_a_lock_who_wait_for_each_other(face: Face) -> None:
+    """Who holds a lock and waits for work that is done once is told when the one at that work waits for the lock."""
+    ours, theirs = face.client(), face.client()
+    lease = await had(face, ours.lock("a"))
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        run = await face.do(theirs.once("b", keep=60).begin)
+        begun.set()
+        second = await had(face, theirs.lock("a"))
+        await face.do(second.release)
+        await face.do(run.lease.release)
+
+    worker = task(work())
+    await begun.wait()
+    await waiting(face, ours, "a", 1)
+    with Lateness() as late:
+        closed_at = time.monotonic()
+        with raises(WouldDeadlock) as caught:
+            await face.do(ours.once("b", keep=60).begin)
+        took = time.monotonic() - closed_at
+    assert took < TOLD_WITHIN_S + late.seconds, f"told {took:.2f} s after the ring was closed"
+    equal(len(caught.error.cycle), 2, "lines of the ring")
+    await face.do(lease.release)
+    await asyncio.wait_for(worker, 30)
 
 
 @case("the rings", told)
