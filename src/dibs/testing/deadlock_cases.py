@@ -10,7 +10,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import WouldDeadlock
 from dibs.notes import BEAT_S, MARK, SOON_S, TOLD_WITHIN_S
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, Lateness, equal, gone, granted, held
-from dibs.testing.client_bench import had, raises, task, until, waiting
+from dibs.testing.client_bench import had, raises, task, until
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ case = CLIENT_CASES.case
 
 # Long enough for a ring to be told, had it been taken for one.
 QUIET_S = TOLD_WITHIN_S + 0.5
+# Between two that begin to wait, so that which of them is the younger is beyond doubt.
+PAUSE_S = 0.5
 
 
 def told(capabilities: Capabilities) -> bool:
@@ -65,7 +67,7 @@ class Actor:
             await face.do(lease.release)
 
 
-async def begin(*actors: Actor, pause: float = 0.5) -> float:
+async def begin(*actors: Actor, pause: float = PAUSE_S) -> float:
     """Let everybody have its first, then begin to wait for its second in the order given; when the last did."""
     for actor in actors:
         await actor.has_first.wait()
@@ -122,13 +124,15 @@ async def a_run_and_a_lock_who_wait_for_each_other(face: Face) -> None:
     async def work() -> None:
         run = await face.do(theirs.once("b", keep=60).begin)
         begun.set()
-        second = await had(face, theirs.lock("a"))
-        await face.do(second.release)
-        await face.do(run.lease.release)
+        try:
+            second = await had(face, theirs.lock("a"))
+            await face.do(second.release)
+        finally:
+            await face.do(run.lease.release)
 
     worker = task(work())
     await begun.wait()
-    await waiting(face, ours, "a", 1)
+    await asyncio.sleep(PAUSE_S)
     with Lateness() as late:
         closed_at = time.monotonic()
         with raises(WouldDeadlock) as caught:
