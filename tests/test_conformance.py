@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from dibs.connecting import locate
+from dibs.errors import SetupRequired
 from dibs.store import StoreAddress
 from dibs.stores import memory
 from dibs.testing import check_store
@@ -77,6 +78,25 @@ def test_a_broken_promise_is_named(sqlite_url: str) -> None:
 
     with pytest.raises(AssertionError, match=r"(?s)grant_then_held \(store, on sqlite:.*breaks P1\. .*But: outcomes"):
         check_store(address._replace(open=forgetful), only=["grant_then_held"])  # type: ignore[arg-type]
+
+
+def test_an_actor_that_fails_is_told_of(sqlite_url: str) -> None:
+    """Where somebody cannot take part in a ring, the case fails with their error instead of waiting for them."""
+    address = locate(sqlite_url)[0]
+
+    def refusing() -> object:
+        store = address.open()
+
+        def act(requests: object, deadline: object) -> object:
+            raise SetupRequired("the tables are gone")
+
+        store.act = act  # type: ignore[method-assign, assignment]
+        return store
+
+    cases = ["two_who_wait_for_each_other", "a_run_and_a_lock_who_wait_for_each_other"]
+    for case in cases:
+        with pytest.raises(AssertionError, match=r"(?s)breaks the rings.*But: SetupRequired\(.*the tables are gone"):
+            check_store(address._replace(open=refusing), only=[case])  # type: ignore[arg-type]
 
 
 def test_a_python_without_assertions_proves_nothing(sqlite_url: str) -> None:

@@ -8,6 +8,7 @@ import time
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import LeaseLost
 from dibs.testing.case import PATIENCE_S
+from dibs.testing.faces import VERB_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,3 +94,16 @@ def task(work: Awaitable[Any]) -> asyncio.Task[Any]:
         return await work
 
     return asyncio.get_running_loop().create_task(run())
+
+
+async def reached(event: asyncio.Event, actor: asyncio.Task[Any], what: str) -> None:
+    """Until an actor sets the event; fail when it ended without, with its own error if it has one, or never does."""
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiter, actor}, timeout=VERB_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not event.is_set():
+            if actor.done():
+                actor.result()
+            raise AssertionError(f"{what}: not within {VERB_LIMIT_S:g} s, or ever")
+    finally:
+        waiter.cancel()

@@ -10,7 +10,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import WouldDeadlock
 from dibs.notes import BEAT_S, MARK, SOON_S, TOLD_WITHIN_S
 from dibs.testing.case import CLIENT_CASES, STORE_CASES, Bench, Lateness, equal, gone, granted, held
-from dibs.testing.client_bench import had, raises, task, until
+from dibs.testing.client_bench import had, raises, reached, task, until
 from dibs.waiting import NOTE_AFTER_S
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Actor:
         self.had_second = False
         self.running = task(self._run())
 
+    async def reached_first(self) -> None:
+        await reached(self.has_first, self.running, f"{self.first!r} is had")
+
     async def _run(self) -> None:
         face = self.face
         lease = await had(face, self.first)
@@ -69,8 +72,9 @@ class Actor:
 
 async def begin(*actors: Actor, pause: float = PAUSE_S) -> float:
     """Let everybody have its first, then begin to wait for its second in the order given; when the last did."""
-    for actor in actors:
-        await actor.has_first.wait()
+    for error in await asyncio.gather(*(actor.reached_first() for actor in actors), return_exceptions=True):
+        if error is not None:
+            raise error
     for actor in actors[:-1]:
         actor.go_on.set()
         await asyncio.sleep(pause)
@@ -131,7 +135,7 @@ async def a_run_and_a_lock_who_wait_for_each_other(face: Face) -> None:
             await face.do(run.lease.release)
 
     worker = task(work())
-    await begun.wait()
+    await reached(begun, worker, "the run begins")
     await asyncio.sleep(PAUSE_S)
     with Lateness() as late:
         closed_at = time.monotonic()
@@ -296,7 +300,7 @@ async def who_holds_nothing_leaves_no_note(face: Face) -> None:
     """A caller that holds nothing and waits writes nothing besides; where rings are not told, nobody does."""
     clients = [face.client() for _ in range(3)]
     holder = Actor(face, clients[0].lock("a"), None)
-    await holder.has_first.wait()
+    await holder.reached_first()
     waiter = task(face.do(clients[1].lock("a").acquire))
     both = None
     if not face.capabilities.deadlocks:
