@@ -400,7 +400,10 @@ LIMITS = {
     },
     "dibs.load": {"WINDOW_S": "advice is measured over so many seconds"},
     "dibs.crew": {"WORKERS_MAX": "most workers of one run"},
-    "dibs.multilock": {"NAMES_MAX": "most names in one multilock"},
+    "dibs.multilock": {
+        "NAMES_MAX": "most names in one multilock",
+        "PAUSES_MAX": "one that is refused once more pauses for up to so many times what asking took",
+    },
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }
 INSIDE = {

@@ -693,6 +693,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.multilock": {
         "dibs.copies",
         "dibs.errors",
+        "dibs.hold",
         "dibs.names",
         "dibs.steps",
         "dibs.grips",

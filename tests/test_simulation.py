@@ -7,10 +7,8 @@ import os
 
 import pytest
 
-from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS, Bug
-from tests.simulation.job_bugs import JOB_BUGS
-from tests.simulation.jobs import simulate_jobs
-from tests.simulation.once_bugs import ONCE_BUGS
+from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.planted import PLANTED, Worlds
 from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
@@ -28,21 +26,28 @@ def test_no_seed_breaks_a_promise() -> None:
 def test_no_seed_breaks_a_promise_about_permits() -> None:
     """The same for semaphores, read/write locks and downgrades."""
     for seed in range(SEEDS):
-        simulate(seed, permits=True)
+        simulate(seed, "permits")
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise_about_work_that_is_done_once() -> None:
     """The same for `once`: who is told that it is done is right, nobody does it again, and whoever waits gets it."""
     for seed in range(SEEDS):
-        simulate(seed, once=True)
+        simulate(seed, "once")
+
+
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
+def test_no_seed_breaks_a_promise_about_multilocks() -> None:
+    """The same for several names at once: all or nothing, and who waits holds none of them."""
+    for seed in range(SEEDS):
+        simulate(seed, "multilocks")
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise_about_jobs() -> None:
     """The same for queues: nothing that was put is lost, each job is one worker's at a time, and is ended once."""
     for seed in range(SEEDS):
-        simulate_jobs(seed)
+        Worlds("queues").simulate(seed)
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
@@ -64,18 +69,14 @@ def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:
     assert len(broken) >= 10
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *PERMIT_BUGS, *ONCE_BUGS, *JOB_BUGS, *STEP_BUGS], ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
     with bug.planted():
         for seed in range(bug.seeds):
             try:
-                if bug in JOB_BUGS:
-                    simulate_jobs(seed)
-                else:
-                    steps = "observe" if bug in STEP_BUGS else ""
-                    simulate(seed, permits=bug in PERMIT_BUGS, once=bug in ONCE_BUGS, steps=steps)
+                PLANTED[bug].simulate(seed)
             except BrokenPromise as broken:
                 if broken.what.startswith(bug.breaks):
                     return
@@ -86,10 +87,8 @@ def test_planted_bug_is_found(bug: Bug) -> None:
 def test_a_seed_is_a_run() -> None:
     """The same seed gives the same run, step for step, so that a failure can be looked at again."""
     for seed in range(40):
-        assert simulate(seed) == simulate(seed)
-        assert simulate_jobs(seed) == simulate_jobs(seed)
-        assert simulate(seed, once=True) == simulate(seed, once=True)
-        assert simulate(seed, steps="observe") == simulate(seed, steps="observe")
+        for worlds in set(PLANTED.values()):
+            assert worlds.simulate(seed) == worlds.simulate(seed)
 
 
 def test_a_broken_promise_tells_its_story() -> None:

@@ -198,8 +198,7 @@ class ClaimsCore(Generic[B]):
                     (missing if type(ask.outcome) is Gone else busy).append(value)
                 taken += 1
         except BaseException:
-            for ask in asks[taken:]:
-                session.withdraw(ask)
+            session.withdraw(*asks[taken:])
             raise
 
     def _count(

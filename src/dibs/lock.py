@@ -67,14 +67,13 @@ class LockCore(Gripped[L]):
 
         No ``release`` of this lock knows of it, unless it is to be ``gripped``.
         """
-        terms = self.terms
         session = self._desk.session()
         holding = limit_s != 0 and owner in session.holdings.owned
         if holding:
             if limit_s is None:
                 self.refuse_own(owner)
             session.rings.taking(owner, self._key)
-        ask = session.wish(self._key, terms, owner, limit_s != 0)
+        ask = self._wish(session, owner, limit_s != 0)
         try:
             session.submit(ask)
             if self.LOOKS and limit_s != 0:
@@ -110,6 +109,10 @@ class LockCore(Gripped[L]):
         except BaseException:
             session.withdraw(ask)
             raise
+
+    def _wish(self, session: Session, owner: object, blocking: bool) -> AcquireAsk:
+        """What the store is to be asked."""
+        return session.wish(self._key, self.terms, owner, blocking)
 
     def is_over(self) -> Steps[bool]:
         """Whether there is nothing to wait for any more."""
@@ -215,20 +218,21 @@ def answered(session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
     return hold if isinstance(hold, Hold) else None
 
 
-def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | None]]:
+def obtain_all(cores: Sequence[LockCore[L]], owner: object, within_s: float) -> Steps[list[L | None]]:
     """Ask once for several names of one client, in one call; the leases, and None for those that are not to be had.
 
-    When it raises, everything that was asked for is given back.
+    The store has to answer within so many seconds. When it raises, everything that was asked for is given back.
     """
     if not cores:
         return []
     session = cores[0]._desk.session()
-    asks = [session.wish(core._key, core.terms, owner, False) for core in cores]
+    end = session.clock.now() + within_s
+    asks = [core._wish(session, owner, False) for core in cores]
     try:
         session.submit_all(asks)
         leases: list[L | None] = []
         for core, ask in zip(cores, asks, strict=True):
-            settled = ask.settled or (yield session, ask, session.request_timeout_s)
+            settled = ask.settled or (yield session, ask, max(0.0, end - session.clock.now()))
             hold = core._answered(session, ask, settled)
             if hold is not None and hold.state == HELD and session.clock.now() < hold.trusted_until:
                 leases.append(core._make_lease(session, hold, core.name))
@@ -236,8 +240,7 @@ def obtain_all(cores: Sequence[LockCore[L]], owner: object) -> Steps[list[L | No
                 leases.append(None)
         return leases
     except BaseException:
-        for ask in asks:
-            session.withdraw(ask)
+        session.withdraw(*asks)
         raise
 
 

@@ -4,6 +4,14 @@ All are asked for in one call. When one of them cannot be had, what was granted 
 is waited for: whoever waits here holds nothing, so no set of multilocks can wait for each other in a circle. The wait
 is for one name at a time, in line like everybody; when it has been had, the others are asked for again. Names are
 asked for in the order of their code points, so that callers with the same names meet at the first.
+
+Whoever has waited for a name keeps its place in that line until all are there: it gives back what it cannot use without
+the others, and asks for it from the same place again. Else those who wait for the same names would go from the end of
+one line to the end of the next, and each be refused what is kept for the others. And it pauses at random before it
+waits once more: the requests of a process travel together, so its callers would change places in step.
+
+Until all are there, nobody has any of them in hand: such a grant is neither renewed nor told to be lost. What is over
+before the others are there is asked for again, with all the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
+from dibs.hold import HELD
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore, obtain_all, wait_limit
 from dibs.lockable import Lockable
@@ -19,7 +28,7 @@ from dibs.names import check_name
 from dibs.steps import all_of, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dibs.copies import LostMultiLease
     from dibs.desk import Desk
@@ -29,9 +38,12 @@ if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.steps import Steps
     from dibs.terms import Terms
+    from dibs.wishes import AcquireAsk
 
 # As many names as fit into one call to the store.
 NAMES_MAX = 1000
+# Who is refused once more pauses, at random, for up to so many times what asking took: once, twice, … this many times.
+PAUSES_MAX = 8
 
 L = TypeVar("L", bound=LeaseFacts)
 M = TypeVar("M", bound="MultiLeaseFacts[Any]")
@@ -132,10 +144,43 @@ def _told(steps: Steps[None]) -> Steps[bool]:
     return True
 
 
+class _Had(LeaseFacts):
+    """The grant of one of the names, before all are there: of this one nobody is told, and it renews nothing."""
+
+    __slots__ = ()
+
+    def __init__(self, session: Session, hold: Hold, name: str) -> None:
+        self._session = session
+        self._hold = hold
+        self._name = name
+
+
+class _Part(LockCore[_Had]):
+    """One of the names, for one caller who waits: it keeps the place in line that it has had there."""
+
+    __slots__ = ("_ask", "_ticket")
+
+    def __init__(self, desk: Desk, name: str, terms: Terms) -> None:
+        super().__init__(desk, name, terms, _Had)
+        self._ticket: int | None = None
+
+    def _wish(self, session: Session, owner: object, blocking: bool) -> AcquireAsk:
+        self._ask = ask = super()._wish(session, owner, blocking)
+        if self._ticket:
+            ask.request = ask.request._replace(ticket=self._ticket)
+            # A release while it takes its place may have found nobody there to tell: it asks once more.
+            ask.hinted = blocking
+        return ask
+
+    def keep_place(self) -> None:
+        """It was waited for, and had."""
+        self._ticket = self._ask.request.ticket or self._ticket
+
+
 class MultiCore(Gripped[M], Generic[M, L]):
     """What a multilock does, in steps for either face."""
 
-    __slots__ = ("_cores", "_desk", "_make", "_refused", "names")
+    __slots__ = ("_cores", "_desk", "_make", "_make_lease", "_refused", "names")
 
     def __init__(
         self,
@@ -149,8 +194,9 @@ class MultiCore(Gripped[M], Generic[M, L]):
         super().__init__(", ".join(self.names), terms)
         self._desk = desk
         self._make = make
-        self._cores: list[LockCore[L]] = [LockCore(desk, name, terms, make_lease) for name in sorted(self.names)]
-        self._refused: LockCore[L] = self._cores[0]
+        self._make_lease = make_lease
+        self._cores: Sequence[LockCore[_Had]] = [LockCore(desk, name, terms, _Had) for name in sorted(self.names)]
+        self._refused: LockCore[_Had] = self._cores[0]
 
     def acquire(self, owner: object, blocking: bool = True, timeout: Seconds | None = -1) -> Steps[M | None]:
         limit_s = wait_limit(self.terms, blocking, timeout)
@@ -164,35 +210,64 @@ class MultiCore(Gripped[M], Generic[M, L]):
             session.rings.taking(owner, *(core._key for core in self._cores))
         clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
-        had: dict[int, L] = {}
-        answers: list[L | None] = []
+        had: dict[int, _Had] = {}
+        answers: list[_Had | None] = []
+        parts: list[_Part] = []
+        pauses = 0
         try:
             while True:
-                rest = [place for place in range(len(self._cores)) if place not in had]
-                answers = yield from obtain_all([self._cores[place] for place in rest], owner)
+                cores = parts or self._cores
+                rest = [place for place in range(len(cores)) if place not in had]
+                asked_at = clock.now()
+                # Granted in the last moment, what was waited for leaves less than one request's time for the rest.
+                late_s = 0.0 if until is None else max(0.0, asked_at - until)
+                within_s = session.request_timeout_s - late_s
+                answers = yield from obtain_all([cores[place] for place in rest], owner, within_s)
                 refused = next((place for place, lease in zip(rest, answers, strict=True) if lease is None), None)
                 had |= {place: lease for place, lease in zip(rest, answers, strict=True) if lease is not None}
                 if refused is None:
-                    break
+                    multi = self._hand_over(session, had.values())
+                    if multi is not None:
+                        self._grip(owner, multi)
+                        return multi
                 self._drop_all(had.values())
                 had, answers = {}, []
-                self._refused = self._cores[refused]
+                self._refused = cores[refused or 0]
                 left_s = None if until is None else until - clock.now()
                 if left_s is not None and left_s <= 0:
                     return None
-                lease = yield from self._refused.obtain(owner, left_s)
+                if refused is None:  # it was over by the time that all were there
+                    continue
+                if parts:
+                    # It met others. Those who give back, wait and ask in step with it would do so for ever.
+                    pauses = min(pauses + 1, PAUSES_MAX)
+                    pause_s = clock.jitter() * (clock.now() - asked_at) * pauses
+                    yield session, session.pause(), pause_s if left_s is None else min(pause_s, left_s)
+                else:
+                    parts = [_Part(self._desk, core.name, self.terms) for core in self._cores]
+                self._refused = part = parts[refused]
+                lease = yield from part.obtain(owner, left_s)
                 if lease is None:
                     return None
                 had = {refused: lease}
-            by_name = {self._cores[place].name: lease for place, lease in had.items()}
-            multi = self._make({name: by_name[name] for name in self.names})
-            self._grip(owner, multi)
-            return multi
+                part.keep_place()
         except BaseException:
             self._drop_all([*had.values(), *answers])
             raise
 
-    def _drop_all(self, had: Iterable[L | None]) -> None:
+    def _hand_over(self, session: Session, had: Collection[_Had]) -> M | None:
+        """Give the caller all of it; None when one of them is over already."""
+        by_name = {each.name: self._make_lease(session, each._hold, each.name) for each in had}
+        multi = self._make({name: by_name[name] for name in self.names})
+        now = session.clock.now()
+        # Looked at when the leases are made: what is over from now on is told, as of any lease.
+        holds = multi._holds
+        if all(hold.state == HELD and now < hold.trusted_until for hold in holds) or not session.unmake(*holds):
+            return multi
+        self._drop_all(by_name.values())  # as long as they are there: a Lease that is dropped is left to its ttl
+        return None
+
+    def _drop_all(self, had: Iterable[LeaseFacts | None]) -> None:
         """Give back what was had, in one call, without waiting for the answer."""
         holds = [lease._hold for lease in had if lease is not None]
         for hold in holds:

@@ -164,33 +164,37 @@ class Session:
             for ask in asks:
                 self.lane.put(ask)
 
-    def unmake(self, hold: Hold) -> bool:
-        """Unmake the Lease that was just made of a hold; False when its loss is being told already."""
+    def unmake(self, *holds: Hold) -> bool:
+        """Unmake the Leases that were just made of these; False, and none is, when a loss is being told already."""
         with self.mutex:
-            if not hold.loud:
+            if any(hold.loud for hold in holds):
+                return False
+            for hold in holds:
                 hold.given = False
-        return not hold.loud
+        return True
 
-    def withdraw(self, ask: AcquireAsk) -> None:
-        """Nobody wants the answer any more: leave the line, and give back what was or may yet be granted."""
+    def withdraw(self, *asks: AcquireAsk) -> None:
+        """Nobody wants the answers any more: leave the lines, and give back what was or may yet be granted."""
         try:
-            self._withdraw(ask)
+            self._withdraw(asks)
         except BaseException:  # a Ctrl-C on the way out must not leave it half withdrawn
-            self._withdraw(ask)
+            self._withdraw(asks)
             raise
 
-    def _withdraw(self, ask: AcquireAsk) -> None:
+    def _withdraw(self, asks: Sequence[AcquireAsk]) -> None:
         with self.mutex:
-            ask.dropped = True
-            hold = ask.hold
-            if ask.blocking:
-                self.waiting.leave_line(ask)
-            if hold is None and not self.closed and ask.may_be_known():
-                # It was sent, so it may be granted or in line yet; this release travels behind it.
-                self.lane.put(ask.undoing())
-        if isinstance(hold, Hold):
+            for ask in asks:
+                ask.dropped = True
+                if ask.blocking:
+                    self.waiting.leave_line(ask)
+                if ask.hold is None and not self.closed and ask.may_be_known():
+                    # It was sent, so it may be granted or in line yet; this release travels behind it.
+                    self.lane.put(ask.undoing())
+        holds = [ask.hold for ask in asks if isinstance(ask.hold, Hold)]
+        for hold in holds:
             hold.given = hold.orphan = False  # whatever was made of it, nobody has it in hand
-            self.keeper.give_back(hold)
+        if holds:
+            self.keeper.give_back(*holds)
         else:
             self.lane.start()
 

@@ -121,6 +121,11 @@ def all_of(many: Sequence[Steps[bool]]) -> Steps[bool]:
     answers: dict[int, bool | Exception] = {}
     yield from together(many, answers)
     errors = [answer for answer in answers.values() if isinstance(answer, Exception)]
-    for error in sorted(errors, key=lambda error: not isinstance(error, LeaseLost)):
-        raise error
-    return all(answers.values())
+    errors.sort(key=lambda error: not isinstance(error, LeaseLost))
+    try:
+        if errors:
+            raise errors[0]
+        return all(answers.values())
+    finally:  # an error knows this frame: if that knew the error, the leases of both would wait for the collector
+        answers.clear()
+        errors.clear()

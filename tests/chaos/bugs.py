@@ -33,7 +33,7 @@ def _leaked() -> None:
     """What is granted to a caller that was cancelled stays with it, and is renewed."""
     from dibs.session import Session
 
-    Session.withdraw = lambda self, ask: None  # type: ignore[method-assign]
+    Session.withdraw = lambda self, *asks: None  # type: ignore[method-assign]
 
 
 BUGS: dict[str, Callable[[], None]] = {

@@ -14,44 +14,33 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
-from tests.simulation.job_bugs import JOB_BUGS
-from tests.simulation.jobs import simulate_jobs
-from tests.simulation.once_bugs import ONCE_BUGS
-from tests.simulation.scenario import simulate
+from tests.simulation.planted import PLANTED, Worlds
 from tests.simulation.world import TIME_LINE_MAX, BrokenPromise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ALL_BUGS = (*BUGS, *PERMIT_BUGS, *ONCE_BUGS, *JOB_BUGS, *STEP_BUGS)
+#: Kinds of worlds other than those with locks, and what there is in them.
+KINDS = {
+    "permits": "semaphores and read/write locks",
+    "once": "works that are to be done once",
+    "multilocks": "locks of several names",
+    "queues": "queues of jobs",
+}
 # Seeds between two lines of progress, and what a worker is given at a time.
 CHUNK = 250
 
 
-def hunt(
-    start: int,
-    seeds: int,
-    signals: bool,
-    permits: bool,
-    once: bool,
-    queues: bool,
-    steps: str,
-    bug_name: str | None,
-    last: int = 0,
-) -> list[tuple[int, str]]:
+def hunt(start: int, seeds: int, worlds: Worlds, bug_name: str | None, last: int = 0) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
     for seed in range(start, start + seeds):
         try:
             with ExitStack() as stack:
                 if bug_name is not None:
-                    bug = next(bug for bug in ALL_BUGS if bug.name == bug_name)
+                    bug = next(bug for bug in PLANTED if bug.name == bug_name)
                     stack.enter_context(bug.planted())
-                if queues:
-                    simulate_jobs(seed)
-                else:
-                    simulate(seed, signals=signals, permits=permits, once=once, steps=steps)
+                worlds.simulate(seed)
         except BrokenPromise as error:
             broken.append((seed, error.told(last) if last else str(error)))
     return broken
@@ -68,9 +57,10 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
-    parser.add_argument("--permits", action="store_true", help="with semaphores and read/write locks instead of locks")
-    parser.add_argument("--once", action="store_true", help="with works that are to be done once instead of locks")
-    parser.add_argument("--queues", action="store_true", help="with queues of jobs instead of locks")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.set_defaults(kind="locks")
+    for kind, what in KINDS.items():
+        kinds.add_argument(f"--{kind}", action="store_const", dest="kind", const=kind, help=f"with {what}, not locks")
     parser.add_argument(
         "--steps",
         choices=("observe", "expiry"),
@@ -79,34 +69,28 @@ def main() -> int:
     )
     parser.add_argument("--keep-going", action="store_true", help="count broken seeds instead of stopping at the first")
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
-    parser.add_argument("--bug", choices=[bug.name for bug in ALL_BUGS], metavar="NAME", help="with this planted bug")
+    parser.add_argument("--bug", choices=[bug.name for bug in PLANTED], metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
-    options.permits = options.permits or options.bug in [bug.name for bug in PERMIT_BUGS]
-    options.once = options.once or options.bug in [bug.name for bug in ONCE_BUGS]
-    if options.bug in [bug.name for bug in STEP_BUGS]:
-        options.steps = "observe"
-    options.queues = options.queues or options.bug in [bug.name for bug in JOB_BUGS]
-    if options.queues and (options.signals or options.permits or options.once or options.steps):
-        parser.error("--queues goes with none of --signals, --permits, --once and --steps")
-    if options.once and (options.permits or options.steps):
-        parser.error("--once goes with neither --permits nor --steps")
-    if options.permits and options.steps == "observe":
-        parser.error("--permits does not go with --steps observe: only locks are taken over so")
-    how = (options.signals, options.permits, options.once, options.queues, options.steps, options.bug)
+    worlds = Worlds(options.kind, options.steps, options.signals)
+    if options.bug is not None:
+        worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
+    if worlds.steps and worlds.kind != "locks":
+        parser.error("--steps is for worlds of locks")
+    if worlds.signals and worlds.kind == "queues":
+        parser.error("--signals is for worlds without queues")
     if options.show is not None:
-        for _, story in hunt(options.show, 1, *how, TIME_LINE_MAX):
+        for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):
             print(story)
             return 1
-        signals, permits, once, queues, steps, _ = how
-        show = simulate_jobs(options.show) if queues else None
-        print(show or simulate(options.show, signals=signals, permits=permits, once=once, steps=steps))
+        print(worlds.simulate(options.show))
         return 0
     began = time.monotonic()
     done = 0
     broken: list[tuple[int, str]] = []
     with ProcessPoolExecutor(options.jobs) as pool:
         waiting = [
-            (seeds, pool.submit(hunt, first, seeds, *how)) for first, seeds in chunks(options.start, options.seeds)
+            (seeds, pool.submit(hunt, first, seeds, worlds, options.bug))
+            for first, seeds in chunks(options.start, options.seeds)
         ]
         for seeds, future in waiting:
             found = future.result()

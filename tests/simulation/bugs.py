@@ -281,14 +281,14 @@ BUGS = (
         "a withdrawn ask whose grant is kept",
         ("P9",),
         70,
-        (Edit(Session, "_withdraw", "if hold is None and", "if False and"),),
+        (Edit(Session, "_withdraw", "if ask.hold is None and", "if False and"),),
     ),
     Bug(
         "a hold that nobody was given, kept and renewed",
         ("P9", "P7"),
         2700,
         (
-            Edit(Session, "_withdraw", "self.keeper.give_back(hold)", "pass"),
+            Edit(Session, "_withdraw", "self.keeper.give_back(*holds)", "pass"),
             Edit(Renewer, "_sort", "not hold.given", "False"),
         ),
     ),

@@ -136,13 +136,14 @@ class Claim:
 class Attempt:
     """A program's acquire under way."""
 
-    __slots__ = ("ask", "process", "since", "timeout")
+    __slots__ = ("asked_at", "asks", "process", "since", "timeout")
 
     def __init__(self, process: Process, timeout: float | None, since: float) -> None:
         self.process = process
         self.timeout = timeout
-        self.since = since
-        self.ask: AcquireAsk | None = None
+        self.since = self.asked_at = since
+        #: What the session was asked for it; of several, each after the one before, or together.
+        self.asks: list[AcquireAsk] = []
 
 
 class Checker:
@@ -156,12 +157,15 @@ class Checker:
         #: Which claim was granted a token of a name; and who has the name, with how many permits, until its release.
         self.claims_by_token: dict[tuple[str, int], str] = {}
         self.holders: dict[str, dict[str, int]] = {}
-        #: Who waits at the store, in the order of arrival: claim ids.
-        self.lines: dict[str, list[str]] = {}
+        #: Who waits at the store, by name and claim: as which arrival of all.
+        self.lines: dict[str, dict[str, int]] = {}
+        #: What stands for a ticket of a name: that arrival, and whose it is.
+        self._arrivals: dict[tuple[str, int], tuple[int, Process]] = {}
         self.tenures: list[Tenure] = []
         self.live: list[Tenure] = []
         self.over: list[Tenure] = []
         self.attempts: dict[object, Attempt] = {}
+        self._asks: dict[str, AcquireAsk] = {}
         #: Nothing goes wrong in this world: promises that faults suspend are checked, too.
         self.calm = False
         self.in_order = False
@@ -253,22 +257,29 @@ class Checker:
 
     def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
         """A claim that waits was told Held."""
-        line = self.lines.setdefault(request.name, [])
-        if claim.withdrawn_at is None and request.claim_id not in line:
-            line.append(request.claim_id)
+        if outcome.ticket is None:
+            return  # it is asked for along with another
+        arrival, _ = self._arrivals.setdefault((request.name, outcome.ticket), (len(self._arrivals), claim.process))
+        if claim.withdrawn_at is None:
+            self.lines.setdefault(request.name, {})[request.claim_id] = arrival
 
     def _passes(self, request: Acquire, claim: Claim) -> None:
         """P13: a claim that was granted leaves the line, with whoever was before it."""
         claim_id = request.claim_id
-        line = self.lines.get(request.name, [])
-        if claim_id in line:
-            ahead = line[: line.index(claim_id)]
-            del line[: len(ahead) + 1]
-        else:
-            ahead = line
-        if self.in_order and claim.withdrawn_at is None:
-            for other in ahead:
-                self.world.broken(f"P13 {claim_id} is granted before {other}, who came first")
+        # Who takes a claim back is told a moment later that it has: of that one, nobody waits any more.
+        line = {other: at for other, at in self.lines.get(request.name, {}).items() if not self._is_dropped(other)}
+        place = line.pop(claim_id, len(self._arrivals))
+        if request.ticket is not None and (request.name, request.ticket) in self._arrivals:
+            place = min(place, self._arrivals[request.name, request.ticket][0])
+        self.lines[request.name] = {other: at for other, at in line.items() if at > place}
+        if self.in_order and claim.withdrawn_at is None and not self._is_dropped(claim_id):
+            for other, at in line.items():
+                if at < place:
+                    self.world.broken(f"P13 {claim_id} is granted before {other}, who came first")
+
+    def _is_dropped(self, claim_id: str) -> bool:
+        ask = self._asks.get(claim_id)
+        return ask is not None and ask.dropped
 
     def lease_broken(self, name: str, token: int, now: bool) -> None:
         """An operator broke a lease; ``now`` takes the promise of exclusion away from it, as documented."""
@@ -290,6 +301,10 @@ class Checker:
             if claim.granted:
                 claim.followed_up = True
             if isinstance(request, Acquire):
+                if request.ticket is not None and not request.permits:
+                    _, whose = self._arrivals.get((request.name, request.ticket), (0, call.process))
+                    if whose is not call.process:
+                        self.world.broken(f"P13 {request.claim_id} asks with a ticket of {whose.name}")
                 if claim.withdrawn_at is not None:
                     claim.sent_after += 1
                     if claim.sent_after > 1:
@@ -344,23 +359,27 @@ class Checker:
 
     def wished(self, who: object, ask: AcquireAsk) -> None:
         """The session made an ask for the program's attempt."""
+        self._asks[ask.request.claim_id] = ask
         attempt = self.attempts.get(who)
         if attempt is not None:
-            attempt.ask = ask
+            attempt.asks.append(ask)
+            attempt.asked_at = self.world.now
         if not ask.blocking:
             self._once.add(ask.request.claim_id)
 
     def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         """The acquire returned a lease; ``told`` is when its on_lost was called."""
-        attempt = self._over(who, session)
-        claim = self._claim(hold.claim_id, attempt.process)
+        return self._given(self._over(who, session).process, session, hold, min_hold, told)
+
+    def _given(self, process: Process, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
+        claim = self._claim(hold.claim_id, process)
         claim.given = claim.followed_up = True
-        tenure = Tenure(attempt.process, session, hold, min_hold, told)
+        tenure = Tenure(process, session, hold, min_hold, told)
         self.tenures.append(tenure)
         self.live.append(tenure)
         if hold.state != HELD:
             tenure.stillborn = True
-            if attempt.process.clock.boot() < hold.trusted_until and not (session.closed or claim.broken):
+            if process.clock.boot() < hold.trusted_until and not (session.closed or claim.broken):
                 self.world.broken(f"P6 acquire returned {hold.claim_id} in the middle of its trust, and it is over")
         if hold.trusted_until <= claim.answered_at:
             self.world.broken(f"P6 {hold.claim_id} was over before its grant was even answered")
@@ -373,14 +392,15 @@ class Checker:
     def not_acquired(self, who: object, session: SimSession) -> None:
         """The acquire returned None, or raised."""
         attempt = self._over(who, session)
-        ask = attempt.ask
-        if ask is None:
-            return
-        claim = self._claim(ask.request.claim_id, attempt.process)
+        for ask in attempt.asks:
+            self._withdrawn(attempt.process, session, ask)
+
+    def _withdrawn(self, process: Process, session: SimSession, ask: AcquireAsk) -> None:
+        """Nothing came of this ask for the program that made it."""
+        claim = self._claim(ask.request.claim_id, process)
         claim.withdrawn_at = self.world.now
         for line in self.lines.values():
-            if ask.request.claim_id in line:
-                line.remove(ask.request.claim_id)
+            line.pop(ask.request.claim_id, None)
         claim.excused = session.closed or self.anywhere or (type(ask.outcome) is Hold and ask.outcome.given)
         if self.calm and not claim.excused:
             self.world.at(self.world.now + self.slack_s, self._given_back, ask)
@@ -484,13 +504,13 @@ class Checker:
     def _look_for_waiters(self, now: float) -> None:
         """P7, P12: a free name that somebody waits for is taken."""
         for attempt in self.attempts.values():
-            ask, process = attempt.ask, attempt.process
+            ask, process = attempt.asks[-1] if attempt.asks else None, attempt.process
             if ask is None or not ask.blocking or process.dead or process.paused:
                 continue
             free_at = self._free_at(ask.request.name)
             if free_at is None:
                 continue
-            quiet_since = max(free_at, attempt.since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
+            quiet_since = max(free_at, attempt.asked_at, process.troubled_at, self.world.trouble_until + BACKOFF_S)
             if now - quiet_since > self.taken_within_s + self.slack_s:
                 self.world.broken(
                     f"P7 {ask.request.claim_id} waits for a name that is free since {free_at:.3f}, in peace and quiet "

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dibs.lease import Lease
     from dibs.once_record import OnceRecord
     from dibs.store import Acquire, Outcome, Request, Transfer
-    from dibs.wishes import AcquireAsk
-    from tests.simulation.checker import Claim
     from tests.simulation.network import Call
     from tests.simulation.world import World
 
@@ -129,7 +127,6 @@ class OnceChecker(Checker):
         self._lost: set[str] = set()
         #: Tokens of marks that an operator has taken away.
         self._forgotten: set[int] = set()
-        self._asks: dict[str, AcquireAsk] = {}
 
     def applied(self, call: Call, request: Request, holder: str | None, outcome: Outcome) -> None:
         super().applied(call, request, holder, outcome)
@@ -152,18 +149,6 @@ class OnceChecker(Checker):
     def lease_broken(self, name: str, token: int, now: bool) -> None:
         self._forgotten.add(token)
         super().lease_broken(name, token, now)
-
-    def wished(self, who: object, ask: AcquireAsk) -> None:
-        self._asks[ask.request.claim_id] = ask
-        super().wished(who, ask)
-
-    def _passes(self, request: Acquire, claim: Claim) -> None:
-        # Who begins asks several times: of an ask that it does not wait for any more, nobody else is told.
-        dropped = {claim_id for claim_id, ask in self._asks.items() if ask.dropped}
-        line = self.lines.get(request.name, [])
-        line[:] = [claim_id for claim_id in line if claim_id not in dropped]
-        if request.claim_id not in dropped:
-            super()._passes(request, claim)
 
     # -- the programs ---------------------------------------------------------------------------------------------
 

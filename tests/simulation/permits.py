@@ -153,7 +153,7 @@ class PermitChecker(Checker):
     def _look_for_waiters(self, now: float) -> None:
         wanted: dict[str, int] = {}
         for attempt in self.attempts.values():
-            ask = attempt.ask
+            ask = attempt.asks[-1] if attempt.asks else None
             if ask is not None and ask.blocking and not attempt.process.dead and not attempt.process.paused:
                 name = ask.request.name
                 wanted[name] = max(wanted.get(name, 0), ask.request.take)

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
+from tests.simulation.multilocks import MultiChecker, MultiProgram
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.onces import KEEPS_S, OnceChecker, OnceProgram
 from tests.simulation.permits import PermitChecker, PermitProgram
@@ -17,6 +18,13 @@ from tests.simulation.world import Task, World, new_world
 # Loaded by who needs them; within a seed that would be so many more instructions, for the first seed that does.
 for module in ("dibs.lock_order", "dibs.notes"):
     import_module(module)
+#: What programs do in a world of each kind, and what may not happen there.
+KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
+    "locks": (Program, Checker),
+    "permits": (PermitProgram, PermitChecker),
+    "once": (OnceProgram, OnceChecker),
+    "multilocks": (MultiProgram, MultiChecker),
+}
 # Programs more in each process of a world with a crowd.
 CROWD = 5
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -33,22 +41,21 @@ class Result(NamedTuple):
     events: int
 
 
-def simulate(seed: int, *, signals: bool = False, permits: bool = False, once: bool = False, steps: str = "") -> Result:
+def simulate(seed: int, kind: str = "locks", *, signals: bool = False, steps: str = "") -> Result:
     """Run one scenario to its end. Raises BrokenPromise.
 
-    permits: the names are a lock for readers and writers, and a semaphore.
-    once: the names are works that are to be done once.
+    kind: what the programs take, one of KINDS.
     signals: programs are also interrupted between any two instructions of dibs, as a signal handler that raises would.
     steps: the store's clock is set now and then, and leases are taken over in this way ("observe", "expiry").
     """
     with new_world(seed) as world:
-        return _simulate(world, signals, permits, once, steps)
+        return _simulate(world, kind, signals, steps)
 
 
-def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str) -> Result:
+def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     rand = world.random
-    kind = PermitChecker if permits else OnceChecker if once else StepChecker if steps else Checker
-    checker = kind(world)
+    does, checks = KINDS[kind]
+    checker = (StepChecker if steps and checks is Checker else checks)(world)
     network = Network(world, checker)
     network.takeover = steps or "expiry"
     checker.network = network
@@ -74,7 +81,7 @@ def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str
     interrupts = rand() < 0.3
     cuts = not calm and rand() < 0.5
     starves = not calm and world.seed % 8 == 5  # the others stay the worlds that they were
-    crowd = CROWD if permits and world.seed % 8 == 6 else 0  # so that some are asked for along with others
+    crowd = CROWD if kind == "permits" and world.seed % 8 == 6 else 0  # so that some are asked for along with others
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
     # A poll and its way must fit into the line's grace, which is counted by the store's clock.
@@ -98,7 +105,7 @@ def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str
         world.at(horizon, _no_more_stalls, world)
 
     habits = Habits(
-        names=1 if rand() < (0.4 if permits else 0.7) else 2,
+        names=1 if rand() < (0.4 if kind == "permits" else 0.7) else 2,
         rounds=3,
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
         renew=(0.9, 0.9, 0.2)[int(rand() * 3)],
@@ -120,7 +127,6 @@ def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str
         host = Host(world, network, process, timeouts)
         hosts.append(host)
         for thread in range(1 + int(2.5 * rand()) + crowd):
-            does = PermitProgram if permits else OnceProgram if once else Program
             program = does(host, f"{process.name}.{thread}", habits)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
@@ -151,7 +157,7 @@ def _simulate(world: World, signals: bool, permits: bool, once: bool, steps: str
         sweeper.task = world.start(process, "sweeper", sweeper)
         task = sweeper.task
         world.run(lambda: task.over)
-    return finished(world, checker, FREE_AFTER_S + max(KEEPS_S) * once)
+    return finished(world, checker, FREE_AFTER_S + max(KEEPS_S) * (kind == "once"))
 
 
 def finished(world: World, checker: Checker, free_after_s: float) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from dibs._typing import TYPE_CHECKING, NamedTuple
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.clock import boot_now
 from dibs.store import LINE_GRACE_S
 from dibs.stores.zookeeper_link import ABSENT, NOT_EMPTY, No, Session
@@ -145,11 +145,17 @@ class Line:
 
     # -- coming, standing, going ----------------------------------------------------------------------------------
 
-    def enter(self, request: Acquire, session: Session, number: int | None, *, new: bool) -> Flights:
-        """Make the waiter's node; a waiter that was passed over gets the one it had."""
+    def enter(
+        self, request: Acquire, session: Session, number: int | None, *, new: bool, behind: Sequence[Waiter] = ()
+    ) -> Flights:
+        """Make the waiter's node; a waiter that had a place before gets that one.
+
+        ``behind`` is who stands right behind that, and may have been the first. It finds its node changed then.
+        """
         line = self._nodes.line(request.name)
         node = waiter_node(line, request.claim_id, number, request.take if request.permits else 0)
         operations: list[Operation] = [("create", line, b"", self._acl)] if new else []
+        operations += [("set_data", waiter.path, b"") for waiter in behind]
         (done,) = yield [session.multi([*operations, ("create", node, b"", self._acl, True, number is None)])]
         if type(done) is No and new and done.at == 0 and done.why == ABSENT:
             yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
@@ -184,11 +190,12 @@ class Line:
         target = ahead[-1].path if ahead else self._nodes.permit(request.name)
         if place.armed == target:
             if flight:
-                yield flight
+                _signed(place, (yield flight))
             return True
         place.armed = target
         # Also where there are no children: such a watch rings for the end of a node, and not for a sign of life.
-        *_, still = yield [*flight, session.children(target, pool.alarm(place))]
+        *signs, still = yield [*flight, session.children(target, pool.alarm(place))]
+        _signed(place, signs)
         if type(still) is not No and (ahead or (set(still) == set(seen) if seen is not None else still)):
             return True
         place.armed = None
@@ -214,3 +221,10 @@ class Line:
             (done,) = yield [session.multi([*own, ("delete", line)] if alone else own)]
             if type(done) is No and done.why == NOT_EMPTY:
                 yield [session.multi(own)]
+
+
+def _signed(place: Place, answers: Sequence[Any]) -> None:
+    """Its signs of life have changed its node."""
+    for done in answers:
+        if type(done) is list:
+            place.version = done[0].version

@@ -72,7 +72,7 @@ class Locks:
         if place is not None:
             place.asked_at = boot_now()
             if place.first:
-                attempt = [*take, ("delete", place.path)]
+                attempt = [*take, ("delete", place.path, place.version)]
         elif request.ticket is None:
             # Nobody may be waiting: a directory that can be made was not there.
             attempt = [("create", line, b"", self._acl), ("delete", line), *take]
@@ -124,7 +124,8 @@ class Locks:
             if request.wake is None:
                 break
             if own is None:
-                yield from self._line.enter(request, session, number, new=type(names) is No)
+                after = in_order([w for w in others if number is not None and before(number, w.number)])
+                yield from self._line.enter(request, session, number, new=type(names) is No, behind=after[:1])
                 continue
             free = held.holder is None  # then those behind want to know who is alive
             if (yield from self._line.stand(request, session, own, ahead, alone=not others, sign=free)):

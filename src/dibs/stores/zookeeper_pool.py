@@ -108,8 +108,8 @@ class Place:
     """A waiter's node in line."""
 
     #: Nobody stands before it, or stood behind it, when it last looked.
-    first = False
-    alone = False
+    first = alone = False
+    version = 0  # of its node, as far as is known here: whoever takes the place right before it changes that
     #: The path that is watched for it.
     armed: str | None = None
 

@@ -102,6 +102,37 @@ def newcomers_go_behind(bench: Bench) -> None:
 
 
 @case("P13", fifo)
+def a_place_is_kept_by_who_could_not_use_it(bench: Bench) -> None:
+    """Who was granted a name in its turn and gave it back asks from the same place again, in line or for once.
+
+    So does a multilock, which has no use for one name without the others. It asks with a new claim. (Where the line
+    has been empty meanwhile, tickets may begin anew: then it may come behind others.)
+    """
+    store, name, (mine, a, b, newcomer, again, last) = bench.open(), bench.name(), claims(6)
+    granted(store.acquire(name, mine), "a free name")
+    place, behind = line_up(store, name, a, b)
+    equal(store.release(name, mine), RELEASED, "the holder's release")
+    tokens = [granted(store.acquire(name, a, line=True, ticket=place), "the first in line")]
+    equal(store.release(name, a), RELEASED, "its release")
+    held(store.acquire(name, newcomer), "a newcomer, with one in line")
+    tokens.append(granted(store.acquire(name, again, ticket=place), "who had been the first, asking for once"))
+    refused = held(store.acquire(name, b, line=True, ticket=behind), "the other in line")
+    equal(refused.ticket, behind, "its ticket")
+    (third,) = line_up(store, name, newcomer)
+    equal(store.release(name, again), RELEASED, "the release")
+    tokens.append(granted(store.acquire(name, b, line=True, ticket=behind), "the other in line"))
+    refused = held(store.acquire(name, last, line=True, ticket=place), "who had been the first, in line once more")
+    equal((refused.ticket, refused.ahead), (place, False), "its ticket, and whether somebody stands before it")
+    equal(store.release(name, b), RELEASED, "the release")
+    refused = held(store.acquire(name, newcomer, line=True, ticket=third), "who came last")
+    equal(refused.ahead, True, "whether somebody stands before it")
+    tokens.append(granted(store.acquire(name, last, line=True, ticket=place), "the first in line"))
+    equal(store.release(name, last), RELEASED, "its release")
+    tokens.append(granted(store.acquire(name, newcomer, line=True, ticket=third), "who came last"))
+    rising(tokens, "grants")
+
+
+@case("P13", fifo)
 def the_line_holds_across_every_end(bench: Bench) -> None:
     """After an expiry or a break, too, the first in line is granted the name before newcomers."""
     store, (mine, a, b) = bench.open(), claims(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from dibs._typing import TYPE_CHECKING
+from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, WouldDeadlock
 from dibs.testing.case import CLIENT_CASES, equal, fifo, rising
 from dibs.testing.client_bench import had, raises, shown, task, until, waiting
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from dibs.testing.faces import Face
 
 case = CLIENT_CASES.case
+
+# Far more than it takes six actors to have each of their turns; in step with each other they did not.
+CHASE_MAX_S = 20.0
 
 
 @case("P1, P2")
@@ -83,6 +86,56 @@ async def multilocks_in_any_order_do_not_deadlock(face: Face) -> None:
 
     await asyncio.gather(*[task(work(number)) for number in range(3)])
     equal(visits, 12, "visits of 3 clients")
+
+
+@case("P7")
+async def multilocks_of_one_client_do_not_chase_each_other(face: Face) -> None:
+    """Actors of one client, whose requests travel in the same calls, all come to their turns, and soon."""
+    client, visits = face.client(), 0
+
+    async def work(number: int) -> None:
+        nonlocal visits
+        chance = random.Random(number)
+        for _ in range(8):
+            lease = await had(face, client.multilock(chance.sample("xyz", 2 + number % 2)), timeout=CHASE_MAX_S)
+            await asyncio.sleep(0.002)
+            await face.do(lease.release)
+            visits += 1
+
+    await asyncio.gather(*[task(work(number)) for number in range(6)])
+    equal(visits, 48, "visits of 6 actors")
+
+
+@case("P13", fifo)
+async def a_multilock_keeps_its_place(face: Face) -> None:
+    """Who was granted a name while another is held gives it back, and comes before those who came later there."""
+    holder, others, looker = face.client(), [face.client() for _ in range(3)], face.client()
+    held = {name: await had(face, holder.lock(name)) for name in "de"}
+    order: list[str] = []
+
+    async def visit(label: str, lock: Any) -> None:
+        lease = await had(face, lock)
+        order.append(label)
+        await go_on[label].wait()
+        await face.do(lease.release)
+
+    go_on = {label: asyncio.Event() for label in ("both", "second", "third")}
+    locks = [others[0].multilock(["d", "e"]), others[1].lock("d"), others[2].lock("d")]
+    actors = []
+    for count, (label, lock) in enumerate(zip(go_on, locks, strict=True), 1):
+        actors.append(task(visit(label, lock)))
+        await waiting(face, looker, "d", count)
+    await face.do(held["d"].release)
+    await until(lambda: order == ["second"], "who came second has the name that the first cannot use alone")
+    await waiting(face, looker, "e", 1)
+    await face.do(held["e"].release)
+    await waiting(face, looker, "d", 2)
+    for label in ("second", "both", "third"):
+        await until(lambda label=label: label in order, f"{label} has it")  # type: ignore[misc]
+        equal(order[-1], label, "who has it now")
+        go_on[label].set()
+    await asyncio.gather(*actors)
+    equal(order, ["second", "both", "third"], "the order of all three")
 
 
 @case("P6")

@@ -1,0 +1,48 @@
+"""Planted bugs in multilocks, as in ``bugs``: each must be caught breaking its promise."""
+
+from __future__ import annotations
+
+from dibs.multilock import MultiCore, _Had, _Part
+from tests.simulation.bugs import Bug, Edit
+
+MULTILOCK_BUGS = (
+    Bug(
+        "what was had is kept while the rest is waited for",
+        ("multilock", "liveness"),
+        60,
+        (Edit(MultiCore, "acquire", "self._drop_all(had.values())", "pass"),),
+    ),
+    Bug(
+        "a name told to be lost before all are there",
+        ("loss is loud",),
+        250,
+        (Edit(_Had, "__init__", "self._name = name", "self._name = name; hold.given = True"),),
+    ),
+    Bug(
+        "what is over given out with the rest",
+        ("P5",),
+        900,
+        (Edit(MultiCore, "_hand_over", "if all(", "if True or all("),),
+    ),
+    Bug(
+        "waiters who go from the end of one line to the end of the next, all in step",
+        ("liveness",),
+        1800,
+        (
+            Edit(_Part, "keep_place", "self._ask.request.ticket or self._ticket", "None"),
+            Edit(MultiCore, "acquire", "if parts:", "if False:"),
+        ),
+    ),
+    Bug(
+        "somebody else's place in line",
+        ("P13",),
+        60,
+        (Edit(_Part, "keep_place", "self._ask.request.ticket or self._ticket", "1"),),
+    ),
+    Bug(
+        "only the first of several given back",
+        ("P9", "multilock"),
+        60,
+        (Edit(MultiCore, "_drop_all", "keeper.give_back(*holds)", "keeper.give_back(holds[0])"),),
+    ),
+)

@@ -1,0 +1,44 @@
+"""All planted bugs, each with the worlds in which it is to be found; and how any world is simulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
+from tests.simulation.job_bugs import JOB_BUGS
+from tests.simulation.jobs import simulate_jobs
+from tests.simulation.multilock_bugs import MULTILOCK_BUGS
+from tests.simulation.once_bugs import ONCE_BUGS
+from tests.simulation.scenario import simulate
+
+if TYPE_CHECKING:
+    from tests.simulation.bugs import Bug
+    from tests.simulation.scenario import Result
+
+
+class Worlds(NamedTuple):
+    """What there is in a world (a kind of ``scenario.KINDS``, or "queues"), and how its clock is set."""
+
+    kind: str = "locks"
+    steps: str = ""
+    signals: bool = False
+
+    def simulate(self, seed: int) -> Result:
+        """Run one of them to its end. Raises BrokenPromise."""
+        if self.kind == "queues":
+            return simulate_jobs(seed)
+        return simulate(seed, self.kind, signals=self.signals, steps=self.steps)
+
+
+PLANTED: dict[Bug, Worlds] = {
+    bug: worlds
+    for worlds, bugs in (
+        (Worlds(), BUGS),
+        (Worlds("permits"), PERMIT_BUGS),
+        (Worlds("once"), ONCE_BUGS),
+        (Worlds("multilocks"), MULTILOCK_BUGS),
+        (Worlds("queues"), JOB_BUGS),
+        (Worlds(steps="observe"), STEP_BUGS),
+    )
+    for bug in bugs
+}
