@@ -44,6 +44,13 @@ def test_no_seed_breaks_a_promise_about_multilocks() -> None:
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
+def test_no_seed_breaks_a_promise_about_elections() -> None:
+    """The same for candidates: one leads, only who is named succeeds, nobody waits longer than told."""
+    for seed in range(SEEDS):
+        simulate(seed, "elections")
+
+
+@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 def test_no_seed_breaks_a_promise_about_jobs() -> None:
     """The same for queues: nothing that was put is lost, each job is one worker's at a time, and is ended once."""
     for seed in range(SEEDS):

@@ -162,18 +162,20 @@ class ElectionCore(LockCore[L]):
         if self._seats is None:
             return (yield from self._stand_by(owner, until, None))
         term = yield from super().obtain(owner, 0.0)
-        if term is not None or (until is not None and clock.now() >= until):
+        if term is not None or self._is_over(until):
             return term
         seat = yield from self._seats.take(owner, until)
         if seat is None:
-            if until is None or clock.now() < until:
+            if not self._is_over(until):
                 many = f"{self.standby_max} candidates stand" if self.standby_max != 1 else "1 candidate stands"
                 self._refusal = f"{many} by already, where standby_max is {self.standby_max}"
             return None
         try:
-            term = yield from self._stand_by(owner, until, seat)
+            term = None
+            if not self._is_over(until):
+                term = yield from self._stand_by(owner, until, seat)
             if term is None:  # whoever is told that it stands by no more finds the seat free
-                yield from seat.left()
+                yield from seat.left(self._time_left(until))
             return term
         finally:
             seat.leave()
@@ -195,7 +197,7 @@ class ElectionCore(LockCore[L]):
                     settled = yield session, ask, LOOK_UP_S if end is None else min(LOOK_UP_S, end - clock.now())
                     if settled:
                         break
-                    if seat is not None and not (yield from seat.kept()):
+                    if seat is not None and not self._is_over(until) and not (yield from seat.kept()):
                         with session.mutex:
                             self.refused = (session.waiting.seen(self._key), clock.now() - began)
                         self._refusal = (
@@ -217,6 +219,8 @@ class ElectionCore(LockCore[L]):
             seen = session.waiting.seen(self._key)
         if self._value is None or seen is None or seen.holder is None or seen.fencing_token in looked:
             return None
+        if self._is_over(until):
+            return None
         try:
             record = yield from self._look(until)
         except StoreUnavailable:  # it will look again
@@ -230,9 +234,9 @@ class ElectionCore(LockCore[L]):
     def _take_up(self, owner: object, session: Session, record: LeaseRecord, until: float | None) -> Steps[L | None]:
         """The term, if this is an offer to this candidate and nobody was faster."""
         claim = offered(record.info, self._value) if self._value is not None else None
-        if claim is None:
+        if claim is None or self._is_over(until):
             return None
-        limit_s = None if until is None else max(0.0, until - session.clock.now()) + session.request_timeout_s
+        limit_s = self._time_left(until)
         try:
             steps = taking_over(
                 session, self._key, claim, 1, self.terms, owner, self._make_lease, limit_s, pausable=True
@@ -266,10 +270,19 @@ class ElectionCore(LockCore[L]):
         """Who leads, if the store answers within one request's time after ``until``."""
         steps = self._desk.holder(self.name)
         session, ask, timeout = next(steps)
-        if until is not None:
-            left_s = max(0.0, until - session.clock.now()) + session.request_timeout_s
+        left_s = self._time_left(until)
+        if left_s is not None:
             timeout = left_s if timeout is None else min(timeout, left_s)
         return (yield from begun((session, ask, timeout), steps))
+
+    # A campaign with a time limit begins nothing new after it, and what it has begun may take one request's time more.
+
+    def _is_over(self, until: float | None) -> bool:
+        return until is not None and self._desk.session().clock.now() >= until
+
+    def _time_left(self, until: float | None) -> float | None:
+        session = self._desk.session()
+        return None if until is None else max(0.0, until + session.request_timeout_s - session.clock.now())
 
     def _in_reserve(self, owner: object, until: float | None) -> Steps[L | None]:
         """Ask when nobody has led for long enough that nobody of a higher priority can be there."""
@@ -290,7 +303,7 @@ class ElectionCore(LockCore[L]):
                 )
             else:
                 turn_at = now - self.priority * RESERVE_STEP_S if turn_at is None else turn_at
-                if now >= turn_at:
+                if now >= turn_at and not self._is_over(until):
                     lease = yield from super().obtain(owner, 0.0)
                     if lease is not None:
                         return lease

@@ -212,6 +212,7 @@ class MultiCore(Gripped[M], Generic[M, L]):
         until = None if limit_s is None else clock.now() + limit_s
         had: dict[int, _Had] = {}
         answers: list[_Had | None] = []
+        made: dict[str, L] = {}
         parts: list[_Part] = []
         pauses = 0
         try:
@@ -226,7 +227,7 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 refused = next((place for place, lease in zip(rest, answers, strict=True) if lease is None), None)
                 had |= {place: lease for place, lease in zip(rest, answers, strict=True) if lease is not None}
                 if refused is None:
-                    multi = self._hand_over(session, had.values())
+                    multi = self._hand_over(session, had.values(), made)
                     if multi is not None:
                         self._grip(owner, multi)
                         return multi
@@ -255,23 +256,25 @@ class MultiCore(Gripped[M], Generic[M, L]):
             self._drop_all([*had.values(), *answers])
             raise
 
-    def _hand_over(self, session: Session, had: Collection[_Had]) -> M | None:
-        """Give the caller all of it; None when one of them is over already."""
-        by_name = {each.name: self._make_lease(session, each._hold, each.name) for each in had}
-        multi = self._make({name: by_name[name] for name in self.names})
+    def _hand_over(self, session: Session, had: Collection[_Had], made: dict[str, L]) -> M | None:
+        """Give the caller all of it; None when one of them is over already.
+
+        What is ``made`` stays there until it is given back: a Lease that is dropped before is left to its ttl.
+        """
+        for each in had:
+            made[each._name] = self._make_lease(session, each._hold, each._name)  # nothing is called in between
+        multi = self._make({name: made[name] for name in self.names})
         now = session.clock.now()
         # Looked at when the leases are made: what is over from now on is told, as of any lease.
         holds = multi._holds
-        if all(hold.state == HELD and now < hold.trusted_until for hold in holds) or not session.unmake(*holds):
-            return multi
-        self._drop_all(by_name.values())  # as long as they are there: a Lease that is dropped is left to its ttl
-        return None
+        whole = all(hold.state == HELD and now < hold.trusted_until for hold in holds)
+        return multi if whole or not session.unmake(*holds) else None
 
     def _drop_all(self, had: Iterable[LeaseFacts | None]) -> None:
         """Give back what was had, in one call, without waiting for the answer."""
         holds = [lease._hold for lease in had if lease is not None]
         for hold in holds:
-            hold.given = False  # nobody has it in hand
+            hold.given = hold.orphan = False  # whatever was made of it, nobody has it in hand
         if holds:
             self._desk.session().keeper.give_back(*holds)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from itertools import count
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act, Ask
@@ -108,7 +108,8 @@ class Session:
         self.rings = Rings(self, lock_order_warnings)
         #: What is counted of the queues that this client takes jobs of (dibs.load), by their names.
         self.loads: dict[str, Load] = {}
-        self._sleeps: WeakSet[Ask] = WeakSet()
+        #: Who sleeps (``pause``), in the order in which they fell asleep.
+        self._sleeps: WeakValueDictionary[int, Ask] = WeakValueDictionary()
         self._aside_mutex = self.clock.mutex()
         self._aside: Store | None = None
         self.closed = False
@@ -271,7 +272,7 @@ class Session:
         """What steps yield that want to sleep for a while: nobody answers it, but ``close`` settles it."""
         ask = Ask(None, float("inf"))
         with self.mutex:
-            self._sleeps.add(ask)
+            self._sleeps[id(ask)] = ask
             if self.closed:
                 ask.settle(None)
         return ask
@@ -305,7 +306,7 @@ class Session:
                 undo = ask.undoing()
                 self.lane.put(undo)
                 releases.append(undo)
-            sleeps = list(self._sleeps)
+            sleeps = list(self._sleeps.values())
         for listener in listeners:
             listener()
         for sleep in sleeps:

@@ -16,6 +16,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
+from dibs.steps import begun
 
 if TYPE_CHECKING:
     from dibs.desk import Desk
@@ -77,12 +78,12 @@ class Seat:
         """Let the next have it; nothing is waited for."""
         self._lease._end()
 
-    def left(self) -> Steps[None]:
-        """The same, and wait until the store has been told, or for as long as a request may take."""
+    def left(self, limit_s: float | None) -> Steps[None]:
+        """The same, and wait until the store has been told, or for as long as a request or ``limit_s`` may take."""
         session = self._lease._session
         ask = session.keeper.release(self._lease._hold)
         if ask is not None:
-            yield session, ask, session.request_timeout_s
+            yield session, ask, session.request_timeout_s if limit_s is None else limit_s
 
 
 class Seats:
@@ -112,15 +113,21 @@ class Seats:
             if not self._replace or not sitting:
                 return None
             _, token, core = min(sitting, key=_sat_since)
-            yield from self._vacate(core, token)
+            yield from self._vacate(core, token, until)
+            if until is not None and clock.now() >= until:
+                return None
             lease = yield from core.obtain(owner, 0.0)
             if lease is not None:
                 return Seat(core, lease, owner)
         return None
 
-    def _vacate(self, core: SeatCore, token: int) -> Steps[None]:
+    def _vacate(self, core: SeatCore, token: int, until: float | None) -> Steps[None]:
         key = core._key
-        yield from self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
+        steps = self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
+        session, ask, timeout = next(steps)
+        if until is not None and timeout is not None:
+            timeout = min(timeout, max(0.0, until + session.request_timeout_s - session.clock.now()))
+        yield from begun((session, ask, timeout), steps)
 
 
 def check_seats(count: object, full: object) -> None:

@@ -104,8 +104,8 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
     except BaseException:
         # Whatever came in between: it is resigned, and neither claim is kept.
         if hold.exported is parting:
-            session.ask(Release(hold.key, claim))
-            session.ask(session.keeper.release_of(hold))
+            session.ask(Release(hold.key, claim)).owed = True
+            session.ask(session.keeper.release_of(hold)).owed = True
         session.lane.start()
         raise
 

@@ -25,6 +25,7 @@ KINDS = {
     "permits": "semaphores and read/write locks",
     "once": "works that are to be done once",
     "multilocks": "locks of several names",
+    "elections": "elections",
     "queues": "queues of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.

@@ -22,7 +22,7 @@ MULTILOCK_BUGS = (
         "what is over given out with the rest",
         ("P5",),
         900,
-        (Edit(MultiCore, "_hand_over", "if all(", "if True or all("),),
+        (Edit(MultiCore, "_hand_over", "if whole or", "if True or"),),
     ),
     Bug(
         "waiters who go from the end of one line to the end of the next, all in step",

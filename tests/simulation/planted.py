@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
+from tests.simulation.election_bugs import ELECTION_BUGS
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
@@ -37,6 +38,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("permits"), PERMIT_BUGS),
         (Worlds("once"), ONCE_BUGS),
         (Worlds("multilocks"), MULTILOCK_BUGS),
+        (Worlds("elections"), ELECTION_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
+from tests.simulation.elections import OFFERED_MAX_S, ElectionChecker, ElectionProgram
 from tests.simulation.multilocks import MultiChecker, MultiProgram
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.onces import KEEPS_S, OnceChecker, OnceProgram
@@ -24,7 +25,10 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "permits": (PermitProgram, PermitChecker),
     "once": (OnceProgram, OnceChecker),
     "multilocks": (MultiProgram, MultiChecker),
+    "elections": (ElectionProgram, ElectionChecker),
 }
+# What is kept for longer than a ttl there, though nobody holds it.
+KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S}
 # Programs more in each process of a world with a crowd.
 CROWD = 5
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -157,7 +161,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         sweeper.task = world.start(process, "sweeper", sweeper)
         task = sweeper.task
         world.run(lambda: task.over)
-    return finished(world, checker, FREE_AFTER_S + max(KEEPS_S) * (kind == "once"))
+    return finished(world, checker, FREE_AFTER_S + KEPT_MAX_S.get(kind, 0.0))
 
 
 def finished(world: World, checker: Checker, free_after_s: float) -> Result:

@@ -105,8 +105,8 @@ def newcomers_go_behind(bench: Bench) -> None:
 def a_place_is_kept_by_who_could_not_use_it(bench: Bench) -> None:
     """Who was granted a name in its turn and gave it back asks from the same place again, in line or for once.
 
-    So does a multilock, which has no use for one name without the others. It asks with a new claim. (Where the line
-    has been empty meanwhile, tickets may begin anew: then it may come behind others.)
+    So does a multilock, which has no use for one name without the others. It asks with a new claim. Where the line
+    has been empty meanwhile, tickets may begin anew: then it may come behind others.
     """
     store, name, (mine, a, b, newcomer, again, last) = bench.open(), bench.name(), claims(6)
     granted(store.acquire(name, mine), "a free name")

@@ -1,0 +1,49 @@
+"""Planted bugs in elections, as in ``bugs``: each must be caught breaking its promise."""
+
+from __future__ import annotations
+
+import dibs.campaign
+import dibs.succession
+from dibs.campaign import ElectionCore
+from dibs.keeper import Keeper
+from tests.simulation.bugs import Bug, Edit
+
+ELECTION_BUGS = (
+    Bug(
+        "a campaign that begins anew when its time is over",
+        ("P11",),
+        2400,
+        (Edit(ElectionCore, "_is_over", "until is not None and", "False and"),),
+    ),
+    Bug(
+        "an offer that anybody takes up",
+        ("elections",),
+        20,
+        (Edit(dibs.campaign, "offered", 'not same(offer.get("to"), value)', "False"),),
+    ),
+    Bug(
+        "an offer made while the leader trusts its term",
+        ("P5", "P1", "P10"),
+        20,
+        (Edit(Keeper, "export", "hold.state = RELEASED", "pass"),),
+    ),
+    Bug(
+        "an offer that is not withdrawn",
+        ("P9", "P7"),
+        20,
+        (
+            Edit(
+                dibs.campaign,
+                "offering",
+                "released = yield from _answered(session, Release(hold.key, claim))",
+                "return False",
+            ),
+        ),
+    ),
+    Bug(
+        "whoever takes over said to be the one that was named",
+        ("elections",),
+        300,
+        (Edit(dibs.succession, "_leads", "info is not None and same(info.get(VALUE), to)", "info is not None"),),
+    ),
+)
