@@ -131,8 +131,9 @@ class ElectionChecker(Checker):
         self.candidates: set[str] = set()
         #: The value of each claim of a candidate.
         self._values: dict[str, str] = {}
-        #: To whom each claim of an offer is offered.
+        #: To whom each claim of an offer is offered; and that claim, by the one that led.
         self._offers: dict[str, str] = {}
+        self._offered: dict[str, str] = {}
 
     def wished(self, who: object, ask: AcquireAsk) -> None:
         if ask.request.name.startswith("default:"):
@@ -149,6 +150,7 @@ class ElectionChecker(Checker):
             info = json.loads(request.info or "{}")
             if OFFER in info:
                 self._offers[request.claim_id] = info[OFFER]["to"]
+                self._offered[request.from_claim] = request.claim_id
             elif self._offers.get(request.from_claim) != info[VALUE]:
                 to = self._offers.get(request.from_claim)
                 self.world.broken(f"elections: {info[VALUE]} takes up as {request.claim_id} what was offered to {to}")
@@ -159,6 +161,9 @@ class ElectionChecker(Checker):
 
     def resigned(self, tenure: Tenure, to: str, given: bool) -> None:
         """A leader resigned for a candidate, and is told whether that one leads."""
+        offer = self._offered.get(tenure.claim_id)
+        if offer is not None and (tenure.key, offer) not in self._left_in_store():
+            self.claims[offer].followed_up = True  # it has ended, and somebody else may lead by now
         token = self.claims[tenure.claim_id].token
         terms = sorted(number for name, number in self.claims_by_token if name == tenure.key and number > token)
         elected = [self._values.get(self.claims_by_token[tenure.key, number]) for number in terms]
