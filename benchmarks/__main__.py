@@ -32,6 +32,7 @@ from benchmarks.redis_works import redis_async, redis_handover, redis_lone
 from benchmarks.sharing import (
     mysql_semaphore,
     pg_multilock,
+    pg_multilock_crowd,
     pg_readers,
     pg_semaphore,
     redis_semaphore,
@@ -77,6 +78,7 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "redis-semaphore": redis_semaphore,
     "mysql-semaphore": mysql_semaphore,
     "pg-multilock": pg_multilock,
+    "pg-multilock-crowd": pg_multilock_crowd,
     "pg-readers": pg_readers,
     "pg-waiters": pg_waiters,
     "fairness": fairness,

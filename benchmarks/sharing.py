@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,10 @@ PERMITS = 1000
 TASKS = 200
 TASK_PERMITS = 50
 NAMES = 100
+CROWDED = ("one", "two", "three")
+CROWD = 6
+CROWDED_S = 0.0025
+CROWDED_MIN_S = 3.0
 READERS = 50
 READING_PROCESSES = 5
 READ_S = 0.005
@@ -140,6 +145,42 @@ def pg_multilock(bench: Bench) -> None:
             },
             [Target(3.0, "one lock")],
         )
+
+
+def pg_multilock_crowd(bench: Bench) -> None:
+    """Six threads of one client take two or three of three names and hold them for 2.5 ms; turns a second in all.
+
+    Any two of them want a name in common, so that one is at work at a time: beside it one lock for everything.
+    """
+    with bench.database() as url, dibs.connect(url, lock_order_warnings=False) as client:
+
+        def of(lock: Callable[[random.Random], Any]) -> Round:
+            def turns(chance: random.Random, until: float, done: list[int]) -> None:
+                count = 0
+                while time.monotonic() < until:
+                    with lock(chance):
+                        time.sleep(CROWDED_S)
+                    count += 1
+                done.append(count)
+
+            def run() -> list[float]:
+                seconds, done = max(CROWDED_MIN_S, bench.round_s), list[int]()
+                until = time.monotonic() + seconds
+                chances = [random.Random(number) for number in range(CROWD)]
+                threads = [threading.Thread(target=turns, args=(chance, until, done)) for chance in chances]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                return [sum(done) / seconds]
+
+            return run
+
+        contestants = {
+            "multilock": of(lambda chance: client.multilock(chance.sample(CROWDED, chance.choice((2, 3))))),
+            "one lock": of(lambda _: client.lock("everything")),
+        }
+        bench.race(f"{CROWD} threads, {len(CROWDED)} names", PAIRS_PER_S, contestants)
 
 
 def pg_readers(bench: Bench) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 NAMES_MAX = 1000
 # Who is refused once more pauses, at random, for up to so many times what asking took: once, twice, … this many times.
 PAUSES_MAX = 8
+PAUSE_MAX_S = 1.0
 
 L = TypeVar("L", bound=LeaseFacts)
 M = TypeVar("M", bound="MultiLeaseFacts[Any]")
@@ -234,18 +235,19 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 self._drop_all(had.values())
                 had, answers = {}, []
                 self._refused = cores[refused or 0]
-                left_s = None if until is None else until - clock.now()
-                if left_s is not None and left_s <= 0:
+                if until is not None and clock.now() >= until:
                     return None
                 if refused is None:  # it was over by the time that all were there
                     continue
                 if parts:
                     # It met others. Those who give back, wait and ask in step with it would do so for ever.
                     pauses = min(pauses + 1, PAUSES_MAX)
-                    pause_s = clock.jitter() * (clock.now() - asked_at) * pauses
-                    yield session, session.pause(), pause_s if left_s is None else min(pause_s, left_s)
+                    now = clock.now()
+                    pause_s = min(PAUSE_MAX_S, clock.jitter() * (now - asked_at) * pauses)
+                    yield session, session.pause(), pause_s if until is None else min(pause_s, max(0.0, until - now))
                 else:
                     parts = [_Part(self._desk, core.name, self.terms) for core in self._cores]
+                left_s = None if until is None else max(0.0, until - clock.now())
                 self._refused = part = parts[refused]
                 lease = yield from part.obtain(owner, left_s)
                 if lease is None:

@@ -71,9 +71,8 @@ class Acquire(NamedTuple):
 
     ``holder`` and ``info`` are for people. ``wake`` asks for a place in line and says where a signal reaches the
     waiter (see Watch); ``ticket`` is the place an earlier answer gave, to this claim or to one of the same caller that
-    was granted there and given back. ``permits`` is how many the name has in all, or
-    0 for a lock, ``take`` how many of them this claim takes (in line: what it asked for last); ``resize`` makes
-    ``permits`` its number from now on.
+    was granted there and given back. ``permits`` is how many the name has in all, or 0 for a lock, ``take`` how many of
+    them this claim takes (in line: what it asked for last); ``resize`` makes ``permits`` its number from now on.
     """
 
     name: str
