@@ -105,14 +105,14 @@ class MultiProgram(Program):
         multi = None
         try:
             multi = run(core.acquire(self.name))
+            if multi is None and timeout is None:
+                world.broken(f"P12 who waits for {core.name} without limit is told that it could not be had in time")
         except (StoreUnavailable, WouldDeadlock) as error:
             world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
             if multi is None:
                 self.checker.not_acquired(self.name, session)
                 world.note(self.process.name, "goes without")
-        if multi is None and timeout is None and not session.closed:
-            world.note(self.process.name, "was to wait for ever")
         return multi
 
     def _use_all(self, core: MultiCore[MultiLease, Lease], multi: MultiLease, tenures: list[Tenure]) -> None:
