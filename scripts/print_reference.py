@@ -403,7 +403,7 @@ LIMITS = {
     "dibs.multilock": {
         "NAMES_MAX": "most names in one multilock",
         "PAUSES_MAX": "one that is refused once more pauses for up to so many times what asking took",
-        "PAUSE_MAX_S": "and for this long at most",
+        "PAUSE_MAX_S": "… and for so long at most",
     },
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }

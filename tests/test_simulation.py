@@ -16,52 +16,11 @@ SEEDS = int(os.environ.get("DIBS_SEEDS", "1500"))
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise() -> None:
-    """Whatever is lost, late, paused, crashed or interrupted: the promises that a lock makes are kept."""
+@pytest.mark.parametrize("worlds", dict.fromkeys(PLANTED.values()), ids=lambda worlds: worlds.steps or worlds.kind)
+def test_no_seed_breaks_a_promise(worlds: Worlds) -> None:
+    """Whatever is lost, late, paused, crashed or interrupted; in those with steps, the store's clock is set as well."""
     for seed in range(SEEDS):
-        simulate(seed)
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise_about_permits() -> None:
-    """The same for semaphores, read/write locks and downgrades."""
-    for seed in range(SEEDS):
-        simulate(seed, "permits")
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise_about_work_that_is_done_once() -> None:
-    """The same for `once`: who is told that it is done is right, nobody does it again, and whoever waits gets it."""
-    for seed in range(SEEDS):
-        simulate(seed, "once")
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise_about_multilocks() -> None:
-    """The same for several names at once: all or nothing, and who waits holds none of them."""
-    for seed in range(SEEDS):
-        simulate(seed, "multilocks")
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise_about_elections() -> None:
-    """The same for candidates: one leads, only who is named succeeds, nobody waits longer than told."""
-    for seed in range(SEEDS):
-        simulate(seed, "elections")
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_seed_breaks_a_promise_about_jobs() -> None:
-    """The same for queues: nothing that was put is lost, each job is one worker's at a time, and is ended once."""
-    for seed in range(SEEDS):
-        Worlds("queues").simulate(seed)
-
-
-@pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-def test_no_step_of_the_stores_clock_breaks_a_promise() -> None:
-    """The same where the store's clock is set, if leases are taken over only by who has watched them."""
-    for seed in range(SEEDS):
-        simulate(seed, steps="observe")
+        worlds.simulate(seed)
 
 
 def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING
 
 from dibs.campaign import ElectionCore
 from dibs.election import Term
-from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, NotHeld, StoreUnavailable
 from dibs.hold import HELD
 from dibs.steps import run
 from dibs.store import Granted, Transfer
 from dibs.succession import OFFER, SPARE_S, VALUE
 from tests.simulation.checker import Checker
-from tests.simulation.programs import NAMES, TTLS_S, Program
+from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    from dibs.hold import Hold
     from dibs.store import Outcome, Request
     from dibs.wishes import AcquireAsk
     from tests.simulation.checker import Tenure
@@ -36,14 +33,10 @@ OFFER_MAX_S = 3.0
 OFFERED_MAX_S = OFFER_MAX_S + SPARE_S
 
 
-class SimTerm(Term):
+class SimTerm(SimLease, Term):
     """The shipped term; the checker hears when it is made."""
 
     __slots__ = ()
-
-    def __init__(self, session: Any, hold: Hold, name: str) -> None:
-        super().__init__(session, hold, name)
-        session.checker.made(hold)
 
 
 class ElectionProgram(Program):
@@ -83,20 +76,9 @@ class ElectionProgram(Program):
             del core, term
 
     def _campaign(self, core: ElectionCore[SimTerm], timeout: float | None) -> SimTerm | None:
-        world, session = self.world, self.host.session
         kind = "reserve" if core.priority else "candidate" if core.standby_max is None else "standby"
-        world.note(self.process.name, "campaigns for %s as a %s, waits %s", core.name, kind, timeout)
-        self.checker.attempt(self.name, self.process, timeout)
-        term = None
-        try:
-            term = run(core.campaign(self.name, timeout))
-        except (StoreUnavailable, WouldDeadlock) as error:
-            world.note(self.process.name, "cannot campaign: %s", str(error))
-        finally:
-            if term is None:
-                self.checker.not_acquired(self.name, session)
-                world.note(self.process.name, "is not elected")
-        return term
+        self.world.note(self.process.name, "campaigns for %s as a %s, waits %s", core.name, kind, timeout)
+        return self._attempt(core.campaign(self.name, timeout), timeout, refused=core.standby_max is not None)
 
     def _lead(self, core: ElectionCore[SimTerm], term: SimTerm, tenure: Tenure) -> None:
         world, clock, habits = self.world, self.process.clock, self.habits

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, NotHeld, StoreUnavailable
 from dibs.hold import HELD, LOST
 from dibs.multilock import MultiCore, MultiLease
 from dibs.steps import run
@@ -98,22 +98,9 @@ class MultiProgram(Program):
             del core, multi
 
     def _acquire_all(self, core: MultiCore[MultiLease, Lease], timeout: float | None) -> MultiLease | None:
-        world, session = self.world, self.host.session
         text = "for ever" if timeout is None else f"{timeout:.2f} s"
-        world.note(self.process.name, "wants %s, waits %s", core.name, text)
-        self.checker.attempt(self.name, self.process, timeout)
-        multi = None
-        try:
-            multi = run(core.acquire(self.name))
-            if multi is None and timeout is None:
-                world.broken(f"P12 who waits for {core.name} without limit is told that it could not be had in time")
-        except (StoreUnavailable, WouldDeadlock) as error:
-            world.note(self.process.name, "cannot have it: %s", str(error))
-        finally:
-            if multi is None:
-                self.checker.not_acquired(self.name, session)
-                world.note(self.process.name, "goes without")
-        return multi
+        self.world.note(self.process.name, "wants %s, waits %s", core.name, text)
+        return self._attempt(core.acquire(self.name), timeout)
 
     def _use_all(self, core: MultiCore[MultiLease, Lease], multi: MultiLease, tenures: list[Tenure]) -> None:
         world, clock, habits = self.world, self.process.clock, self.habits

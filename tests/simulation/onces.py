@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dibs.errors import LeaseLost, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.once import OnceCore, OnceRun, once_options
-from dibs.steps import run
 from dibs.store import Granted, Release, Released
 from tests.simulation.checker import Checker
 from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
@@ -86,19 +85,11 @@ class OnceProgram(Program):
 
     def _begin(self, core: OnceCore[Lease, OnceRun], timeout: float | None) -> OnceRun | None:
         """What was begun, or found to be done."""
-        world, session = self.world, self.host.session
+        world = self.world
         world.note(self.process.name, "is to do %s once, waits %s", core.name, timeout)
-        # It asks several times, and looks in between: the time of one request is not its limit.
-        self.checker.attempt(self.name, self.process, None)
         since = world.now
-        begun = None
-        try:
-            begun = run(core.begin(self.name))
-        except (StoreUnavailable, WouldDeadlock) as error:
-            world.note(self.process.name, "cannot begin: %s", str(error))
-        finally:
-            if not begun:
-                self.checker.not_acquired(self.name, session)
+        # It asks several times, and looks in between: the time of one request is not its limit.
+        begun = self._attempt(core.begin(self.name), None)
         if begun is not None and begun.done is not None:
             world.note(self.process.name, "finds %s done by %s", core.name, begun.result)
             self.checker.found_done(core.name, begun.done, since)

@@ -8,7 +8,7 @@ and what befalls them, is the scenario's.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.desk import Desk
 from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, NotHeld, StoreUnavailable, WouldDeadlock
@@ -24,11 +24,14 @@ from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:
     from dibs.hold import Hold
+    from dibs.steps import Steps
     from dibs.store import StoreAddress
     from dibs.terms import Terms
     from dibs.wishes import AcquireAsk, TakeOver
     from tests.simulation.network import Network
     from tests.simulation.process import Process
+
+T = TypeVar("T")
 
 NAMES = ("red", "blue")
 TTLS_S = (1.0, 1.0, 1.0, 2.0, 4.0)
@@ -213,35 +216,35 @@ class Program:
         return LockCore(self.host.desk, name, terms, SimLease)
 
     def _acquire(self, core: LockCore[Lease], timeout: float | None) -> Lease | None:
-        world, session = self.world, self.host.session
         text = "for ever" if timeout is None else f"{timeout:.2f} s"
-        world.note(self.process.name, "wants %s, waits %s", core.name, text)
-        self.checker.attempt(self.name, self.process, timeout)
-        lease = None
-        try:
-            lease = run(core.acquire(self.name))
-        except (LimitMismatch, StoreUnavailable, WouldDeadlock) as error:
-            world.note(self.process.name, "cannot have it: %s", str(error))
-        finally:
-            if lease is None:
-                self.checker.not_acquired(self.name, session)
-                world.note(self.process.name, "goes without")
-        return lease
+        self.world.note(self.process.name, "wants %s, waits %s", core.name, text)
+        return self._attempt(core.acquire(self.name), timeout)
 
     def _adopt(self, terms: Terms) -> Lease | None:
-        world, session, desk = self.world, self.host.session, self.host.desk
-        state = self.host.exported.pop(int(world.random() * len(self.host.exported)))
-        world.note(self.process.name, "adopts %s", state["claim_id"])
-        self.checker.attempt(self.name, self.process, None)
-        lease = None
+        desk = self.host.desk
+        state = self.host.exported.pop(int(self.world.random() * len(self.host.exported)))
+        self.world.note(self.process.name, "adopts %s", state["claim_id"])
+        return self._attempt(adopting(desk, read_state(desk, state), terms, self.name, SimLease), None)
+
+    def _attempt(self, steps: Steps[T | None], timeout: float | None, *, refused: bool = False) -> T | None:
+        """Take steps that acquire something, seen by the checker; what came of them, None when they raised.
+
+        ``refused``: it may be turned away while it has time.
+        """
+        world = self.world
+        self.checker.attempt(self.name, self.process, timeout)
+        had = None
         try:
-            lease = run(adopting(desk, read_state(desk, state), terms, self.name, SimLease))
-        except (StoreUnavailable, LeaseLost) as error:
-            world.note(self.process.name, "cannot adopt it: %s", str(error))
+            had = run(steps)
+            if had is None and timeout is None and not refused:
+                world.broken("P12 who waits without limit is told that it could not be had in time")
+        except (LeaseLost, LimitMismatch, StoreUnavailable, WouldDeadlock) as error:
+            world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
-            if lease is None:
-                self.checker.not_acquired(self.name, session)
-        return lease
+            if not had:
+                self.checker.not_acquired(self.name, self.host.session)
+                world.note(self.process.name, "goes without")
+        return had
 
     def _use(self, core: LockCore[Lease], lease: Lease, tenure: Tenure, adopted: bool) -> None:
         world, clock, habits = self.world, self.process.clock, self.habits
