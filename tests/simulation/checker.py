@@ -302,9 +302,9 @@ class Checker:
                 claim.followed_up = True
             if isinstance(request, Acquire):
                 if request.ticket is not None and not request.permits:
-                    _, whose = self._arrivals.get((request.name, request.ticket), (0, call.process))
+                    _, whose = self._arrivals.get((request.name, request.ticket), (0, None))
                     if whose is not call.process:
-                        self.world.broken(f"P13 {request.claim_id} asks with a ticket of {whose.name}")
+                        self.world.broken(f"P13 {request.claim_id} asks with a ticket that its process never drew")
                 if claim.withdrawn_at is not None:
                     claim.sent_after += 1
                     if claim.sent_after > 1:

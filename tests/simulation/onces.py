@@ -90,6 +90,8 @@ class OnceProgram(Program):
         since = world.now
         # It asks several times, and looks in between: the time of one request is not its limit.
         begun = self._attempt(core.begin(self.name), None)
+        if begun is not None and not begun:
+            self.checker.not_acquired(self.name, self.host.session)
         if begun is not None and begun.done is not None:
             world.note(self.process.name, "finds %s done by %s", core.name, begun.result)
             self.checker.found_done(core.name, begun.done, since)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dibs.errors import LimitMismatch
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import run
@@ -33,6 +34,8 @@ WRONG_LIMIT = 3
 
 class PermitProgram(Program):
     """One thread of a process, which reads, writes, and takes permits."""
+
+    CANNOT = (*Program.CANNOT, LimitMismatch)
 
     _sides: RWCore[Lease] | None = None
 

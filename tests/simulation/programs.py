@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.desk import Desk
-from dibs.errors import InvalidOption, LeaseLost, LimitMismatch, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import adopting, read_state
 from dibs.hold import HELD
 from dibs.lease import Lease
@@ -142,6 +142,9 @@ class Host:
 class Program:
     """One thread of a process, which takes locks."""
 
+    #: What an acquire may raise.
+    CANNOT: tuple[type[Exception], ...] = (StoreUnavailable, WouldDeadlock)
+
     def __init__(self, host: Host, name: str, habits: Habits) -> None:
         self.host = host
         self.world = host.world
@@ -224,12 +227,14 @@ class Program:
         desk = self.host.desk
         state = self.host.exported.pop(int(self.world.random() * len(self.host.exported)))
         self.world.note(self.process.name, "adopts %s", state["claim_id"])
-        return self._attempt(adopting(desk, read_state(desk, state), terms, self.name, SimLease), None)
+        return self._attempt(adopting(desk, read_state(desk, state), terms, self.name, SimLease), None, LeaseLost)
 
-    def _attempt(self, steps: Steps[T | None], timeout: float | None, *, refused: bool = False) -> T | None:
+    def _attempt(
+        self, steps: Steps[T | None], timeout: float | None, *also: type[Exception], refused: bool = False
+    ) -> T | None:
         """Take steps that acquire something, seen by the checker; what came of them, None when they raised.
 
-        ``refused``: it may be turned away while it has time.
+        They may raise CANNOT, and what is given ``also``. ``refused``: they may turn it away while it has time.
         """
         world = self.world
         self.checker.attempt(self.name, self.process, timeout)
@@ -238,10 +243,10 @@ class Program:
             had = run(steps)
             if had is None and timeout is None and not refused:
                 world.broken("P12 who waits without limit is told that it could not be had in time")
-        except (LeaseLost, LimitMismatch, StoreUnavailable, WouldDeadlock) as error:
+        except (*self.CANNOT, *also) as error:
             world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
-            if not had:
+            if had is None:
                 self.checker.not_acquired(self.name, self.host.session)
                 world.note(self.process.name, "goes without")
         return had
