@@ -20,7 +20,9 @@ import pytest
 
 import dibs
 from dibs.batch import Ends
+from dibs.steps import Steps
 from dibs.store import GONE, Acquire, Release, Request
+from dibs.tries import DeadItem
 from tests.between import Between, Holdup
 from tests.servers.memcached import MemcachedServer
 from tests.test_api import in_a_fork, in_a_thread
@@ -618,3 +620,66 @@ def test_a_fork_counts_nothing(client: dibs.Client, other: dibs.Client) -> None:
     assert not other.claims("rows").dead()
     with other.claims("rows", max_tries=1).take([1, 2]) as batch:
         assert batch.won == [1, 2]
+
+
+def test_what_is_over_before_it_is_counted_costs_no_try(sqlite_url: str, other: dibs.Client) -> None:
+    """A take that was held up for longer than its ttl counts nothing: others may have won the items since."""
+    other.claims("rows", max_tries=3).take([1]).items[0].fail()
+    between = Between(sqlite_url)
+
+    def hold_up(requests: Sequence[Request]) -> None:
+        if any("~tries" in request.name for request in requests):
+            time.sleep(0.4)
+
+    between.before = hold_up
+    with between.client() as client, client.claims("rows", ttl=0.3, max_tries=3).take([1]) as late:
+        assert not late.items[0].held
+        with other.claims("rows", max_tries=3).take([1]) as batch:
+            (item,) = batch.items
+            assert item._try is not None
+            assert item._try.tries == 2
+
+
+def test_an_item_that_another_has_revived_keeps_its_new_tries(
+    client: dibs.Client, other: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two who revive at once, the slower one leaves alone what somebody has won again meanwhile."""
+    claims = client.claims("rows", max_tries=2)
+    for _ in range(2):
+        claims.take([1]).items[0].fail()
+    stale = claims.dead()
+    assert [item.key for item in stale] == ["1"]
+    assert other.claims("rows").revive() == 1
+    with claims.take([1]) as batch:
+
+        def listing(*_: object) -> Steps[list[DeadItem]]:
+            yield from ()
+            return stale
+
+        monkeypatch.setattr("dibs.tries.listing", listing)
+        assert other.claims("rows").revive() == 0
+        monkeypatch.undo()
+        batch.items[0].fail()
+    claims.take([1]).items[0].fail()
+    assert [item.tries for item in claims.dead()] == [2]
+
+
+def test_what_the_end_of_the_client_gave_back_is_left(client: dibs.Client) -> None:
+    """Who goes by ``batch.left`` does again what was not finished, whoever has given it back."""
+    with client.claims("rows").take(range(4)) as batch:
+        batch.items[0].done()
+        batch.items[1].skip()
+        client.close()
+        assert batch.left == [2, 3]
+    assert (batch.left, batch.lost) == ([2, 3], [])
+
+
+def test_a_failure_that_came_too_late_is_lost(client: dibs.Client, other: dibs.Client) -> None:
+    """An item that failed, and was found gone when it was given back, is lost and nothing else."""
+    with client.claims("rows").take([1, 2]) as batch:
+        record = other.holder("rows/1")
+        assert record is not None
+        other.break_lease("rows/1", fencing_token=record.fencing_token, now=True)
+        for item in batch.items:
+            item.fail()
+    assert (batch.failed, batch.lost, batch.left) == ([2], [1], [])

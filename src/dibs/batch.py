@@ -201,6 +201,10 @@ class Item(LeaseFacts, Generic[V]):
             raise self._unfinished()
         return self._given_back
 
+    def _is_left(self) -> bool:
+        """Whether nobody has finished it; it may have been given back."""
+        return not self._finished and self._hold.state != LOST
+
     def _unfinished(self) -> LeaseLost:
         return LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
 
@@ -223,7 +227,7 @@ class Item(LeaseFacts, Generic[V]):
 class BatchFacts(Generic[V]):
     """What was won of what was given, and what became of it."""
 
-    __slots__ = ("__weakref__", "_busy", "_current", "_ends", "_items", "_left", "_margin_s", "_rest", "_stale")
+    __slots__ = ("__weakref__", "_busy", "_current", "_ends", "_items", "_margin_s", "_rest", "_stale")
 
     def __init__(self, items: list[Item[V]], busy: list[V], ends: Ends, margin_s: float) -> None:
         self._items = items
@@ -231,8 +235,6 @@ class BatchFacts(Generic[V]):
         self._current: Item[V] | None = None
         self._ends = ends
         self._margin_s = margin_s
-        #: What was to be given back unfinished, once the batch has ended.
-        self._left: list[Item[V]] | None = None
         self._busy = busy
         self._stale: list[V] = []
 
@@ -265,10 +267,9 @@ class BatchFacts(Generic[V]):
     @property
     def left(self) -> list[V]:
         """Of what was won: what is not finished. Once the batch has ended: what was given back unfinished."""
-        # The end of a lease may be noticed only when it is given back.
+        # The end of a lease may be noticed only when it is given back. (What ``client.close`` gave back is left, too.)
         lost = self._ends.lost
-        left = self._unfinished() if self._left is None else self._left
-        return [item.value for item in left if item.key not in lost]
+        return [item.value for item in self._items if item._is_left() and item.key not in lost]
 
     @property
     def lost(self) -> list[V]:
@@ -278,7 +279,8 @@ class BatchFacts(Generic[V]):
     @property
     def failed(self) -> list[V]:
         """Of what was won: what was freed by ``fail()``."""
-        return list(self._ends.failed.values())
+        # As above.
+        return [value for key, value in self._ends.failed.items() if key not in self._ends.lost]
 
     @property
     def token(self) -> int | None:
@@ -354,8 +356,6 @@ class BatchFacts(Generic[V]):
     def _ending(self) -> Steps[None]:
         """Give back what is left, in one call, and wait for the answers to every release."""
         unfinished = self._unfinished()
-        if self._left is None:
-            self._left = unfinished
         self._current = None
         # Also those that were lost: nobody is at work on them any more.
         self._give_back([*unfinished, *(item for item in self._items if item._hold.state == LOST)])

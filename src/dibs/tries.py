@@ -20,6 +20,7 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
+from dibs.hold import HELD
 from dibs.names import check_info, info_in
 from dibs.once_keys import check_key
 from dibs.steps import acting, settling
@@ -44,8 +45,8 @@ MARK = "dead"
 ERROR_CHARS_MAX = 300
 # How often the tally of one item is looked at again that an old holder's late request has changed.
 ROUNDS_MAX = 5
-# Items that are revived in one call.
-REVIVED_AT_ONCE = 100
+# Items that are revived between two batches of the lane, with four requests each.
+REVIVED_AT_ONCE = 10
 TRIES_MAX = 1_000_000
 
 
@@ -111,7 +112,7 @@ class Tries:
     def _begin(self, session: Session, items: Sequence[Item[Any]]) -> Steps[list[Item[Any]]]:
         """Begin a tally for each; those that have one already."""
         wanted: list[tuple[Item[Any], Try, Request]] = []
-        for item in items:
+        for item in _still_held(session, items):
             first = Try(self._prefix + item.key, session.new_claim(), 1, None)
             acquire = Acquire(first.name, first.claim_id, self._keep_s, session.holder, _note(first))
             wanted.append((item, first, acquire))
@@ -122,6 +123,9 @@ class Tries:
         self, session: Session, items: Sequence[Item[Any]], exhausted: list[Item[Any]]
     ) -> Steps[list[Item[Any]]]:
         """Count one more on the tallies that are there; those whose tally has changed meanwhile."""
+        items = _still_held(session, items)
+        if not items:
+            return []
         for item in items:
             item._hold.first = None
         names = [self._prefix + item.key for item in items]
@@ -270,12 +274,14 @@ def reviving(desk: Desk, source: str, keys: Iterable[Key] | None) -> Steps[int]:
 
     def act(part: Sequence[str], store: Store, deadline: Deadline) -> None:
         for key in part:
-            # The tally first: a dead item whose revival was interrupted is dead still, and no item has too many tries.
-            for prefix in prefixes:
-                for row in store.leases(prefix + key, prefix + key + "\x01", deadline):
-                    marked = prefix == prefixes[0] or _is_dead(row)
-                    if marked and store.break_lease(row.name, row.fencing_token, True, deadline):
-                        revived.add(key)
+            # Read and broken in this order. What is dead after its tally was read is dead with that tally: another may
+            # have revived it meanwhile, and then it is not this one's. A dead item whose revival was interrupted is
+            # dead still, and no item has too many tries.
+            tally, item = (store.leases(prefix + key, prefix + key + "\x01", deadline) for prefix in prefixes)
+            if any(_is_dead(row) for row in item):
+                revived.add(key)
+                for row in (*tally, *item):
+                    store.break_lease(row.name, row.fencing_token, True, deadline)
 
     for at in range(0, len(dead), REVIVED_AT_ONCE):
         part = dead[at : at + REVIVED_AT_ONCE]
@@ -293,6 +299,12 @@ def _supported(desk: Desk) -> None:
 
 def _is_dead(row: StoredLease) -> bool:
     return MARK in (info_in(row.info) or {})
+
+
+def _still_held(session: Session, items: Sequence[Item[Any]]) -> list[Item[Any]]:
+    """Those that are not over yet. Of the others nothing is counted: whoever has won them since counts for itself."""
+    now = session.clock.now()
+    return [item for item in items if item._hold.state == HELD and now < item._hold.trusted_until]
 
 
 def _note(counted: Try) -> str:

@@ -26,6 +26,7 @@ KINDS = {
     "once": "works that are to be done once",
     "multilocks": "locks of several names",
     "elections": "elections",
+    "claims": "claims on items",
     "queues": "queues of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.

@@ -147,6 +147,9 @@ class Attempt:
 
 
 class Checker:
+    #: Of what an operator breaks leases.
+    operated = "red"
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.network: Network | None = None
@@ -326,7 +329,7 @@ class Checker:
         if call.error is not None or not call.requests:
             return
         for request, outcome in zip(call.requests, call.answer, strict=True):
-            if isinstance(request, (Acquire, Transfer)):
+            if isinstance(request, (Acquire, Transfer)) and request.claim_id in self.claims:
                 claim = self.claims[request.claim_id]
                 claim.answered_at = call.process.clock.boot()
                 claim.unanswered = claim.unanswered and type(outcome) is not Granted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
+from tests.simulation.claim_bugs import CLAIM_BUGS
 from tests.simulation.election_bugs import ELECTION_BUGS
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
@@ -39,6 +40,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("once"), ONCE_BUGS),
         (Worlds("multilocks"), MULTILOCK_BUGS),
         (Worlds("elections"), ELECTION_BUGS),
+        (Worlds("claims"), CLAIM_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )

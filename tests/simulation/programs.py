@@ -307,8 +307,9 @@ class Program:
 class Operator:
     """Somebody who looks at leases, breaks them and purges the table."""
 
-    def __init__(self, host: Host, acts: int, until: float) -> None:
+    def __init__(self, host: Host, acts: int, until: float, name: str) -> None:
         self.host = host
+        self.name = name
         self.acts = acts
         self.until = until
 
@@ -321,8 +322,8 @@ class Operator:
                 if rand() < 0.4:
                     run(desk.purging(2.0 * rand() ** 2))
                     continue
-                record = run(desk.holder(NAMES[0]))
+                record = run(desk.holder(self.name))
                 if record is not None and rand() < 0.7:
-                    run(desk.breaking(NAMES[0], record.fencing_token, rand() < 0.3))
+                    run(desk.breaking(self.name, record.fencing_token, rand() < 0.3))
             except StoreUnavailable as error:
                 world.note(self.host.process.name, "does not know: %s", str(error))

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
+from tests.simulation.claims import RETRY_IN_MAX_S, ClaimChecker, ClaimProgram
 from tests.simulation.elections import OFFERED_MAX_S, ElectionChecker, ElectionProgram
 from tests.simulation.multilocks import MultiChecker, MultiProgram
 from tests.simulation.network import LATE_MAX_S, Network
@@ -26,9 +27,10 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "once": (OnceProgram, OnceChecker),
     "multilocks": (MultiProgram, MultiChecker),
     "elections": (ElectionProgram, ElectionChecker),
+    "claims": (ClaimProgram, ClaimChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
-KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S}
+KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S, "claims": RETRY_IN_MAX_S}
 # Programs more in each process of a world with a crowd.
 CROWD = 5
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -74,6 +76,8 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
     if steps:  # who asks, looks, too, in the time of one request
         network.latency_max_s = min(network.latency_max_s, request_timeout_s / 8)
+    if kind == "claims":  # who revives keeps the lane for many calls
+        network.latency_max_s = min(network.latency_max_s, 0.03)
 
     calm = rand() < 0.25
     faults = not calm and rand() < 0.6
@@ -151,7 +155,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         process = Process(world, "op", 1.0, 0.0)
         host = Host(world, network, process, timeouts)
         hosts.append(host)
-        programs.append(world.start(process, "operator", Operator(host, 3, horizon)))
+        programs.append(world.start(process, "operator", Operator(host, 3, horizon, checker.operated)))
 
     world.run(lambda: all(task.over or task.process.dead for task in programs))
     if steps:
