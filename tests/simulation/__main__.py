@@ -27,6 +27,7 @@ KINDS = {
     "multilocks": "locks of several names",
     "elections": "elections",
     "claims": "claims on items",
+    "tasks": "tasks of asyncio",
     "queues": "queues of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.
@@ -78,8 +79,8 @@ def main() -> int:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
         parser.error("--steps is for worlds of locks")
-    if worlds.signals and worlds.kind == "queues":
-        parser.error("--signals is for worlds without queues")
+    if worlds.signals and worlds.kind in ("queues", "tasks"):
+        parser.error(f"--signals is for worlds without {worlds.kind}")
     if options.show is not None:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):
             print(story)

@@ -12,6 +12,7 @@ from tests.simulation.jobs import simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.scenario import simulate
+from tests.simulation.task_bugs import TASK_BUGS
 
 if TYPE_CHECKING:
     from tests.simulation.bugs import Bug
@@ -41,6 +42,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("multilocks"), MULTILOCK_BUGS),
         (Worlds("elections"), ELECTION_BUGS),
         (Worlds("claims"), CLAIM_BUGS),
+        (Worlds("tasks"), TASK_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )

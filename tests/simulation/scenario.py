@@ -15,6 +15,7 @@ from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
+from tests.simulation.tasks import TaskChecker, TaskProgram
 from tests.simulation.world import Task, World, new_world
 
 # Loaded by who needs them; within a seed that would be so many more instructions, for the first seed that does.
@@ -28,6 +29,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "multilocks": (MultiProgram, MultiChecker),
     "elections": (ElectionProgram, ElectionChecker),
     "claims": (ClaimProgram, ClaimChecker),
+    "tasks": (TaskProgram, TaskChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
 KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S, "claims": RETRY_IN_MAX_S}

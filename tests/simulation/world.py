@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from tests.simulation.loop import SimLoop
     from tests.simulation.process import Process
 
 # A scenario that needs more of either is taken for one that goes round in circles.
@@ -72,7 +73,19 @@ class Interrupted(BaseException):
 class Task:
     """A thread of a simulated process."""
 
-    __slots__ = ("blocked", "fatal", "greenlet", "interruptible", "name", "over", "pending", "process", "turn", "value")
+    __slots__ = (
+        "blocked",
+        "fatal",
+        "greenlet",
+        "interruptible",
+        "loop",
+        "name",
+        "over",
+        "pending",
+        "process",
+        "turn",
+        "value",
+    )
 
     def __init__(self, process: Process, name: str, run: Callable[[], object], hub: greenlet, *, fatal: bool) -> None:
         self.process = process
@@ -86,6 +99,19 @@ class Task:
         self.interruptible = False
         self.over = False
         self.fatal = fatal
+        #: The event loop that runs in it.
+        self.loop: SimLoop | None = None
+
+    def go_on(self, error: type[BaseException] | None = None) -> None:
+        """Let it run until its next seam, or raise this in it."""
+        if self.loop is not None:
+            self.loop.enter()
+        if error is None:
+            self.greenlet.switch()
+        else:
+            self.greenlet.throw(error)
+        if self.loop is not None:
+            self.loop.leave()
 
 
 class World:
@@ -173,7 +199,7 @@ class World:
                     continue
                 self.now += self.step_max_s * rand()
                 self.current = task
-                task.greenlet.switch()
+                task.go_on()
                 self.current = None
             elif timers:
                 self.now = max(self.now, timers[0][0])
@@ -200,7 +226,7 @@ class World:
                 if not task.greenlet:  # never started: nothing to end
                     break
                 self.current = task
-                task.greenlet.throw(GreenletExit)
+                task.go_on(GreenletExit)
         self.current = None
         sys.unraisablehook = sys.__unraisablehook__
         self.tasks.clear()

@@ -1,0 +1,68 @@
+"""Planted bugs in what is for tasks, as in ``bugs``: each must be caught breaking its promise."""
+
+from __future__ import annotations
+
+import dibs.aio.lockable
+from dibs.aio.block import Block
+from dibs.aio.lockable import AsyncLockable
+from dibs.aio.tasks import Begun, _Letter, _Mailbox
+from tests.simulation.bugs import Bug, Edit
+
+_ASYNCIO = ("asyncio",)
+
+TASK_BUGS = (
+    Bug(
+        "a cancellation that wakes nobody",
+        ("liveness", *_ASYNCIO),
+        50,
+        (Edit(_Letter, "cancel", "self._loop.call_soon(self.open)", "pass"),),
+    ),
+    Bug(
+        "a cancellation that is taken for an answer",
+        ("P9", *_ASYNCIO),
+        25,
+        (Edit(_Letter, "result", "if self._cancelled is not None:", "if False:"),),
+    ),
+    Bug(
+        "a loop that is woken for the first answer only",
+        ("liveness", "P7"),
+        20,
+        (Edit(_Mailbox, "_deliver", "left = len(letters)\n", "left = len(letters)\n    self._called = bool(left)\n"),),
+    ),
+    Bug(
+        "a request that nobody sends while the loop runs",
+        ("liveness", "P7"),
+        20,
+        (Edit(dibs.aio.lockable, "take", "session.lane.start()", "pass"),),
+    ),
+    Bug(
+        "a block that goes on without its lease",
+        _ASYNCIO,
+        50,
+        (Edit(Block, "_cancel", 'task.cancel("the dibs lease of this block was lost")', "pass"),),
+    ),
+    Bug(
+        "a loss that ends as a cancellation",
+        _ASYNCIO,
+        20,
+        (Edit(Block, "end", "by_loss = self.cancelled and", "by_loss = False and"),),
+    ),
+    Bug(
+        "a cancellation that ends as a loss",
+        _ASYNCIO,
+        1200,
+        (Edit(Block, "end", "task.uncancel() == 0 and by_loss", "(task.uncancel(), True)[1]"),),
+    ),
+    Bug(
+        "a release that is not begun before it is awaited",
+        _ASYNCIO,
+        80,
+        (Edit(Begun, "__init__", "session.lane.start()", "pass"),),
+    ),
+    Bug(
+        "the end of a block that leaves the lease",
+        _ASYNCIO,
+        20,
+        (Edit(AsyncLockable, "__aexit__", "await take(lease._releasing())", "pass"),),
+    ),
+)
