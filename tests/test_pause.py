@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 import dibs
+from dibs.ask import Ask
 from dibs.client import Client
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
 from dibs.errors import StoreUnavailable
 from dibs.pauses import PAUSES_FRESH_S
-from dibs.store import Acquire, Renew, Request, Store
+from dibs.store import RELEASED, Acquire, Renew, Request, Store
 from tests.between import Between, Holdup
 from tests.test_api import logged
 from tests.test_once import Machine
@@ -144,6 +145,54 @@ def test_when_the_pauses_cannot_be_read_nothing_is_granted(url: str) -> None:
         reads.error = None
         with client.lock("x", timeout=5):
             pass
+
+
+def test_who_gives_back_does_not_wait_for_the_pauses(url: str) -> None:
+    """In one call with an acquire, a release is sent though the pauses cannot be read, and the acquire is not."""
+    reads = Reads(url)
+    with reads.client(patience=0.2, ttl=5) as client:
+        lease = client.lock("held").acquire(timeout=0)
+        assert lease is not None
+        time.sleep(1.1 * PAUSES_FRESH_S)
+        reads.sent.clear()
+        reads.error = StoreUnavailable("cannot be read", maybe_applied=False)
+        session = client._desk.session()
+        back = Ask(session.keeper.release_of(lease._hold), session.clock.now())  # it is given up when one call fails
+        wish = session.wish("default:x", client.lock("x")._core.terms, None, False)
+        with session.mutex:
+            session.lane._releases_only = True  # the next call takes everything
+            session.lane.put(wish)
+            session.lane.put(back)
+        assert session.wait(back, 5)
+        assert back.outcome == RELEASED
+        assert session.wait(wish, 5)
+        assert "cannot be read" in str(wish.error)
+        assert not any(isinstance(request, Acquire) for request in reads.sent)
+        reads.error = None
+        with pytest.raises(dibs.LeaseLost):
+            lease.release()
+
+
+def test_a_pause_is_not_told_to_be_in_force_before_it_is(url: str) -> None:
+    """Closed while it waits until everybody knows of the pause, a client says that this will be a little later."""
+    client = dibs.connect(url)
+    errors: list[BaseException] = []
+
+    def pause() -> None:
+        try:
+            client.pause("x", ttl=60)
+        except StoreUnavailable as error:
+            errors.append(error)
+
+    operator = _thread(pause)
+    with dibs.connect(url) as other:
+        eventually(lambda: bool(other.pauses()), "written")
+        client.close()
+        operator.join(10)
+        assert [str(error) for error in errors] == [
+            "this dibs client is closed; 'x' is paused, and all know of it in 1.15 s"
+        ]
+        assert other.resume("x")
 
 
 def test_a_list_that_was_read_long_ago_is_read_again_before_it_counts(url: str, operator: dibs.Client) -> None:

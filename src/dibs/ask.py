@@ -62,6 +62,10 @@ class Ask:
         """Whether an earlier attempt may have done what is asked for, without an answer."""
         return isinstance(self.trouble, StoreUnavailable) and self.trouble.maybe_applied
 
+    def is_new(self) -> bool:
+        """Whether it wishes for a new grant, and the store certainly knows nothing of that."""
+        return self.pausable and self.t0 is None
+
     def settle(self, outcome: Any, error: BaseException | None = None) -> None:
         """Make the answer final and wake whoever waits for it."""
         if self.settled:

@@ -338,7 +338,14 @@ class Lane:
                 self._deadline.at = now + self._request_timeout_s
                 pauses, paused = self._pauses, None
                 if pauses is not None and (now >= pauses.stale_at or pauses.some):
-                    paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
+                    try:
+                        paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
+                    except StoreUnavailable:
+                        others = self._put_back_new(batch)
+                        if not others:
+                            raise
+                        batch = others
+                        self._deadline.at = self._clock.now() + self._request_timeout_s
                 dropped = False
                 for ask in batch:
                     if ask.t0 is None:
@@ -400,6 +407,23 @@ class Lane:
         if self._releases_only:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
+
+    def _put_back_new(self, batch: list[Ask]) -> list[Ask]:
+        """The list of pauses is not to be had, and they wait for it who want something new: the others need not.
+
+        Else what gives something back would share their patience without having been sent once. Returns the others.
+        """
+        new = [ask for ask in batch if ask.is_new()]
+        others = [ask for ask in batch if not ask.is_new()]
+        if others:
+            with self._mutex:
+                self._queue[:0] = new
+                if batch[0].kind != LEASES:
+                    self._others += len(new)
+                for ask in new:
+                    ask.under_way = False
+                self._batch = others
+        return others
 
     def _put_off(self, ask: Ask, why: RowBusy | PartUnavailable) -> None:
         """A transaction has locked the row, or its part of the store is away: ask for it later.

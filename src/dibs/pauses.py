@@ -61,7 +61,7 @@ class Pauses:
         What may have been granted already (its ``t0`` is set) is sent in any case: only so its outcome is known. What
         reading the list raises is raised.
         """
-        first = [ask for ask in batch if ask.pausable and ask.t0 is None]
+        first = [ask for ask in batch if ask.is_new()]
         if not first:
             return {}
         if now >= self.stale_at:

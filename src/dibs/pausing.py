@@ -95,7 +95,8 @@ def pausing(desk: Desk, name: str, note: str | None, ttl: Seconds | None, by: st
     if row is None:
         raise StoreUnavailable(f"{name!r} is not paused: the store did not keep what it was told")
     pauses.stale_at = float("-inf")
-    yield session, session.pause(), SETTLE_S
+    if (yield session, session.pause(), SETTLE_S):
+        raise StoreUnavailable(f"this dibs client is closed; {name!r} is paused, and all know of it in {SETTLE_S:g} s")
     return _pause(row)
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "elections": "elections",
     "claims": "claims on items",
     "tasks": "tasks of asyncio",
+    "pauses": "pauses",
     "queues": "queues of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.

@@ -149,6 +149,8 @@ class Attempt:
 class Checker:
     #: Of what an operator breaks leases.
     operated = "red"
+    #: Clients look for pauses.
+    pauses = False
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -11,6 +11,7 @@ from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
+from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
 from tests.simulation.task_bugs import TASK_BUGS
 
@@ -43,6 +44,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("elections"), ELECTION_BUGS),
         (Worlds("claims"), CLAIM_BUGS),
         (Worlds("tasks"), TASK_BUGS),
+        (Worlds("pauses"), PAUSE_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )

@@ -16,6 +16,7 @@ from dibs.handover import adopting, read_state
 from dibs.hold import HELD
 from dibs.lease import Lease
 from dibs.lock import LockCore
+from dibs.pauses import Pauses
 from dibs.session import Session
 from dibs.steps import run
 from tests.simulation.checker import Checker, Tenure
@@ -114,7 +115,9 @@ class Host:
             clock=process.clock,
             client_id=process.name,
             host="simulated",
+            pauses=Pauses("default", permits=True) if network.checker.pauses else None,
         )
+        self.session.on_paused = lambda told: world.note(process.name, "%s", told)
         self.session.world = world
         self.session.checker = network.checker
         # The face's own acts (break, purge, close) run through a desk, which would make the session itself.

@@ -11,6 +11,7 @@ from tests.simulation.elections import OFFERED_MAX_S, ElectionChecker, ElectionP
 from tests.simulation.multilocks import MultiChecker, MultiProgram
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.onces import KEEPS_S, OnceChecker, OnceProgram
+from tests.simulation.pauses import PauseChecker, PauseProgram
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
@@ -30,6 +31,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "elections": (ElectionProgram, ElectionChecker),
     "claims": (ClaimProgram, ClaimChecker),
     "tasks": (TaskProgram, TaskChecker),
+    "pauses": (PauseProgram, PauseChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
 KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S, "claims": RETRY_IN_MAX_S}
@@ -78,10 +80,10 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
     if steps:  # who asks, looks, too, in the time of one request
         network.latency_max_s = min(network.latency_max_s, request_timeout_s / 8)
-    if kind == "claims":  # who revives keeps the lane for many calls
-        network.latency_max_s = min(network.latency_max_s, 0.03)
 
     calm = rand() < 0.25
+    if calm and kind in ("claims", "pauses"):  # who revives items, or pauses, keeps the lane for many calls
+        network.latency_max_s = min(network.latency_max_s, 0.03)
     faults = not calm and rand() < 0.6
     pauses = not calm and rand() < 0.4
     crashes = not calm and rand() < 0.3
@@ -95,7 +97,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     checker.slack_s += 8 * network.latency_max_s
     checker.calm = calm
     # A poll and its way must fit into the line's grace, which is counted by the store's clock.
-    checker.in_order = calm and network.latency_max_s < 0.1 and not steps
+    checker.in_order = calm and network.latency_max_s < 0.1 and not (steps or checker.pauses)
     checker.prompt = not (stalls or pauses or closes)
     checker.interrupts = interrupts or signals
     checker.anywhere = signals
