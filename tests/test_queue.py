@@ -22,7 +22,7 @@ import pytest
 
 import dibs
 import dibs.crew
-from dibs.clock import boot_now
+from dibs.clock import RealClock, boot_now
 from dibs.jobs import HINT_EVERY_S, Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
@@ -782,6 +782,56 @@ def test_a_cancelled_run_gives_everything_back(sqlite_url: str) -> None:
             assert [job.tries for job in await queue.jobs()] == [0] * 6
 
     asyncio.run(main())
+
+
+def test_a_job_whose_task_never_began_is_given_back(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is told to stop in the very moment in which it begins a job keeps nothing of it."""
+    add = dibs.crew.Crew.add
+
+    def add_and_stop(self: dibs.crew.Crew, jobs: list[Any]) -> None:
+        add(self, jobs)
+        self.stopping = bool(jobs)
+
+    monkeypatch.setattr(dibs.crew.Crew, "add", add_and_stop)
+
+    async def handler(job: dibs.aio.AsyncJob) -> None:
+        raise AssertionError("it is cancelled before that")
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url, ttl=20) as client:
+            queue = client.queue("q")
+            await queue.put("x")
+            assert await queue.run(handler, drain_timeout=0) == 0
+            (job,) = await queue.jobs()
+            assert (job.state, job.tries) == ("ready", 0)
+
+    asyncio.run(main())
+
+
+def test_a_job_that_the_end_of_the_client_gave_back_is_not_done(sqlite_url: str, client: dibs.Client) -> None:
+    """Whatever its handler returns: it was given back to be worked by others."""
+    mine = dibs.connect(sqlite_url)
+    queue = mine.queue("q")
+    queue.put("x")
+    assert queue.run(lambda job: mine.close(), workers=1) == 0
+    eventually(lambda: counts(client.queue("q")) == (1, 0, 0, 0), "given back")
+
+
+def test_workers_for_whom_there_are_no_threads(client: dibs.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is out of threads says so, as everywhere; the workers that it has begun are ended."""
+    spawn, begun = RealClock.spawn, []
+
+    def few(name: str, run: Callable[[], None]) -> None:
+        if name == "dibs-worker-3":
+            raise RuntimeError("can't start new thread")
+        spawn(name, run)
+        begun.append(name)
+
+    monkeypatch.setattr(RealClock, "spawn", staticmethod(few))
+    with pytest.raises(dibs.StoreUnavailable, match="cannot have 4 threads for its workers: can't start new thread"):
+        client.queue("q").run(print)
+    assert {"dibs-worker-1", "dibs-worker-2"} <= set(begun)
+    eventually(lambda: not any("worker" in thread.name for thread in threading.enumerate()), "ended")
 
 
 def test_a_result_that_cannot_be_kept_ends_no_worker(client: dibs.Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -174,6 +174,12 @@ class Crew:
             with self.mutex:  # it waited for too long, or was cancelled: others may be at it
                 del self._running[job]
                 self.late += 1
+                self._see_if_alone()
+
+    def _see_if_alone(self) -> None:
+        """One less is running, or was to be: it may be that nothing is worked alone any more. Under the mutex."""
+        if self._alone and not self._running and max([job.crashes for job in self._waiting], default=0) < CRASHES_MAX:
+            self._alone = False
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
@@ -182,8 +188,7 @@ class Crew:
         with self.mutex:
             began = self._running.pop(job, self._session.clock.now())
             self._ended += 1
-            if self._alone and not self._running and max([j.crashes for j in self._waiting], default=0) < CRASHES_MAX:
-                self._alone = False
+            self._see_if_alone()
         job._claim.load.count(held_s=self._session.clock.now() - began)
         self._begin()
         turn = self._turn
@@ -207,7 +212,9 @@ class Crew:
             self._end(job, DONE, note, 0.0, claim.keep_s)
         elif ask is not None:  # the handler has ended it
             ask.listen(self._told, [ask])
-        else:  # and in a transaction of its own
+        elif job._is_given_back():  # by the end of the client
+            self._too_late(job._why())
+        else:  # the handler has ended it in a transaction of its own
             with self.mutex:
                 self.done += 1
 
@@ -271,15 +278,14 @@ class Crew:
             self._alone = False
         self._send_back(waiting)
 
-    def draining(self) -> Steps[list[JobFacts]]:
-        """Wait for what is running, for up to the drain time; what is left of it then."""
+    def draining(self) -> Steps[None]:
+        """Wait for what is running, for up to the drain time."""
         until = self._session.clock.now() + self.drain_s
         while self._running and not self._session.closed:
             left_s = until - self._session.clock.now()
             if left_s <= 0:
                 break
             yield from self.turn(min(TURN_S, left_s))
-        return self.running()
 
     def running(self) -> list[JobFacts]:
         """What is being worked."""

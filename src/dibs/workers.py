@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.crew import Crew
-from dibs.errors import InvalidOption
+from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.lock import check_decorated, ran
 from dibs.owners import this_thread
 from dibs.steps import run
@@ -46,21 +46,25 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
             del job  # so that a claim that is over is not kept by an idle thread
 
     try:
-        for number in range(crew.workers):
-            crew.clock.spawn(f"dibs-worker-{number + 1}", work)
+        _begin(crew, work)
         with Signals(crew):
             run(crew.dispatching(this_thread()))
             crew.drop_waiting()
-            rest = run(crew.draining())
-    except BaseException:
-        crew.drop_waiting()
-        rest = crew.running()
-        raise
+            run(crew.draining())
     finally:
         for _ in range(crew.workers):
             to_work.put(None)
-        crew.abandon(rest)
+        crew.drop_waiting()
+        crew.abandon(crew.running())
         run(crew.settling())
     if ending:  # what was to end this worker ends its program as well: only so does who looks after that hear of it
         raise ending[0]
     return crew.done
+
+
+def _begin(crew: Crew, work: Callable[[], None]) -> None:
+    try:
+        for number in range(crew.workers):
+            crew.clock.spawn(f"dibs-worker-{number + 1}", work)
+    except RuntimeError as error:
+        raise StoreUnavailable(f"this process cannot have {crew.workers} threads for its workers: {error}") from error

@@ -30,6 +30,7 @@ KINDS = {
     "tasks": "tasks of asyncio",
     "pauses": "pauses",
     "queues": "queues of jobs",
+    "workers": "workers of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.
 CHUNK = 250
@@ -80,7 +81,7 @@ def main() -> int:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
         parser.error("--steps is for worlds of locks")
-    if worlds.signals and worlds.kind in ("queues", "tasks"):
+    if worlds.signals and worlds.kind in ("queues", "tasks", "workers"):
         parser.error(f"--signals is for worlds without {worlds.kind}")
     if options.show is not None:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):

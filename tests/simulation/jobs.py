@@ -233,6 +233,9 @@ class _Quiet:
 class JobProgram:
     """One thread of a process, which puts jobs and works them."""
 
+    #: Without a limit, now and then.
+    WAITS = True
+
     def __init__(self, host: Host, checker: JobChecker, name: str, work_max_s: float, cancels: bool) -> None:
         self.host = host
         self.name = name
@@ -315,12 +318,12 @@ class JobProgram:
 def simulate_jobs(seed: int) -> Result:
     """Run one scenario with queues to its end. Raises BrokenPromise."""
     with new_world(seed) as world:
-        return _simulate(world)
+        return simulate_in(world, JobProgram, JobChecker(world))
 
 
-def _simulate(world: World) -> Result:
+def simulate_in(world: World, does: type[JobProgram], checker: JobChecker) -> Result:
+    """Run one scenario of such programs to its end."""
     rand = world.random
-    checker = JobChecker(world)
     network = checker.network = Network(world, checker)
     horizon = 4.0 + 4.0 * rand()
     world.step_max_s = 0.001 * rand() ** 3
@@ -340,6 +343,8 @@ def _simulate(world: World) -> Result:
         network.freeze_part = 0.1
         network.faults_until = horizon
     pauses, crashes, cuts, closes = rand() < 0.5, rand() < 0.4, rand() < 0.4, rand() < 0.2
+    checker.calm = not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
+    checker.in_order = checker.calm and network.latency_max_s < 0.1
     cancels = rand() < 0.3
     checker.group_limit = (0, 0, 1, 1, 2)[int(rand() * 5)]
     work_max_s = (0.05, 0.4, 1.5)[int(rand() * 3)]
@@ -349,7 +354,7 @@ def _simulate(world: World) -> Result:
         process = Process(world, f"p{number}", rate, 1000.0 * rand())
         host = Host(world, network, process, timeouts)
         for thread in range(1 + int(2 * rand())):
-            program = JobProgram(host, checker, f"{process.name}.{thread}", work_max_s, cancels)
+            program = does(host, checker, f"{process.name}.{thread}", work_max_s, cancels)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
         if pauses:
@@ -363,7 +368,8 @@ def _simulate(world: World) -> Result:
             world.at(horizon * rand(), process.crash)
         if closes and rand() < 0.5:
             world.at(horizon * rand(), close_client, world, host)
-    world.at(horizon, _put_some, network, checker)
+    if does.WAITS:
+        world.at(horizon, _put_some, network, checker)
     world.run(lambda: all(task.over or task.process.dead for task in programs))
     return finished(world, checker, FREE_AFTER_S)
 

@@ -14,6 +14,8 @@ from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
 from tests.simulation.task_bugs import TASK_BUGS
+from tests.simulation.worker_bugs import WORKER_BUGS
+from tests.simulation.workers import simulate_workers
 
 if TYPE_CHECKING:
     from tests.simulation.bugs import Bug
@@ -31,6 +33,8 @@ class Worlds(NamedTuple):
         """Run one of them to its end. Raises BrokenPromise."""
         if self.kind == "queues":
             return simulate_jobs(seed)
+        if self.kind == "workers":
+            return simulate_workers(seed)
         return simulate(seed, self.kind, signals=self.signals, steps=self.steps)
 
 
@@ -46,6 +50,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("tasks"), TASK_BUGS),
         (Worlds("pauses"), PAUSE_BUGS),
         (Worlds("queues"), JOB_BUGS),
+        (Worlds("workers"), WORKER_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )
     for bug in bugs

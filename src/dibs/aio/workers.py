@@ -58,7 +58,10 @@ async def run_in_tasks(crew: Crew, handler: Callable[[AsyncJob], Awaitable[Any]]
             crew.stopping = True
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):  # (The event loop has raised those by now.)
                 ending.append(error)
-        crew.over(tasks.pop(task))
+        job = tasks.pop(task)
+        if task.cancelled():  # before its first step: nothing of it has run, nor will
+            crew.give_back(job)
+        crew.over(job)
 
     def lost(working: ref[asyncio.Task[None]], worked: ref[AsyncJob]) -> None:
         task, job = working(), worked()

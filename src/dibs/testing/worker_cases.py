@@ -277,6 +277,35 @@ async def a_job_that_crashed_twice_waits_until_nothing_runs(face: Face) -> None:
     equal((await running, begun), (2, ["slow", "slow has ended", "poison"]), "how many were done, and what happened")
 
 
+@case("queue workers, P19")
+async def what_was_to_be_worked_alone_and_is_lost_keeps_nobody(face: Face) -> None:
+    """A job that ended its worker twice, and is lost before it could be begun, is waited for no more: others go on."""
+    client = face.client()
+    queue = client.queue("lost", ttl=face.short_ttl * 2)
+    poison_id = await face.do(queue.put, "poison")
+    for _ in range(2):
+        await taken(face, face.client().queue("lost", ttl=face.short_ttl, renew=False))
+        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await face.do(queue.put, "slow", priority=1)
+    release = threading.Event()
+    begun: list[Any] = []
+
+    async def work(job: Any) -> None:
+        begun.append(job.payload)
+        if job.payload == "slow":
+            await until(release.is_set, "the case lets it go", 3 * PATIENCE_S)
+
+    running = task(face.do(queue.run, handler(face, work), workers=4, idle=1))
+    try:
+        await until(lambda: _all_claimed(face, queue), "the other is claimed, too")
+        equal(await face.do(face.client().queue("lost").cancel, poison_id), [poison_id], "cancelled by an operator")
+        await asyncio.sleep(face.short_ttl * 2)  # until a renewal has found that
+        await face.do(queue.put, "next")
+    finally:
+        release.set()
+    equal((await running, begun), (2, ["slow", "next"]), "how many were done, and which")
+
+
 async def _all_claimed(face: Face, queue: Any) -> bool:
     return await counts(face, queue) == (0, 0, 2, 0)
 
