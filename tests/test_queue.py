@@ -22,7 +22,7 @@ import pytest
 
 import dibs
 import dibs.crew
-from dibs.clock import RealClock, boot_now
+from dibs.clock import boot_now
 from dibs.jobs import HINT_EVERY_S, Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
@@ -815,23 +815,6 @@ def test_a_job_that_the_end_of_the_client_gave_back_is_not_done(sqlite_url: str,
     queue.put("x")
     assert queue.run(lambda job: mine.close(), workers=1) == 0
     eventually(lambda: counts(client.queue("q")) == (1, 0, 0, 0), "given back")
-
-
-def test_workers_for_whom_there_are_no_threads(client: dibs.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is out of threads says so, as everywhere; the workers that it has begun are ended."""
-    spawn, begun = RealClock.spawn, []
-
-    def few(name: str, run: Callable[[], None]) -> None:
-        if name == "dibs-worker-3":
-            raise RuntimeError("can't start new thread")
-        spawn(name, run)
-        begun.append(name)
-
-    monkeypatch.setattr(RealClock, "spawn", staticmethod(few))
-    with pytest.raises(dibs.StoreUnavailable, match="cannot have 4 threads for its workers: can't start new thread"):
-        client.queue("q").run(print)
-    assert {"dibs-worker-1", "dibs-worker-2"} <= set(begun)
-    eventually(lambda: not any("worker" in thread.name for thread in threading.enumerate()), "ended")
 
 
 def test_a_result_that_cannot_be_kept_ends_no_worker(client: dibs.Client, caplog: pytest.LogCaptureFixture) -> None:

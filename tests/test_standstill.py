@@ -193,11 +193,15 @@ def test_a_watcher_that_is_stopped_writes_it_down(tmp_path: Path) -> None:
     began = time.monotonic()
     watcher = subprocess.Popen([sys.executable, "-I", "-S", "-c", WATCH, journal, "0.3"])
     try:
-        time.sleep(0.5)  # until it watches
-        watcher.send_signal(signal.SIGSTOP)
-        time.sleep(1)
-        watcher.send_signal(signal.SIGCONT)
-        until(lambda: journal.exists() and journal.read_text().endswith("\n"))
+
+        def has_told() -> bool:
+            time.sleep(0.5)  # it may not watch yet
+            watcher.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+            watcher.send_signal(signal.SIGCONT)
+            return journal.exists() and journal.read_text().endswith("\n")
+
+        until(has_told)
         start, end = map(float, journal.read_text().splitlines()[0].split())
         assert began < start < end - 0.3 < time.monotonic()
         others = Path(f"/proc/{watcher.pid}/task/{watcher.pid}/children").read_text().split()

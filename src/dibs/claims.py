@@ -37,7 +37,10 @@ class Batch(BatchFacts[V]):
     __slots__ = ()
 
     def release(self) -> None:
-        """Give back what is left, and wait until the store has confirmed everything; ``lost`` is exact then."""
+        """Give back what is left, and wait until the store has answered to everything; ``lost`` is exact then.
+
+        What it gives no answer to for the client's ``patience`` ends by its ttl.
+        """
         self._end(None)
 
     def _end(self, exc_type: type[BaseException] | None) -> None:

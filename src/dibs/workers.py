@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.crew import Crew
-from dibs.errors import InvalidOption, StoreUnavailable
+from dibs.errors import InvalidOption
 from dibs.lock import check_decorated, ran
 from dibs.owners import this_thread
 from dibs.steps import run
@@ -46,7 +46,8 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
             del job  # so that a claim that is over is not kept by an idle thread
 
     try:
-        _begin(crew, work)
+        for number in range(crew.workers):
+            crew.clock.spawn(f"dibs-worker-{number + 1}", work)
         with Signals(crew):
             run(crew.dispatching(this_thread()))
             crew.drop_waiting()
@@ -60,11 +61,3 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
     if ending:  # what was to end this worker ends its program as well: only so does who looks after that hear of it
         raise ending[0]
     return crew.done
-
-
-def _begin(crew: Crew, work: Callable[[], None]) -> None:
-    try:
-        for number in range(crew.workers):
-            crew.clock.spawn(f"dibs-worker-{number + 1}", work)
-    except RuntimeError as error:
-        raise StoreUnavailable(f"this process cannot have {crew.workers} threads for its workers: {error}") from error

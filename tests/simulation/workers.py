@@ -130,6 +130,10 @@ class WorkerProgram(JobProgram):
             world.note(host.process.name, "has done %d", done)
         except Quit:
             world.note(host.process.name, "is told to quit")
+        except RuntimeError as error:
+            if not host.process.starved_until:
+                raise
+            world.note(host.process.name, "has no threads for workers: %s", str(error))
         except (Interrupted, asyncio.CancelledError):
             shift.interrupted = True
             world.note(host.process.name, "is interrupted")

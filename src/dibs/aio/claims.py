@@ -64,7 +64,10 @@ class AsyncBatch(BatchFacts[V]):
         return super().items  # type: ignore[return-value]
 
     async def release(self) -> None:
-        """Give back what is left, and wait until the store has confirmed everything; ``lost`` is exact then."""
+        """Give back what is left, and wait until the store has answered to everything; ``lost`` is exact then.
+
+        What it gives no answer to for the client's ``patience`` ends by its ttl.
+        """
         await take(self._ending())
 
     def __aiter__(self) -> AsyncBatch[V]:
