@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,9 @@ def test_an_acquire_whose_answer_was_lost_is_asked_again(url: str, operator: dib
         got[0].release()
 
 
-def test_when_the_pauses_cannot_be_read_nothing_is_granted(url: str) -> None:
-    """A failing read is told as the store's error, and no acquire was sent; a lease that is held goes on."""
+@contextmanager
+def unreadable(url: str) -> Iterator[tuple[Reads, dibs.Client, dibs.Lease]]:
+    """A client that holds a lease, and whose list of pauses is too old and cannot be read anew."""
     reads = Reads(url)
     with reads.client(patience=0.2, ttl=5) as client:
         lease = client.lock("held").acquire(timeout=0)
@@ -136,6 +137,12 @@ def test_when_the_pauses_cannot_be_read_nothing_is_granted(url: str) -> None:
         time.sleep(1.1 * PAUSES_FRESH_S)
         reads.sent.clear()
         reads.error = StoreUnavailable("cannot be read", maybe_applied=False)
+        yield reads, client, lease
+
+
+def test_when_the_pauses_cannot_be_read_nothing_is_granted(url: str) -> None:
+    """A failing read is told as the store's error, and no acquire was sent; a lease that is held goes on."""
+    with unreadable(url) as (reads, client, lease):
         with pytest.raises(StoreUnavailable, match="cannot be read"):
             client.lock("x").acquire(timeout=0)
         lease.renew()
@@ -149,13 +156,7 @@ def test_when_the_pauses_cannot_be_read_nothing_is_granted(url: str) -> None:
 
 def test_who_gives_back_does_not_wait_for_the_pauses(url: str) -> None:
     """In one call with an acquire, a release is sent though the pauses cannot be read, and the acquire is not."""
-    reads = Reads(url)
-    with reads.client(patience=0.2, ttl=5) as client:
-        lease = client.lock("held").acquire(timeout=0)
-        assert lease is not None
-        time.sleep(1.1 * PAUSES_FRESH_S)
-        reads.sent.clear()
-        reads.error = StoreUnavailable("cannot be read", maybe_applied=False)
+    with unreadable(url) as (reads, client, lease):
         session = client._desk.session()
         back = Ask(session.keeper.release_of(lease._hold), session.clock.now())  # it is given up when one call fails
         wish = session.wish("default:x", client.lock("x")._core.terms, None, False)

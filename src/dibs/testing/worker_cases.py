@@ -229,10 +229,7 @@ async def a_job_that_crashed_twice_is_worked_alone(face: Face) -> None:
     """A job that ended its worker twice is worked while nothing else is, and dead when it was the last try."""
     queue = face.client().queue("alone", ttl=LONG_S, max_tries=4)
     await face.do(queue.put, "poison", priority=1)
-    for _ in range(2):
-        # A worker that says nothing more, as the store sees it.
-        await taken(face, face.client().queue("alone", ttl=face.short_ttl, renew=False))
-        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await _crash_twice(face, queue)
     await face.do(queue.put_many, range(20))
     at_once: set[Any] = set()
     beside: list[Any] = []
@@ -255,9 +252,7 @@ async def a_job_that_crashed_twice_waits_until_nothing_runs(face: Face) -> None:
     """A job that ended its worker twice is not begun beside one that is being worked when it is claimed."""
     queue = face.client().queue("beside", ttl=LONG_S)
     await face.do(queue.put, "poison")
-    for _ in range(2):
-        await taken(face, face.client().queue("beside", ttl=face.short_ttl, renew=False))
-        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await _crash_twice(face, queue)
     await face.do(queue.put, "slow", priority=1)
     release = threading.Event()
     begun: list[Any] = []
@@ -283,9 +278,7 @@ async def what_was_to_be_worked_alone_and_is_lost_keeps_nobody(face: Face) -> No
     client = face.client()
     queue = client.queue("lost", ttl=face.short_ttl * 2)
     poison_id = await face.do(queue.put, "poison")
-    for _ in range(2):
-        await taken(face, face.client().queue("lost", ttl=face.short_ttl, renew=False))
-        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
+    await _crash_twice(face, queue)
     await face.do(queue.put, "slow", priority=1)
     release = threading.Event()
     begun: list[Any] = []
@@ -304,6 +297,13 @@ async def what_was_to_be_worked_alone_and_is_lost_keeps_nobody(face: Face) -> No
     finally:
         release.set()
     equal((await running, begun), (2, ["slow", "next"]), "how many were done, and which")
+
+
+async def _crash_twice(face: Face, queue: Any) -> None:
+    """Take the one job of a queue as workers do who say nothing more, as the store sees it."""
+    for _ in range(2):
+        await taken(face, face.client().queue(queue.name, ttl=face.short_ttl, renew=False))
+        await until(lambda: _ready(face, queue), "its claim has expired", face.short_ttl + PATIENCE_S)
 
 
 async def _all_claimed(face: Face, queue: Any) -> bool:
