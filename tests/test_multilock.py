@@ -181,6 +181,28 @@ def test_the_time_to_wait_is_for_all_together(client: dibs.Client, other: dibs.C
     second.release()
 
 
+def test_who_is_late_begins_no_call_itself(between: Between, client: dibs.Client, other: dibs.Client) -> None:
+    """The last name was granted when the time was over: the rest is asked for by the lane's thread, and a store that
+    hangs then keeps the caller for the rest of one request's time, and not for the whole time of another."""
+    held = other.lock("a").acquire()
+    assert held is not None
+    asked_by: list[str] = []
+
+    def let_go(requests: Sequence[Request]) -> None:
+        asks = {request.name.partition(":")[2]: request for request in requests if isinstance(request, Acquire)}
+        if "b" in asks:
+            asked_by.append(threading.current_thread().name)
+        elif "a" in asks and not asked_by[1:] and held.held:
+            held.release()
+            time.sleep(0.4)
+
+    between.before = let_go
+    multi = client.multilock(["a", "b"]).acquire(timeout=0.3)
+    assert multi is not None
+    assert asked_by == [threading.current_thread().name, "dibs-claim"]
+    multi.release()
+
+
 def test_one_error_is_an_error_of_all(between: Between, client: dibs.Client, other: dibs.Client) -> None:
     """Where one name cannot be a lock, the error is raised, and nothing of the others is kept."""
     permit = other.semaphore("b", 2).acquire()

@@ -43,6 +43,8 @@ class Ask:
     afterwards = False
     #: It gives back what was, or may have been, granted to nobody: however late it is, it is sent once.
     owed = False
+    #: The time of its caller is over, who waits for an answer that is on its way, and begins no call any more.
+    overdue = False
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False
     #: What it is told when a transaction has locked its row; None: it is asked for again.

@@ -195,6 +195,12 @@ class Crew:
         if turn is not None and self.room():
             turn.settle(None)
 
+    def missed(self, job: JobFacts) -> None:
+        """It was to begin, and was over by then."""
+        with self.mutex:
+            self.late += 1
+        self.over(job)
+
     def succeeded(self, job: JobFacts, result: Any) -> None:
         """A handler has returned: its job is done, unless it has finished that itself, or tried to in vain."""
         claim, note = job._claim, None

@@ -201,6 +201,7 @@ def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bo
         if ask.heard:
             return ask.settled
     # An answer may take one request's time longer than the wait.
+    ask.overdue = True
     answer_s = limit_s + session.request_timeout_s - (session.clock.now() - ask.started_at)
     yield session, ask, max(0.0, answer_s)
     with session.mutex:
@@ -228,6 +229,8 @@ def obtain_all(cores: Sequence[LockCore[L]], owner: object, within_s: float) -> 
     session = cores[0]._desk.session()
     end = session.clock.now() + within_s
     asks = [core._wish(session, owner, False) for core in cores]
+    for ask in asks:
+        ask.overdue = within_s < session.request_timeout_s
     try:
         session.submit_all(asks)
         leases: list[L | None] = []

@@ -31,6 +31,10 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
 
     def work() -> None:
         while (job := to_work.get()) is not None:
+            if not job.held:  # it was lost, or given back at the end, while it waited for this thread
+                crew.missed(job)
+                del job
+                continue
             try:
                 result = ran(handler(job))
             except Exception as error:  # noqa: BLE001 - whatever it was, it is what the job failed with

@@ -141,6 +141,14 @@ class ElectionChecker(Checker):
         super().lease_broken(name, token, now)
         self.claims[self.claims_by_token[name, token]].followed_up = True  # it may be an offer, which then is over
 
+    def _value_of(self, claim_id: str) -> str | None:
+        """The value of the candidate who has asked by this claim, which may be its second."""
+        value = self._values.get(claim_id)
+        if value is None:
+            infos = (ask.request.info for ask in self._asks.values() if ask.request.claim_id == claim_id)
+            value = next((json.loads(info)[VALUE] for info in infos if info is not None), None)
+        return value
+
     def resigned(self, tenure: Tenure, to: str, given: bool) -> None:
         """A leader resigned for a candidate, and is told whether that one leads."""
         offer = self._offered.get(tenure.claim_id)
@@ -148,7 +156,7 @@ class ElectionChecker(Checker):
             self.claims[offer].followed_up = True  # it has ended, and somebody else may lead by now
         token = self.claims[tenure.claim_id].token
         terms = sorted(number for name, number in self.claims_by_token if name == tenure.key and number > token)
-        elected = [self._values.get(self.claims_by_token[tenure.key, number]) for number in terms]
+        elected = [self._value_of(self.claims_by_token[tenure.key, number]) for number in terms]
         if given and to not in elected:
             self.world.broken(
                 f"elections: {tenure.claim_id} resigned for {to}, who is said to lead, and after it came {elected}"

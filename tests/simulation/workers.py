@@ -141,7 +141,7 @@ class WorkerProgram(JobProgram):
             assert self.task is not None
             self.task.interruptible = False
             self.task.pending = None
-            shift.over = True
+            shift.over_at = world.now
             checker.is_over(crew, shift)
 
     def _interrupt_soon(self) -> None:
@@ -186,8 +186,8 @@ class Shift:
         self.claims: dict[str, JobHold] = {}
         #: By a Ctrl-C or a cancellation: then it does not wait for every answer.
         self.interrupted = False
-        #: ``run`` is back.
-        self.over = False
+        #: When ``run`` was back.
+        self.over_at: float | None = None
 
     def _begin(self, job: JobFacts) -> float:
         """A handler is called; for how long it will work."""
@@ -197,7 +197,7 @@ class Shift:
         self._running += 1
         if self._running > self._workers:
             self._world.broken(f"workers: {self._running} handlers run at a time, of {self._workers}")
-        if self.over:
+        if self.over_at is not None and self._world.now - self.over_at > self._checker.slack_s:
             self._world.broken(f"workers: a handler of job {job.id} is begun when all is over")
         return self._program._work_max_s * self._world.random() ** 2
 
