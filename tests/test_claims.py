@@ -624,7 +624,8 @@ def test_a_fork_counts_nothing(client: dibs.Client, other: dibs.Client) -> None:
 
 def test_what_is_over_before_it_is_counted_costs_no_try(sqlite_url: str, other: dibs.Client) -> None:
     """A take that was held up for longer than its ttl counts nothing: others may have won the items since."""
-    other.claims("rows", max_tries=3).take([1]).items[0].fail()
+    with other.claims("rows", max_tries=3).take([1]) as first:
+        first.items[0].fail()
     between = Between(sqlite_url)
 
     def hold_up(requests: Sequence[Request]) -> None:
@@ -646,7 +647,8 @@ def test_an_item_that_another_has_revived_keeps_its_new_tries(
     """Of two who revive at once, the slower one leaves alone what somebody has won again meanwhile."""
     claims = client.claims("rows", max_tries=2)
     for _ in range(2):
-        claims.take([1]).items[0].fail()
+        with claims.take([1]) as batch:
+            batch.items[0].fail()
     stale = claims.dead()
     assert [item.key for item in stale] == ["1"]
     assert other.claims("rows").revive() == 1
@@ -660,7 +662,8 @@ def test_an_item_that_another_has_revived_keeps_its_new_tries(
         assert other.claims("rows").revive() == 0
         monkeypatch.undo()
         batch.items[0].fail()
-    claims.take([1]).items[0].fail()
+    with claims.take([1]) as batch:
+        batch.items[0].fail()
     assert [item.tries for item in claims.dead()] == [2]
 
 
