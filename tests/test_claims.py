@@ -630,7 +630,7 @@ def test_what_is_over_before_it_is_counted_costs_no_try(sqlite_url: str, other: 
 
     def hold_up(requests: Sequence[Request]) -> None:
         if any("~tries" in request.name for request in requests):
-            time.sleep(1.2)
+            time.sleep(1.2)  # a ttl is over by time alone
 
     between.before = hold_up
     with between.client() as client, client.claims("rows", ttl=1, max_tries=3).take([1]) as late:

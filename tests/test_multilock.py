@@ -194,7 +194,7 @@ def test_who_is_late_begins_no_call_itself(between: Between, client: dibs.Client
             asked_by.append(threading.current_thread().name)
         elif "a" in asks and not asked_by[1:] and held.held:
             held.release()
-            time.sleep(0.4)
+            time.sleep(0.4)  # longer than the caller's timeout: it is granted after that
 
     between.before = let_go
     multi = client.multilock(["a", "b"]).acquire(timeout=0.3)

@@ -254,15 +254,7 @@ async def a_job_that_crashed_twice_waits_until_nothing_runs(face: Face) -> None:
     await face.do(queue.put, "poison")
     await _crash_twice(face, queue)
     await face.do(queue.put, "slow", priority=1)
-    release = threading.Event()
-    begun: list[Any] = []
-
-    async def work(job: Any) -> None:
-        begun.append(job.payload)
-        if job.payload == "slow":
-            await until(release.is_set, "the case lets it go")
-            begun.append("slow has ended")
-
+    release, begun, work = _slow_work()
     running = task(face.do(queue.run, handler(face, work), workers=4, idle=0.2))
     try:
         await until(lambda: _all_claimed(face, queue), "the other is claimed, too")
@@ -280,14 +272,7 @@ async def what_was_to_be_worked_alone_and_is_lost_keeps_nobody(face: Face) -> No
     poison_id = await face.do(queue.put, "poison")
     await _crash_twice(face, queue)
     await face.do(queue.put, "slow", priority=1)
-    release = threading.Event()
-    begun: list[Any] = []
-
-    async def work(job: Any) -> None:
-        begun.append(job.payload)
-        if job.payload == "slow":
-            await until(release.is_set, "the case lets it go", 3 * PATIENCE_S)
-
+    release, begun, work = _slow_work()
     running = task(face.do(queue.run, handler(face, work), workers=4, idle=1))
     try:
         await until(lambda: _all_claimed(face, queue), "the other is claimed, too")
@@ -296,7 +281,21 @@ async def what_was_to_be_worked_alone_and_is_lost_keeps_nobody(face: Face) -> No
         await face.do(queue.put, "next")
     finally:
         release.set()
-    equal((await running, begun), (2, ["slow", "next"]), "how many were done, and which")
+    equal((await running, begun), (2, ["slow", "slow has ended", "next"]), "how many were done, and what happened")
+
+
+def _slow_work() -> tuple[threading.Event, list[Any], Callable[[Any], Awaitable[None]]]:
+    """A handler that notes what happens, and ends "slow" when this event is set."""
+    release = threading.Event()
+    happened: list[Any] = []
+
+    async def work(job: Any) -> None:
+        happened.append(job.payload)
+        if job.payload == "slow":
+            await until(release.is_set, "the case lets it go", 3 * PATIENCE_S)
+            happened.append("slow has ended")
+
+    return release, happened, work
 
 
 async def _crash_twice(face: Face, queue: Any) -> None:
