@@ -142,8 +142,13 @@ class Crew:
             assert code is None or (style == "put" and code == 0), f"{style} has ended with {code}"
 
     def strike(self) -> None:
-        """Kill one of them, or stop it for longer than its claims last."""
-        style = random.choice([style for style, process in self.processes.items() if process.poll() is None])
+        """Kill one of them that has got to work, or stop it for longer than its claims last."""
+        with closing(sqlite3.connect(self._resource, timeout=30)) as db:
+            worked = {pid for (pid,) in db.execute("SELECT pid FROM effect UNION SELECT CAST(payload AS INT) FROM put")}
+        at_work = [style for style, one in self.processes.items() if one.pid in worked and one.poll() is None]
+        if not at_work:
+            return
+        style = random.choice(at_work)
         process = self.processes[style]
         if style != "put" and self.killed > 2 * (self.stopped + 1):
             process.send_signal(signal.SIGSTOP)
