@@ -443,6 +443,20 @@ def test_an_interrupted_thread_leaves_its_batch_to_the_lane(world: World) -> Non
     world.end()
 
 
+def test_who_is_told_what_became_of_a_repeated_request_hears_that_it_was_repeated(world: World) -> None:
+    """Also when the call was interrupted: a release that finds nothing any more may have been carried out then."""
+    world.shop.during = once(interrupt)
+    mine, another = world.put(acquire("a"), Release("b", "claim-b"))
+    with pytest.raises(KeyboardInterrupt):
+        world.lane.drive(mine)
+    assert world.answered(mine, another)
+    assert another.maybe_applied
+    (later,) = world.put(Release("b", "claim-b"))
+    world.lane.drive(later)
+    assert not later.maybe_applied
+    world.end()
+
+
 def test_what_an_interrupted_thread_was_about_to_be_told_is_still_in_the_lane(world: World) -> None:
     """Until the lane's thread tells it once more: out of the lane and unanswered, it would be asked for again.
 

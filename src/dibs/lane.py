@@ -375,6 +375,12 @@ class Lane:
                 if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
                     error = StoreUnavailable(str(error), maybe_applied=False)
                 self._outcomes = [without_frames(error)] * len(batch)
+            except BaseException:  # Ctrl-C: the lane's thread sends it again, and what the store has done stands
+                if self._outcomes is None:
+                    for ask in batch:
+                        if ask.t0 is not None and not ask.maybe_applied:
+                            ask.trouble = StoreUnavailable("an attempt was interrupted")
+                raise
             self._failures = self._busy = 0
         outcomes, later = self._outcomes, len(self._later)
         with self._mutex:

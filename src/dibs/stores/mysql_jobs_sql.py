@@ -5,8 +5,8 @@ those that somebody has locked, and changes no column of the primary key; it nev
 names jobs by their ids, through an index, in the order of the ids. So no two acts wait for each other in a circle, but
 where jobs move in the claim order: those that are to be tried again, and those that a put replaces. For each of these
 InnoDB looks for its like in the unique indexes, and locks the entry behind it as well, which is another put's or key's.
-Several moved at once can so meet somebody who ends several: about one time in 2,000 where eight threads do nothing else.
-The server then rolls one of the two back, and dibs begins it again. (It would take 60 us more for each put to do without
+Several moved at once can so meet somebody who ends several: one time in 2,000 where eight threads do nothing else. The
+server then rolls one of the two back, and dibs begins it again. (It would take 60 us more for each put to do without
 that uniqueness, and a commit for each job to move one at a time.) The index of the ids is not declared unique for the
 same reason: an AUTO_INCREMENT makes them so.
 
