@@ -435,6 +435,31 @@ def test_a_forked_child_marks_nothing(client: dibs.Client) -> None:
     assert client.once("job", keep=KEEP_S).done()
 
 
+def test_a_block_that_is_entered_after_its_loss_is_over_and_forgotten(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop was held up just then: the block is cancelled and ends with LeaseLost, and then nobody is in it."""
+    enter = OnceCore.enter
+
+    def late(core: OnceCore[Any, Any], owner: object) -> Any:
+        begun = yield from enter(core, owner)
+        core._desk.session().keeper.lose(begun.lease._hold, "it could not be renewed in time")
+        return begun
+
+    monkeypatch.setattr(OnceCore, "enter", late)
+
+    async def main() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            once = client.once("report", keep=60)
+            with pytest.raises(dibs.LeaseLost):
+                async with once:
+                    await asyncio.sleep(30)
+            assert not once._core.blocks._runs
+            assert await once.done() is None
+
+    asyncio.run(main())
+
+
 def test_a_block_may_be_left_by_another_thread(client: dibs.Client) -> None:
     """The run that was entered last ends there. Which of several it would be cannot be told: then none is marked."""
     once = client.once("job", keep=KEEP_S, timeout=0, on_busy="skip")

@@ -14,7 +14,14 @@ from tests.simulation.world import BrokenPromise
 
 SEEDS = int(os.environ.get("DIBS_SEEDS", "1500"))
 # Worlds that take so many times as long as the others.
-SLOWER = {"tasks": 2, "workers": 5}
+SLOWER = {
+    "tasks": 2,
+    "task-permits": 3,
+    "task-multilocks": 3,
+    "task-once": 3,
+    "task-elections": 3,
+    "workers": 5,
+}
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)

@@ -28,6 +28,10 @@ KINDS = {
     "elections": "elections",
     "claims": "claims on items",
     "tasks": "tasks of asyncio",
+    "task-permits": "semaphores and read/write locks of tasks",
+    "task-multilocks": "locks of several names of tasks",
+    "task-once": "works that tasks are to do once",
+    "task-elections": "elections of tasks",
     "pauses": "pauses",
     "queues": "queues of jobs",
     "workers": "workers of jobs",
@@ -81,7 +85,7 @@ def main() -> int:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
         parser.error("--steps is for worlds of locks")
-    if worlds.signals and worlds.kind in ("queues", "tasks", "workers"):
+    if worlds.signals and worlds.kind.startswith(("queues", "task", "workers")):
         parser.error(f"--signals is for worlds without {worlds.kind}")
     if options.show is not None:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):

@@ -7,7 +7,7 @@ whoever waits for it holds none of it, and whoever has it has all of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable
 from dibs.hold import HELD, LOST
@@ -18,6 +18,7 @@ from tests.simulation.programs import TTLS_S, Program, SimLease
 
 if TYPE_CHECKING:
     from dibs.lease import Lease
+    from dibs.multilock import MultiLeaseFacts
     from dibs.store import Acquire, Held
     from dibs.wishes import AcquireAsk
     from tests.simulation.checker import Claim, Tenure
@@ -130,7 +131,7 @@ class MultiProgram(Program):
 class MultiChecker(Checker):
     """What a multilock promises besides what its locks promise."""
 
-    def has_all(self, who: object, session: SimSession, multi: MultiLease, names: list[str]) -> list[Tenure]:
+    def has_all(self, who: object, session: SimSession, multi: MultiLeaseFacts[Any], names: list[str]) -> list[Tenure]:
         """An acquire of these names returned this: a tenure for each."""
         attempt = self._over(who, session)
         holds = [lease._hold for lease in multi._leases.values()]  # no code of dibs runs here: nothing is interrupted

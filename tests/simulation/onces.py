@@ -63,7 +63,7 @@ class OnceProgram(Program):
         except Failed:
             world.note(self.process.name, "has failed at %s", name)
         except LeaseLost as error:
-            self.checker.told_lost(lease.claim_id)
+            self.checker.run_lost(lease.claim_id)
             world.note(self.process.name, "is told: %s", str(error))
         except StoreUnavailable as error:
             world.note(self.process.name, "does not know: %s", str(error))
@@ -154,7 +154,7 @@ class OnceChecker(Checker):
         if not any(mark.claim_id == claim_id for marks in self.marks.values() for mark in marks):
             self.world.broken(f"once: {claim_id} is told that it is kept as done, and it is not")
 
-    def told_lost(self, claim_id: str) -> None:
+    def run_lost(self, claim_id: str) -> None:
         """The block of a run raised LeaseLost: nobody will find that it was done."""
         self._lost.add(claim_id)
         if any(mark.claim_id == claim_id for marks in self.marks.values() for mark in marks):

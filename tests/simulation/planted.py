@@ -13,7 +13,13 @@ from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
-from tests.simulation.task_bugs import TASK_BUGS
+from tests.simulation.task_bugs import (
+    ELECTION_TASK_BUGS,
+    MULTI_TASK_BUGS,
+    ONCE_TASK_BUGS,
+    PERMIT_TASK_BUGS,
+    TASK_BUGS,
+)
 from tests.simulation.worker_bugs import WORKER_BUGS
 from tests.simulation.workers import simulate_workers
 
@@ -48,6 +54,10 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("elections"), ELECTION_BUGS),
         (Worlds("claims"), CLAIM_BUGS),
         (Worlds("tasks"), TASK_BUGS),
+        (Worlds("task-permits"), PERMIT_TASK_BUGS),
+        (Worlds("task-multilocks"), MULTI_TASK_BUGS),
+        (Worlds("task-once"), ONCE_TASK_BUGS),
+        (Worlds("task-elections"), ELECTION_TASK_BUGS),
         (Worlds("pauses"), PAUSE_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds("workers"), WORKER_BUGS),

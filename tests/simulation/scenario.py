@@ -16,6 +16,16 @@ from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
+from tests.simulation.task_kinds import (
+    ElectionTaskChecker,
+    ElectionTasks,
+    MultiTaskChecker,
+    MultiTasks,
+    OnceTaskChecker,
+    OnceTasks,
+    PermitTaskChecker,
+    PermitTasks,
+)
 from tests.simulation.tasks import TaskChecker, TaskProgram
 from tests.simulation.world import Task, World, new_world
 
@@ -31,10 +41,20 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "elections": (ElectionProgram, ElectionChecker),
     "claims": (ClaimProgram, ClaimChecker),
     "tasks": (TaskProgram, TaskChecker),
+    "task-permits": (PermitTasks, PermitTaskChecker),
+    "task-multilocks": (MultiTasks, MultiTaskChecker),
+    "task-once": (OnceTasks, OnceTaskChecker),
+    "task-elections": (ElectionTasks, ElectionTaskChecker),
     "pauses": (PauseProgram, PauseChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
-KEPT_MAX_S = {"once": max(KEEPS_S), "elections": OFFERED_MAX_S, "claims": RETRY_IN_MAX_S}
+KEPT_MAX_S = {
+    "once": max(KEEPS_S),
+    "task-once": max(KEEPS_S),
+    "elections": OFFERED_MAX_S,
+    "task-elections": OFFERED_MAX_S,
+    "claims": RETRY_IN_MAX_S,
+}
 # Programs more in each process of a world with a crowd.
 CROWD = 5
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
@@ -117,7 +137,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         world.at(horizon, _no_more_stalls, world)
 
     habits = Habits(
-        names=1 if rand() < (0.4 if kind == "permits" else 0.7) else 2,
+        names=1 if rand() < (0.4 if kind.endswith("permits") else 0.7) else 2,
         rounds=3,
         work_max_s=(0.05, 0.4, 1.5, 4.0)[int(rand() * 4)],
         renew=(0.9, 0.9, 0.2)[int(rand() * 3)],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dibs.aio.lockable
 from dibs.aio.block import Block
+from dibs.aio.election import AsyncElection
 from dibs.aio.lockable import AsyncLockable
+from dibs.aio.once import AsyncOnceRun
+from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.tasks import Begun, _Letter, _Mailbox
 from tests.simulation.bugs import Bug, Edit
 
@@ -64,5 +67,56 @@ TASK_BUGS = (
         _ASYNCIO,
         20,
         (Edit(AsyncLockable, "__aexit__", "await take(lease._releasing())", "pass"),),
+    ),
+)
+
+PERMIT_TASK_BUGS = (
+    Bug(
+        "a downgrade that changes nothing",
+        ("P15",),
+        20,
+        (Edit(AsyncRWLock, "downgrade", "await take(self._core.downgrade(owner()))", "pass"),),
+    ),
+)
+MULTI_TASK_BUGS = (
+    Bug(
+        "a block that goes on without one of its names",
+        _ASYNCIO,
+        85,
+        (Edit(Block, "__init__", "for hold in self.holds:", "for hold in self.holds[1:]:"),),
+    ),
+)
+ONCE_TASK_BUGS = (
+    Bug(
+        "a work that is done however its task ends",
+        ("once",),
+        20,
+        (Edit(AsyncOnceRun, "__aexit__", "exc_type is not None)", "False)"),),
+    ),
+    Bug(
+        "a work that goes on without its lease",
+        _ASYNCIO,
+        175,
+        (Edit(AsyncOnceRun, "_enter", "self._block = Block(self._lease, me)", "pass"),),
+    ),
+)
+ELECTION_TASK_BUGS = (
+    Bug(
+        "a loss that a run tells nobody",
+        ("elections",),
+        40,
+        (Edit(AsyncElection, "run", "done = on_lost(term)", "done = None"),),
+    ),
+    Bug(
+        "an end that a run tells as a loss",
+        ("elections",),
+        20,
+        (Edit(AsyncElection, "run", "term.lost.is_set()", "True"),),
+    ),
+    Bug(
+        "a leader that goes on without its term",
+        _ASYNCIO,
+        175,
+        (Edit(AsyncLockable, "_enter", "self._blocks.append(Block(lease, me))", "pass"),),
     ),
 )

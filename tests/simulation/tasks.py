@@ -20,7 +20,7 @@ from tests.simulation.loop import SimLoop
 from tests.simulation.programs import NAMES, TTLS_S, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from dibs.hold import Hold
     from dibs.terms import Terms
@@ -47,23 +47,11 @@ class Failed(Exception):
     """What a block may be left by."""
 
 
-class TaskProgram(Program):
-    """One thread of a process, with an event loop and some tasks."""
-
-    checker: TaskChecker
-
-    def __init__(self, host: Host, name: str, habits: Habits) -> None:
-        super().__init__(host, name, habits)
-        #: Locks that several of its tasks use.
-        self.locks: dict[str, AsyncLock] = {}
-
-    def __call__(self) -> None:
-        members = 1 + int(TASKS_MAX * self.world.random())
-        SimLoop(self.world, self.process).work([TaskMember(self, number).run() for number in range(members)])
-
-
 class TaskMember:
     """One task of a thread, which takes locks."""
+
+    #: What an acquire may raise.
+    CANNOT: tuple[type[Exception], ...] = (StoreUnavailable,)
 
     def __init__(self, program: TaskProgram, number: int) -> None:
         self.program = program
@@ -131,8 +119,7 @@ class TaskMember:
 
     async def _round(self) -> None:
         habits, rand = self.habits, self.world.random
-        chance = rand()
-        timeout = None if chance < habits.patience else 0.0 if chance < 0.8 else 3.0 * rand()
+        timeout = self._timeout()
         told: list[float] = []
         name = NAMES[int(rand() * habits.names)]
         in_block = rand() < 0.6
@@ -141,17 +128,30 @@ class TaskMember:
         else:
             lock = self._lock(name, self._terms(lambda: told.append(self.world.now)))
         self.note("wants %s, waits %s", name, timeout)
+
+        def had(lease: Any) -> list[Tenure]:
+            min_hold = lease._hold.terms.min_hold
+            return [self.checker.acquired(owner(), self.host.session, lease._hold, min_hold, told)]
+
+        await self._take(lock, timeout, in_block, had)
+
+    def _timeout(self) -> float | None:
+        rand = self.world.random
+        chance = rand()
+        return None if chance < self.habits.patience else 0.0 if chance < 0.8 else 3.0 * rand()
+
+    async def _take(self, lock: Any, timeout: float | None, in_block: bool, had: Callable[[Any], list[Tenure]]) -> None:
+        """Take it, and use it; ``had`` tells the checker."""
         lease = await self._acquire(lock, timeout, in_block)
         if lease is None:
             return
-        min_hold = lock._core.terms.min_hold
-        tenure = self.checker.acquired(owner(), self.host.session, lease._hold, min_hold, told)
-        self.note("holds %s", tenure.claim_id)
+        tenures = had(lease)
+        self.note("holds %s", _claims(tenures))
         try:
             if in_block:
-                await self._in_block(lock, lease, tenure)
+                await self._in_block(lock, lease, tenures)
             else:
-                await self._use(lock, lease, tenure)
+                await self._use(lock, lease, tenures)
         except StoreUnavailable as error:
             self.note("does not know: %s", str(error))
         except Failed:
@@ -161,20 +161,23 @@ class TaskMember:
             if self._cancelled and UNCANCEL:
                 self.world.broken(f"asyncio: {self.name} was cancelled, and is told {error}")
         finally:
-            tenure.dropped = tenure.hold.state == HELD
+            for tenure in tenures:
+                tenure.dropped = tenure.hold.state == HELD
             del lock, lease
 
-    def _lock(self, name: str, terms: Terms) -> AsyncLock:
+    def _lock(self, name: str, terms: Terms) -> Any:
         """What the task takes."""
         return AsyncLock(LockCore(self.host.desk, name, terms, SimAsyncLease))
 
-    def _shared_lock(self, name: str) -> AsyncLock:
+    def _shared_lock(self, name: str) -> Any:
         """The same for all tasks of this thread. Its ``on_lost`` does not say whose lease was lost."""
         lock = self.program.locks.get(name)
         if lock is None:
-            key = self.host.desk.key_prefix + name
-            terms = self._terms(lambda: self.checker.told_lost(self.host.session, key))
-            lock = self.program.locks[name] = self._lock(name, terms)
+
+            def on_lost() -> None:
+                self.checker.told_lost(on_lost)
+
+            lock = self.program.locks[name] = self._lock(name, self._terms(on_lost))
         return lock
 
     def _terms(self, on_lost: Callable[[], object]) -> Terms:
@@ -184,36 +187,45 @@ class TaskMember:
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < habits.renew
         return self.host.desk.terms(ttl, renew, None, False, min_hold, max_hold, on_lost, "raise", None)
 
-    async def _acquire(self, lock: AsyncLock, timeout: float | None, in_block: bool) -> AsyncLease | None:
+    async def _acquire(self, lock: Any, timeout: float | None, in_block: bool) -> Any:
+        if in_block:
+            lock._core.terms = lock._core.terms._replace(timeout=timeout)
+        return await self._attempt(lock.__aenter__() if in_block else lock.acquire(timeout=timeout), timeout)
+
+    async def _attempt(self, acquiring: Awaitable[Any], timeout: float | None, *, refused: bool = False) -> Any:
+        """Await what acquires something, seen by the checker; what came of it, None when it raised.
+
+        ``refused``: it may be turned away while it has time.
+        """
         checker, me = self.checker, owner()
         checker.attempt(me, self.process, timeout)
-        lease = None
+        had = None
         try:
-            if in_block:
-                lock._core.terms = lock._core.terms._replace(timeout=timeout)
-            lease = await (lock.__aenter__() if in_block else lock.acquire(timeout=timeout))
-            if lease is None and timeout is None:
+            had = await acquiring
+            if had is None and timeout is None and not refused:
                 self.world.broken("P12 who waits without limit is told that it could not be had in time")
         except LockTimeout as error:
-            if timeout is None:
+            if timeout is None and not refused:
                 self.world.broken(f"P12 who waits without limit is told {error}")
-        except StoreUnavailable as error:
+        except self.CANNOT as error:
             self.note("cannot have it: %s", str(error))
         except asyncio.CancelledError as error:
             self._look_how_late(error)
             raise
         finally:
-            if lease is None:
+            if had is None:
                 checker.not_acquired(me, self.host.session)
                 self.note("goes without")
-        return lease
+        return had
 
-    async def _in_block(self, lock: AsyncLock, lease: AsyncLease, tenure: Tenure) -> None:
+    async def _in_block(self, lock: Any, lease: Any, tenures: list[Tenure]) -> None:
         """As in ``async with lock as lease``, which was entered."""
         error: BaseException | None = None
-        timer = self._cancel_by(lease._hold.trusted_until) if self.world.random() < self.habits.interrupt else None
+        until = min(tenure.hold.trusted_until for tenure in tenures)
+        timer = self._cancel_by(until) if self.world.random() < self.habits.interrupt else None
         try:
-            await self._work(lease, tenure)
+            await self._change(lock, lease)
+            await self._work(lease, tenures)
             if self.world.random() < 0.2:
                 raise Failed
         except BaseException as raised:
@@ -224,50 +236,87 @@ class TaskMember:
         finally:
             if timer is not None:
                 timer.cancel()
-        self.checker.releasing(tenure)
+        for tenure in tenures:
+            self.checker.releasing(tenure)
         try:
             await lock.__aexit__(None if error is None else type(error))
             if error is not None:
                 raise error
-            self.checker.release_returned(tenure, False)
-            self.note("has left the block of %s", tenure.claim_id)
+            for tenure in tenures:
+                self.checker.release_returned(tenure, False)
+            self.note("has left the block of %s", _claims(tenures))
         finally:
             del error
 
-    async def _work(self, lease: AsyncLease, tenure: Tenure) -> None:
+    async def _change(self, lock: Any, lease: Any) -> Any:
+        """Perhaps make something else of what is held; what it is released by then."""
+        return lock
+
+    async def _work(self, lease: Any, tenures: list[Tenure]) -> None:
         rand, habits = self.world.random, self.habits
         for _ in range(int(3 * rand()) + 1):
-            since, slack_s = self.world.now, self.checker.slack_s
-            await asyncio.sleep(habits.work_max_s * rand())
+            await self._be_at_work(tenures)
+            if rand() < habits.own_renewal:
+                await lease.renew(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
+
+    async def _be_at_work(self, tenures: list[Tenure]) -> None:
+        """For a while, inside a block."""
+        since, slack_s = self.world.now, self.checker.slack_s
+        await asyncio.sleep(self.habits.work_max_s * self.world.random())
+        for tenure in tenures:
             over_at = tenure.over_at
             if over_at is not None and tenure.hold.state == LOST and self.checker.prompt:
                 late_s = self.world.now - max(over_at, since)
                 if late_s > slack_s and self.process.troubled_at < since and not tenure.stillborn:
                     self.world.broken(f"asyncio: {self.name} is at work {late_s:.3f} s after its loss")
-            if rand() < habits.own_renewal:
-                await lease.renew(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
 
-    async def _use(self, lock: AsyncLock, lease: AsyncLease, tenure: Tenure) -> None:
+    async def _use(self, lock: Any, lease: Any, tenures: list[Tenure]) -> None:
         rand, habits, checker = self.world.random, self.habits, self.checker
+        lock = await self._change(lock, lease)
         await asyncio.sleep(habits.work_max_s * rand())
         if rand() < habits.own_renewal:
             await lease.renew()
         lease.check()
         chance = rand()
         if chance < habits.drop:
-            self.note("drops %s", lease.claim_id)
+            self.note("drops %s", _claims(tenures))
             return
         if chance < habits.drop + habits.sit:
             await lease.lost.wait(3.0 * rand())
-        checker.releasing(tenure)
+        for tenure in tenures:
+            checker.releasing(tenure)
         release = lease.release() if rand() < 0.5 else lock.release()
         if rand() < 0.3:
-            self.note("releases %s, and waits later", lease.claim_id)
-            checker.release_begun(tenure)
+            self.note("releases %s, and waits later", _claims(tenures))
+            for tenure in tenures:
+                checker.release_begun(tenure)
             await asyncio.sleep(2.0 * rand())
         confirmed = await release
-        checker.release_returned(tenure, confirmed)
-        self.note("has released %s: %s", lease.claim_id, confirmed)
+        for tenure in tenures:
+            checker.release_returned(tenure, confirmed)
+        self.note("has released %s: %s", _claims(tenures), confirmed)
+
+
+def _claims(tenures: list[Tenure]) -> str:
+    return ", ".join(tenure.claim_id for tenure in tenures)
+
+
+class TaskProgram(Program):
+    """One thread of a process, with an event loop and some tasks."""
+
+    #: What its tasks are.
+    MEMBER: type[TaskMember] = TaskMember
+
+    checker: TaskChecker
+
+    def __init__(self, host: Host, name: str, habits: Habits) -> None:
+        super().__init__(host, name, habits)
+        #: Locks that several of its tasks use.
+        self.locks: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        members = 1 + int(TASKS_MAX * self.world.random())
+        SimLoop(self.world, self.process).work([self.MEMBER(self, number).run() for number in range(members)])
 
 
 class TaskChecker(Checker):
@@ -276,28 +325,27 @@ class TaskChecker(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         #: When on_lost of a lock with several users was called whose acquire had not returned yet.
-        self._early: dict[tuple[SimSession, str], list[float]] = {}
+        self._early: dict[Callable[[], object], list[float]] = {}
 
     def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         tenure = super().acquired(who, session, hold, min_hold, told)
-        early = self._early.get((session, tenure.key))
-        if early and hold.state == LOST:
-            told.append(early.pop())
+        on_lost = hold.terms.on_lost
+        if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
+            told.append(self._early[on_lost].pop())
         return tenure
 
-    def told_lost(self, session: SimSession, key: str) -> None:
-        """on_lost of a lock with several users was called."""
+    def told_lost(self, on_lost: Callable[[], object]) -> None:
+        """It was called, of a lock with several users."""
         for tenure in self.tenures:
-            if tenure.key == key and tenure.session is session and tenure.hold.state == LOST and not tenure.told:
+            if tenure.hold.terms.on_lost is on_lost and tenure.hold.state == LOST and not tenure.told:
                 tenure.told.append(self.world.now)
                 return
-        self._early.setdefault((session, key), []).append(self.world.now)
+        self._early.setdefault(on_lost, []).append(self.world.now)
 
     def finish(self) -> None:
         super().finish()
-        for (_, key), early in self._early.items():
-            if early and not self.interrupts:
-                self.world.broken(f"loss is loud: on_lost of {key} is called, and nothing was lost")
+        if any(self._early.values()) and not self.interrupts:
+            self.world.broken("loss is loud: on_lost of a lock with several users is called, and nothing was lost")
 
     def release_begun(self, tenure: Tenure) -> None:
         """A release was called, and is not awaited yet."""

@@ -20,9 +20,12 @@ import warnings
 from collections import deque
 from contextlib import contextmanager
 from heapq import heappop, heappush
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
+
+from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,6 +140,7 @@ class World:
         self.steps = 0
         self.seams = 0
         self.closing = False
+        self._thread = get_ident()
         self._broken: str | None = None
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -267,7 +271,8 @@ class World:
         """Let the running task wait to be woken (True), or for ``timeout`` seconds of world time (False)."""
         task = self.current
         if self.closing:
-            raise GreenletExit
+            # What is garbage may be cleaned up by a real thread, which is not to say how it ended.
+            raise GreenletExit if get_ident() == self._thread else StoreUnavailable("the world is over")
         assert task is not None
         task.turn += 1
         task.blocked = True

@@ -28,6 +28,8 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
     __slots__ = ("_block", "_entered")
 
     async def __aenter__(self) -> AsyncOnceRun:
+        if self._lease is not None:
+            self._lease.check()
         self._enter()
         return self
 
@@ -35,7 +37,6 @@ class AsyncOnceRun(OnceRunFacts[AsyncLease]):
         self._block: Block | None = None
         self._entered = me = owner()
         if self._lease is not None:
-            self._lease.check()
             assert me is not None
             self._block = Block(self._lease, me)
 
