@@ -5,7 +5,9 @@ from __future__ import annotations
 import dibs.job
 import dibs.queue_core
 from dibs.job import JobFacts
+from dibs.job_batch import JobBatchFacts
 from dibs.job_hold import EndAsk, JobHold
+from dibs.queue_core import QueueCore
 from dibs.renewer import Renewer
 from dibs.stores.memory_jobs import MemoryJobs
 from dibs.taking import TakeAsk
@@ -124,5 +126,24 @@ JOB_BUGS = (
         ("P18",),
         40,
         (Edit(EndAsk, "received", "self._hold.lost.update(gone)", "pass"),),
+    ),
+    Bug(
+        "an interrupted take that leaves its jobs",
+        ("P9",),
+        340,
+        (
+            Edit(
+                QueueCore,
+                "taking",
+                "except BaseException:\n        session.withdraw(ask)",
+                "except BaseException:\n        pass",
+            ),
+        ),
+    ),
+    Bug(
+        "an interrupted block that leaves its jobs",
+        ("P9",),
+        140,
+        (Edit(JobBatchFacts, "_closing", "self._held()", "self._held() if isinstance(error, Exception) else []"),),
     ),
 )

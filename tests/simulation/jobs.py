@@ -16,9 +16,9 @@ from dibs.store import Held
 from tests.simulation.checker import Checker
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.process import Process
-from tests.simulation.programs import Host
+from tests.simulation.programs import Host, Interruptions
 from tests.simulation.scenario import Result, close_client, finished
-from tests.simulation.world import World, new_world
+from tests.simulation.world import Interrupted, World, new_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +44,9 @@ class Books:
         self.max_tries = max_tries
         self.claim_id = ""
         self.token = 0
+        self.granted_at = 0.0
+        #: By a call whose caller was interrupted, or had given up.
+        self.late = False
         self.expires_at = 0.0
         self.claimed = False
         self.tries = 0
@@ -72,6 +75,9 @@ class InHand(NamedTuple):
 
 
 class JobChecker(Checker):
+    #: What is taken is given to a program at once. (A crew may keep it until a worker is free.)
+    AT_ONCE = True
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.books: dict[int, Books] = {}
@@ -82,6 +88,8 @@ class JobChecker(Checker):
         self.acknowledged: list[int] = []
         #: Who was told that a job is done.
         self.told_done: dict[int, str] = {}
+        #: Since when jobs that are claimed are not in hand any more, by the tokens of their claims.
+        self._gone_since: dict[tuple[int, int], float] = {}
         #: What programs were given: not the jobs themselves, since programs may drop them.
         self.in_hand: list[InHand] = []
 
@@ -98,13 +106,13 @@ class JobChecker(Checker):
                 self.books.setdefault(job, Books(new.group, new.max_tries))
         elif isinstance(request, Take):
             if isinstance(outcome, Taken):
-                self._taken(request, outcome)
+                self._taken(call, request, outcome)
             else:
                 assert type(outcome) is Held
         else:
             self._changed(request, outcome)  # type: ignore[arg-type]
 
-    def _taken(self, request: Take, outcome: Taken) -> None:
+    def _taken(self, call: Call, request: Take, outcome: Taken) -> None:
         now = self.world.now
         for job in outcome.jobs:
             books = self.books[job.id]
@@ -118,6 +126,7 @@ class JobChecker(Checker):
                     self.world.broken(f"P2 job {job.id} has token {outcome.fencing_token} after {books.token}")
                 self._has_its_turn(job.id, books)
                 books.tries += 1
+                books.granted_at, books.late = now, call.over
                 self.grants += 1
                 for other in self.in_hand:
                     if other.job == job.id and other.held():
@@ -176,6 +185,17 @@ class JobChecker(Checker):
         """A take returned these."""
         self.in_hand += [InHand(process, job._session, job._hold, job.id) for job in jobs]
 
+    def block_is_left(self, claims: list[tuple[int, int]]) -> None:
+        """A block is over, in which there were these jobs with these tokens: soon nobody has them by those."""
+        if self.calm and not self.anywhere:
+            self.world.at(self.world.now + self.slack_s, self._look_if_free, claims)
+
+    def _look_if_free(self, claims: list[tuple[int, int]]) -> None:
+        for job, token in claims:
+            books = self.books[job]
+            if books.claimed and books.token == token and books.expires_at > self.world.now:
+                self.world.broken(f"P9 the block of job {job} is left, and {books.claim_id} still holds it")
+
     def said(self, who: str, job: Job, outcome: str, repeated: bool) -> None:
         """done() of a job returned, or raised; ``repeated``: after a first attempt whose answer was lost."""
         books = self.books[job.id]
@@ -193,6 +213,9 @@ class JobChecker(Checker):
     # -- every step -----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        if self.AT_ONCE and self.calm and not self.anywhere and self.world.now >= self._next_look:
+            self._next_look = self.world.now + 0.1
+            self._look_for_what_nobody_has()
         holding: dict[int, InHand] = {}
         groups: dict[str, set[int]] = {}
         for one in self.in_hand:
@@ -211,6 +234,22 @@ class JobChecker(Checker):
                 together.add(one.job)
                 if len(together) > self.group_limit:
                     self.world.broken(f"groups: {together} of {books.group} are held at the same moment")
+
+    def _look_for_what_nobody_has(self) -> None:
+        """P9: what an interrupted program was granted, or has left, is given back, and not left to its ttl."""
+        now = self.world.now
+        had = {one.hold.claim_id: one for one in self.in_hand}
+        for job, books in self.books.items():
+            if not books.claimed or books.expires_at <= now or now - books.granted_at < self.slack_s:
+                continue
+            one = had.get(books.claim_id)
+            if one is None and not books.late:
+                what = f"job {job}, which {books.claim_id} was granted at {books.granted_at:.4f}"
+                self.world.broken(f"P9 nobody has {what}")
+            elif one is None:
+                pass  # that comes after what gives it back, and ends by its ttl
+            elif job not in one.hold.live and now > self.slack_s + self._gone_since.setdefault((job, books.token), now):
+                self.world.broken(f"P9 job {job} is not in hand any more, and {books.claim_id} still holds it")
 
     def finish(self) -> None:
         jobs = self._network().shelf.jobs
@@ -236,13 +275,23 @@ class JobProgram:
     #: Without a limit, now and then.
     WAITS = True
 
-    def __init__(self, host: Host, checker: JobChecker, name: str, work_max_s: float, cancels: bool) -> None:
+    def __init__(
+        self,
+        host: Host,
+        checker: JobChecker,
+        name: str,
+        work_max_s: float,
+        cancels: bool,
+        interruptions: Interruptions | None = None,
+    ) -> None:
         self.host = host
         self.name = name
         self.task: Task | None = None
         self._checker = checker
         self._work_max_s = work_max_s
         self._cancels = cancels
+        self._interruptions = interruptions
+        self._interrupted_at = -1
         loads: Any = host.session.loads
         loads.setdefault(QUEUE, _Quiet())
 
@@ -252,16 +301,29 @@ class JobProgram:
             if self.host.session.closed:
                 break
             try:
+                self._interrupted_at = -1 if self._interruptions is None else int(3 * rand())
                 self._round()
             except (StoreUnavailable, LeaseLost) as error:
                 self.host.world.note(self.host.process.name, "hears: %s", str(error))
+            except Interrupted:
+                self.host.world.note(self.host.process.name, "is interrupted")
+            if self._interruptions is not None:
+                assert self.task is not None
+                self._interruptions.over(self.task)
             self.host.process.clock.sleep(0.3 * rand() ** 2)  # of virtual time, as everywhere here
+
+    def _maybe_interrupt(self, at: int) -> None:
+        """As soon as this part of a round begins, or later."""
+        if self._interruptions is not None and self._interrupted_at == at:
+            assert self.task is not None
+            self._interruptions.maybe(self.task)
 
     def _round(self) -> None:
         rand, checker, process = self.host.world.random, self._checker, self.host.process
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
         options = (ttl, renew, None, None, 0, checker.group_limit or None, 60.0 if rand() < 0.3 else 0.0)
         queue = Queue(QueueCore(self.host.desk, QUEUE, *options, Job, JobBatch))
+        self._maybe_interrupt(0)
         if rand() < 0.6:
             group = GROUPS[int(rand() * len(GROUPS))] if checker.group_limit else None
             checker.was_put(queue.put_many(range(1 + int(3 * rand())), group=group))
@@ -269,15 +331,20 @@ class JobProgram:
             known = list(checker.books)[-5:]
             queue.cancel(*(job for job in known if rand() < 0.4))
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
+        self._maybe_interrupt(1)
         batch = queue.take(1 + int(3 * rand()), timeout=timeout)
         checker.given(process, batch.won)
         if rand() < 0.5:
-            with batch:
-                for job in batch:
-                    process.clock.sleep(self._work_max_s * rand())
-                    if rand() < 0.1:
-                        break
-                    self._end(job)
+            claims = [(job.id, job.fencing_token) for job in batch.won]
+            try:
+                with batch:
+                    for job in batch:
+                        process.clock.sleep(self._work_max_s * rand())
+                        if rand() < 0.1:
+                            break
+                        self._end(job)
+            finally:
+                checker.block_is_left(claims)
             return
         process.clock.sleep(self._work_max_s * rand())
         if rand() < 0.2:
@@ -290,6 +357,7 @@ class JobProgram:
 
     def _end(self, job: Job) -> None:
         rand = self.host.world.random
+        self._maybe_interrupt(2)
         chance = rand()
         if chance < 0.1:
             job.extend(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
@@ -315,13 +383,13 @@ class JobProgram:
             self._checker.said(self.name, job, outcome, end.trouble is not None)
 
 
-def simulate_jobs(seed: int) -> Result:
-    """Run one scenario with queues to its end. Raises BrokenPromise."""
+def simulate_jobs(seed: int, *, signals: bool = False) -> Result:
+    """Run one scenario with queues to its end; ``signals`` as in ``scenario.simulate``. Raises BrokenPromise."""
     with new_world(seed) as world:
-        return simulate_in(world, JobProgram, JobChecker(world))
+        return simulate_in(world, JobProgram, JobChecker(world), signals=signals)
 
 
-def simulate_in(world: World, does: type[JobProgram], checker: JobChecker) -> Result:
+def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, signals: bool = False) -> Result:
     """Run one scenario of such programs to its end."""
     rand = world.random
     network = checker.network = Network(world, checker)
@@ -333,18 +401,22 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker) -> Re
     network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
     request_timeout_s = 0.3 + 2.0 * rand() ** 2
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
-    if rand() < 0.7:
+    interrupts = does is JobProgram and (signals or world.seed % 4 == 1)  # the others stay the worlds that they were
+    quiet = interrupts and world.seed % 8 == 1
+    if rand() < 0.7 and not quiet:
         network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]
         network.faults_until = horizon
         if rand() < 0.3:
             start = horizon * rand()
             network.outages.append((start, start + 3.0 * rand()))
-    if rand() < 0.3:
+    if rand() < 0.3 and not quiet:
         network.freeze_part = 0.1
         network.faults_until = horizon
-    pauses, crashes, cuts, closes = rand() < 0.5, rand() < 0.4, rand() < 0.4, rand() < 0.2
+    pauses, crashes, cuts, closes = (rand() < part and not quiet for part in (0.5, 0.4, 0.4, 0.2))
     checker.calm = not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
     checker.in_order = checker.calm and network.latency_max_s < 0.1
+    checker.slack_s += 8 * network.latency_max_s
+    checker.anywhere = signals
     cancels = rand() < 0.3
     checker.group_limit = (0, 0, 1, 1, 2)[int(rand() * 5)]
     work_max_s = (0.05, 0.4, 1.5)[int(rand() * 3)]
@@ -354,7 +426,8 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker) -> Re
         process = Process(world, f"p{number}", rate, 1000.0 * rand())
         host = Host(world, network, process, timeouts)
         for thread in range(1 + int(2 * rand())):
-            program = does(host, checker, f"{process.name}.{thread}", work_max_s, cancels)
+            interruptions = Interruptions(world, 0.3, 0.3 if signals else 0.0) if interrupts else None
+            program = does(host, checker, f"{process.name}.{thread}", work_max_s, cancels, interruptions)
             program.task = world.start(process, program.name, program)
             programs.append(program.task)
         if pauses:

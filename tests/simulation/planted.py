@@ -38,7 +38,7 @@ class Worlds(NamedTuple):
     def simulate(self, seed: int) -> Result:
         """Run one of them to its end. Raises BrokenPromise."""
         if self.kind == "queues":
-            return simulate_jobs(seed)
+            return simulate_jobs(seed, signals=self.signals)
         if self.kind == "workers":
             return simulate_workers(seed)
         return simulate(seed, self.kind, signals=self.signals, steps=self.steps)

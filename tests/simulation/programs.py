@@ -142,6 +142,38 @@ class Host:
             pass
 
 
+class Interruptions:
+    """The Ctrl-C that reach one program: up to one in each round. Who presses twice interrupts the cleaning up, too."""
+
+    def __init__(self, world: World, wherever_it_waits: float, anywhere: float) -> None:
+        self._world = world
+        self._parts = wherever_it_waits, wherever_it_waits + anywhere
+        self._rounds = 0
+
+    def maybe(self, task: Task) -> None:
+        """Perhaps interrupt the round that begins."""
+        world = self._world
+        chance = world.random()
+        waiting, anywhere = self._parts
+        if chance < waiting:
+            task.interruptible = True
+            world.at(world.now + 2.0 * world.random() ** 2, self._interrupt, task, self._rounds)
+        elif chance < anywhere:
+            task.interruptible = True
+            world.interrupt_after(task, int(120 * world.random() ** 2) + 1)
+
+    def over(self, task: Task) -> None:
+        """The round is over: no interruption reaches this thread from now on."""
+        self._rounds += 1
+        self._world.stop_tracing(task)
+        task.interruptible = False
+        task.pending = None
+
+    def _interrupt(self, task: Task, rounds: int) -> None:
+        if self._rounds == rounds:
+            self._world.interrupt(task)
+
+
 class Program:
     """One thread of a process, which takes locks."""
 
@@ -156,7 +188,7 @@ class Program:
         self.habits = habits
         self.name = name
         self.task: Task | None = None
-        self._rounds = 0
+        self._interruptions = Interruptions(host.world, habits.interrupt, habits.anywhere)
 
     def __call__(self) -> None:
         rand = self.world.random
@@ -171,12 +203,12 @@ class Program:
             self.process.clock.sleep(rand() * rand())
 
     def _calm(self) -> None:
-        """No interruption reaches this thread from now on."""
         assert self.task is not None
-        self._rounds += 1
-        self.world.stop_tracing(self.task)
-        self.task.interruptible = False
-        self.task.pending = None
+        self._interruptions.over(self.task)
+
+    def _maybe_interrupt(self) -> None:
+        assert self.task is not None
+        self._interruptions.maybe(self.task)
 
     def _round(self) -> None:
         world, habits = self.world, self.habits
@@ -289,22 +321,6 @@ class Program:
         wait_s = lease._hold.due - self.process.clock.boot()
         if self.world.random() < 0.5 and 0.0 < wait_s < 2.0:
             self.process.clock.sleep(wait_s + 0.005 * self.world.random() ** 2)
-
-    def _maybe_interrupt(self) -> None:
-        task, world, habits = self.task, self.world, self.habits
-        assert task is not None
-        chance = world.random()
-        if chance < habits.interrupt:
-            task.interruptible = True
-            world.at(world.now + 2.0 * world.random() ** 2, self._interrupt, self._rounds)
-        elif chance < habits.interrupt + habits.anywhere:
-            task.interruptible = True
-            world.interrupt_after(task, int(120 * world.random() ** 2) + 1)
-
-    def _interrupt(self, rounds: int) -> None:
-        # One for each round: who presses Ctrl-C twice interrupts the cleaning up, too.
-        if self._rounds == rounds and self.task is not None:
-            self.world.interrupt(self.task)
 
 
 class Operator:

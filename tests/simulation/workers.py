@@ -238,6 +238,8 @@ class Shift:
 class WorkerChecker(JobChecker):
     """What ``queue.run`` promises."""
 
+    AT_ONCE = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         #: What was done: jobs, and under which token.
