@@ -22,9 +22,10 @@ import dibs
 from dibs import desk
 from dibs.clock import RealClock
 from dibs.connecting import locate
-from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Store, Transfer
+from dibs.store import Acquire, Gone, Granted, Held, Release, Released, Renew, Renewed, Store, Transfer
 from dibs.stores import memcached as module
-from dibs.stores import memcached_values
+from dibs.stores import memcached_values, memcached_wire
+from dibs.stores.inlet import Inlet
 from dibs.stores.memcached_verbs import Verbs
 from tests.servers.memcached import MemcachedServer
 from tests.waits import eventually, soon
@@ -47,6 +48,31 @@ def store(memcached_url: str) -> Iterator[Store]:
     store = locate(memcached_url)[0].open()
     yield store
     store.close()
+
+
+@pytest.mark.parametrize("when", ["sent", "received"])
+def test_no_reply_to_an_interrupted_request_is_taken_for_another(
+    when: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes just as something was sent or received: sent twice, it would shift all replies that follow."""
+    store.act([asking("a", "c-1"), asking("b", "c-2")], soon())
+    shipped: Any = {"sent": Inlet.send, "received": Inlet.receive}[when]
+
+    def interrupted(self: Inlet, *args: Any) -> Any:
+        shipped(self, *args)
+        time.sleep(0.05)  # until the reply is there
+        monkeypatch.setattr(Inlet, shipped.__name__, shipped)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memcached_wire, "RECEIVE_BYTES", 4)  # one reply, also where another follows on its heels
+    monkeypatch.setattr(Inlet, shipped.__name__, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.act([Release("a", "c-1")], soon())
+    assert type(store.act([Release("a", "c-1")], soon())[0]) is Gone
+    assert type(store.act([Release("b", "c-2")], soon())[0]) is Released
+    outcomes = store.act([asking("a", "c-3"), asking("b", "c-4"), asking("c", "c-5")], soon())
+    assert [type(outcome) for outcome in outcomes] == [Granted] * 3
+    assert type(store.act([asking("a", "c-6")], soon())[0]) is Held
 
 
 # -- what is stored ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import pymysql.connections
 import pytest
 
 import dibs
@@ -426,6 +427,30 @@ def test_what_failed_in_a_transaction_is_undone(
     assert (granted.slot, granted.fencing_token) == (2, 2)
     store.close()
     other.close()
+
+
+def test_an_answer_that_was_read_in_part_as_ctrl_c_came_is_no_other(
+    mysql: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is not used again, whatever PyMySQL makes of the rest; what is raised is the interruption."""
+    url = mysql.create_database()
+    store = locate(f"{url}?driver=pymysql")[0].open()
+    store.act([Acquire(f"n{number:04}", "c-1", 60, "h" * 500) for number in range(1000)], soon())
+    read, packets = pymysql.connections.Connection._read_packet, iter(range(50))
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if next(packets, None) is None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return read(self, *args)
+
+    monkeypatch.setattr(pymysql.connections.Connection, "_read_packet", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.leases("n", "o", soon())
+    assert len(store.leases("n", "o", soon())) == 1000
+    assert type(store.act([Release("n0000", "c-1")], soon())[0]) is Released
+    store.close()
+    mysql.drop_database(url)
 
 
 def test_hints_on_permits(url: str) -> None:

@@ -100,14 +100,14 @@ class Connection:
             raise StoreUnavailable(text, maybe_applied=flight.begun) from error
         except BaseException:
             # Ctrl-C. What was sent will be done; were that to happen after the release that follows on another
-            # connection, the name would stay granted to nobody. So let it finish first, if it is quick.
+            # connection, the name would stay granted to nobody. So let it finish first, if it is quick. What was sent
+            # and read just then is not noted: the next replies on this connection could be taken for others.
             try:
                 flight.run(deadline.within(FINISH_S))
             except (OSError, ValueError):
+                pass
+            finally:
                 self.close()
-            except BaseException:
-                self.close()
-                raise
             raise
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class _Flight:
         self.error: bytes | None = None
 
     def run(self, deadline: Deadline) -> None:
-        """Until all is sent and answered. Called again after an interruption, it goes on where it was."""
+        """Until all is sent and answered. Again, after an interruption, to wait for that: it may tell nonsense then."""
         inlet = self._connection.inlet
         if self._count and len(self.replies) == self._count:
             return
@@ -140,7 +140,8 @@ class _Flight:
             seconds = deadline.remaining()
             if self._left:
                 self.begun = True
-                self._left = inlet.send(self._left)
+                left, self._left = self._left, b""  # not to be sent twice, if that is interrupted
+                self._left = inlet.send(left)
             if self._left:
                 if not inlet.writable(seconds):
                     raise TimeoutError("no answer in time")

@@ -261,22 +261,21 @@ class Connection:
         except BaseException:
             # Ctrl-C. The server is at work on the statement; were it to finish after the release that follows on
             # another connection, the name would stay granted to nobody. So let it finish first, if it is quick.
-            if sent:
-                self._let_finish(wire, deadline)
-            else:
+            try:
+                if sent:
+                    self._let_finish(wire, deadline)
+            finally:
                 self.close()
             raise
 
     def _let_finish(self, wire: Wire, deadline: Deadline) -> None:
+        """Wait for an answer of which a part may have been read: the connection is of no use afterwards."""
         try:
             wire.receive(deadline.within(FINISH_S))
-        except ServerError:
-            pass
         except TimedOut:
-            self._give_up(wire)
-        except BaseException:
-            self.close()
-            raise
+            self._left.note(wire.session)
+        except Exception:  # noqa: BLE001 - what a driver makes of the rest of an answer is nobody's business
+            pass
 
     def _give_up(self, wire: Wire) -> None:
         """Close a connection on which the server is at work."""
