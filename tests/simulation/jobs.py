@@ -1,19 +1,14 @@
-"""Queues in a world: programs that put jobs and work them, and what may not happen to a job.
-
-The checker keeps books of its own on every job, from what the store does one request after the other: who was granted
-it last and until when, how often it was tried, and how it ended. It believes neither the store nor the programs.
-"""
+"""Queues in a world: programs that put jobs and work them. What may not happen there, ``job_books`` says."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, StoreUnavailable
-from dibs.jobs import BACK, CANCELLED, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
+from dibs.jobs import DONE, Put, PutDone
 from dibs.queue import Job, JobBatch, Queue
 from dibs.queue_core import QueueCore
-from dibs.store import Held
-from tests.simulation.checker import Checker
+from tests.simulation.job_books import Books, JobChecker
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.process import Process
 from tests.simulation.programs import Host, Interruptions
@@ -21,12 +16,8 @@ from tests.simulation.scenario import Result, close_client, finished
 from tests.simulation.world import Interrupted, World, new_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from dibs.job_hold import JobHold
-    from dibs.jobs import Extended, JobOutcome, JobRequest
-    from dibs.session import Session
-    from tests.simulation.network import Call
     from tests.simulation.world import Task
 
 TTLS_S = (0.5, 1.0, 1.0, 2.0)
@@ -34,232 +25,6 @@ QUEUE = "mails"
 GROUPS = ("ann", "ann", "bob", None)
 # A claim that nobody has any more is over after this.
 FREE_AFTER_S = max(TTLS_S) + LATE_MAX_S + 6.0
-
-
-class Books:
-    """What the checker knows of one job."""
-
-    def __init__(self, group: str | None, max_tries: int) -> None:
-        self.group = group
-        self.max_tries = max_tries
-        self.claim_id = ""
-        self.token = 0
-        self.granted_at = 0.0
-        #: By a call whose caller was interrupted, or had given up.
-        self.late = False
-        self.expires_at = 0.0
-        self.claimed = False
-        self.tries = 0
-        #: The token with which it was done or called dead; 0 of one that was cancelled.
-        self.ended_with: int | None = None
-        self.end = ""
-
-    def live(self, now: float) -> bool:
-        """Whether it has not ended; without a try left it ends with its last claim."""
-        in_force = self.claimed and self.expires_at > now
-        return self.ended_with is None and (in_force or not self.max_tries or self.tries < self.max_tries)
-
-
-class InHand(NamedTuple):
-    """A job that a program was given."""
-
-    process: Process
-    session: Session
-    hold: JobHold
-    job: int
-
-    def held(self) -> bool:
-        """The shipped answer, for who has not dropped it."""
-        hold = self.hold
-        return self.job in hold.live and not (self.process.dead or hold.orphan) and self.session.keeper.is_held(hold)
-
-
-class JobChecker(Checker):
-    #: What is taken is given to a program at once. (A crew may keep it until a worker is free.)
-    AT_ONCE = True
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.books: dict[int, Books] = {}
-        #: How many jobs of a group may be worked at a time; 0: groups mean nothing in this world.
-        self.group_limit = 0
-        #: The ids of each put; and those of acknowledged ones.
-        self.puts: dict[str, tuple[int, ...]] = {}
-        self.acknowledged: list[int] = []
-        #: Who was told that a job is done.
-        self.told_done: dict[int, str] = {}
-        #: Since when jobs that are claimed are not in hand any more, by the tokens of their claims.
-        self._gone_since: dict[tuple[int, int], float] = {}
-        #: What programs were given: not the jobs themselves, since programs may drop them.
-        self.in_hand: list[InHand] = []
-
-    # -- the store ------------------------------------------------------------------------------------------------
-
-    def applied_to_jobs(self, call: Call, request: JobRequest, outcome: JobOutcome) -> None:
-        if isinstance(request, Put):
-            assert isinstance(outcome, PutDone)
-            first = self.puts.setdefault(request.put_id, outcome.ids)
-            over = all(self.books[job].ended_with is not None for job in first if job in self.books)
-            if not (set(outcome.ids) <= set(first) or over):
-                self.world.broken(f"P17 a put of {first} that is repeated puts {outcome.ids}")
-            for job, new in zip(outcome.ids, request.jobs, strict=False):
-                self.books.setdefault(job, Books(new.group, new.max_tries))
-        elif isinstance(request, Take):
-            if isinstance(outcome, Taken):
-                self._taken(call, request, outcome)
-            else:
-                assert type(outcome) is Held
-        else:
-            self._changed(request, outcome)  # type: ignore[arg-type]
-
-    def _taken(self, call: Call, request: Take, outcome: Taken) -> None:
-        now = self.world.now
-        for job in outcome.jobs:
-            books = self.books[job.id]
-            in_force = books.claimed and books.expires_at > now
-            if books.claim_id != request.claim_id or not in_force:
-                if books.ended_with is not None:
-                    self.world.broken(f"P17 job {job.id}, which is {books.end}, is handed out to {request.claim_id}")
-                if in_force:
-                    self.world.broken(f"P5 job {job.id} of {books.claim_id} is handed out to {request.claim_id}")
-                if outcome.fencing_token <= books.token:
-                    self.world.broken(f"P2 job {job.id} has token {outcome.fencing_token} after {books.token}")
-                self._has_its_turn(job.id, books)
-                books.tries += 1
-                books.granted_at, books.late = now, call.over
-                self.grants += 1
-                for other in self.in_hand:
-                    if other.job == job.id and other.held():
-                        self.world.broken(f"P5 job {job.id} is granted while {other.hold.claim_id} is trusted")
-            elif outcome.fencing_token != books.token:
-                self.world.broken(f"P2 {request.claim_id} had token {books.token}, is told {outcome.fencing_token}")
-            books.claim_id, books.token, books.claimed = request.claim_id, outcome.fencing_token, True
-            books.expires_at = max(books.expires_at if in_force else 0.0, now + request.ttl)
-            if job.tries != books.tries:
-                self.world.broken(f"P19 job {job.id} is on try {job.tries} and was granted {books.tries} times")
-
-    def _has_its_turn(self, job: int, books: Books) -> None:
-        """Of a group, only the first that have not ended are handed out, as many as the limit says."""
-        if self.group_limit and books.group is not None:
-            now = self.world.now
-            ahead = [
-                other for other, its in self.books.items() if other < job and its.group == books.group and its.live(now)
-            ]
-            if len(ahead) >= self.group_limit:
-                self.world.broken(
-                    f"groups: job {job} of {books.group} is handed out before {ahead}, {self.group_limit} at a time"
-                )
-
-    def applied_cancel(self, cancelled: Sequence[int]) -> None:
-        for job in cancelled:
-            books = self.books[job]
-            if books.ended_with is not None:
-                self.world.broken(f"P17 job {job}, which is {books.end}, is cancelled")
-            books.claimed, books.ended_with, books.end = False, 0, CANCELLED
-
-    def _changed(self, request: Extend | Finish, outcome: Extended | Finished) -> None:
-        now = self.world.now
-        for job in set(request.ids).difference(outcome.gone):
-            books = self.books[job]
-            if not books.claimed or books.token != request.fencing_token or books.expires_at <= now:
-                what = request.end if isinstance(request, Finish) else "extended"
-                self.world.broken(
-                    f"P18 job {job} is {what} with token {request.fencing_token}; its last is {books.token}"
-                )
-            if isinstance(request, Extend):
-                books.expires_at = max(books.expires_at, now + request.ttl)
-                continue
-            books.claimed = False
-            if request.end == BACK:
-                books.tries -= 1
-            elif request.end in (DONE, DEAD):
-                books.ended_with, books.end = request.fencing_token, request.end
-
-    # -- the programs ---------------------------------------------------------------------------------------------
-
-    def was_put(self, ids: list[int]) -> None:
-        """A put returned."""
-        self.acknowledged += ids
-
-    def given(self, process: Process, jobs: list[Job]) -> None:
-        """A take returned these."""
-        self.in_hand += [InHand(process, job._session, job._hold, job.id) for job in jobs]
-
-    def block_is_left(self, claims: list[tuple[int, int]]) -> None:
-        """A block is over, in which there were these jobs with these tokens: soon nobody has them by those."""
-        if self.calm and not self.anywhere:
-            self.world.at(self.world.now + self.slack_s, self._look_if_free, claims)
-
-    def _look_if_free(self, claims: list[tuple[int, int]]) -> None:
-        for job, token in claims:
-            books = self.books[job]
-            if books.claimed and books.token == token and books.expires_at > self.world.now:
-                self.world.broken(f"P9 the block of job {job} is left, and {books.claim_id} still holds it")
-
-    def said(self, who: str, job: Job, outcome: str, repeated: bool) -> None:
-        """done() of a job returned, or raised; ``repeated``: after a first attempt whose answer was lost."""
-        books = self.books[job.id]
-        mine = books.ended_with == job.fencing_token and books.end == DONE
-        if outcome == "done":
-            if repeated and books.end == CANCELLED:
-                return  # that is not told apart: see ``EndAsk``
-            if not mine:
-                self.world.broken(f"P18 {who} is told that {job!r} is done, and it is not done by that token")
-            if self.told_done.setdefault(job.id, who) != who:
-                self.world.broken(f"P18 {who} and {self.told_done[job.id]} are told that job {job.id} is done")
-        elif outcome == "lost" and mine:
-            self.world.broken(f"P18 {who} is told that {job!r} was lost, and it is done")
-
-    # -- every step -----------------------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        if self.AT_ONCE and self.calm and not self.anywhere and self.world.now >= self._next_look:
-            self._next_look = self.world.now + 0.1
-            self._look_for_what_nobody_has()
-        holding: dict[int, InHand] = {}
-        groups: dict[str, set[int]] = {}
-        for one in self.in_hand:
-            held = one.held()
-            other = holding.setdefault(one.job, one) if held else one
-            if other is not one:
-                who = f"{other.hold.claim_id} and {one.hold.claim_id}"
-                self.world.broken(f"P1 job {one.job} is held by {who} at the same moment")
-            if not held:
-                continue
-            books = self.books[one.job]
-            if books.end == CANCELLED and books.expires_at <= self.world.now:
-                self.world.broken(f"P18 job {one.job} was cancelled, and {one.hold.claim_id} goes on with it")
-            if self.group_limit and books.group is not None and books.ended_with is None:
-                together = groups.setdefault(books.group, set())
-                together.add(one.job)
-                if len(together) > self.group_limit:
-                    self.world.broken(f"groups: {together} of {books.group} are held at the same moment")
-
-    def _look_for_what_nobody_has(self) -> None:
-        """P9: what an interrupted program was granted, or has left, is given back, and not left to its ttl."""
-        now = self.world.now
-        had = {one.hold.claim_id: one for one in self.in_hand}
-        for job, books in self.books.items():
-            if not books.claimed or books.expires_at <= now or now - books.granted_at < self.slack_s:
-                continue
-            one = had.get(books.claim_id)
-            if one is None and not books.late:
-                what = f"job {job}, which {books.claim_id} was granted at {books.granted_at:.4f}"
-                self.world.broken(f"P9 nobody has {what}")
-            elif one is None:
-                pass  # that comes after what gives it back, and ends by its ttl
-            elif job not in one.hold.live and now > self.slack_s + self._gone_since.setdefault((job, books.token), now):
-                self.world.broken(f"P9 job {job} is not in hand any more, and {books.claim_id} still holds it")
-
-    def finish(self) -> None:
-        jobs = self._network().shelf.jobs
-        now = self.world.now
-        for job in self.acknowledged:
-            if job not in jobs and self.books[job].end not in (DONE, CANCELLED):
-                self.world.broken(f"P17 job {job} was put, is not done, and is not there any more")
-        for job, row in jobs.items():
-            if row.claim_id is not None and row.ended is None and (row.expires_at or 0.0) > now:
-                self.world.broken(f"P7 job {job} is still claimed by {row.claim_id}, whom nobody has")
 
 
 class _Quiet:

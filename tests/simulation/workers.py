@@ -20,7 +20,8 @@ from dibs.hold import LOST
 from dibs.jobs import DONE, Finish
 from dibs.queue import Job, JobBatch, Queue
 from dibs.queue_core import QueueCore
-from tests.simulation.jobs import QUEUE, TTLS_S, JobChecker, JobProgram, simulate_in
+from tests.simulation.job_books import JobChecker
+from tests.simulation.jobs import QUEUE, TTLS_S, JobProgram, simulate_in
 from tests.simulation.loop import SimLoop
 from tests.simulation.world import Interrupted, new_world
 
