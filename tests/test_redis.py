@@ -22,13 +22,15 @@ from dibs.store import (
     Acquire,
     Finding,
     Granted,
+    Held,
     Release,
+    Released,
     Renew,
     Renewed,
     Store,
     Transfer,
 )
-from dibs.stores.redis_wire import refusal, refused_with
+from dibs.stores.redis_wire import Wire, refusal, refused_with
 from dibs.testing import check_store
 from dibs.testing.case import within
 from tests import test_store_machine as machine
@@ -1279,3 +1281,27 @@ def test_tls_to_a_server_without_it(redis: RedisServer) -> None:
     with dibs.connect(redis.url(scheme="rediss"), request_timeout=0.5) as client:
         with pytest.raises(dibs.SetupRequired, match="does not speak TLS"):
             client.ping()
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_presses_ctrl_c_twice_leaves_no_answer_for_the_next(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second interrupts the wait for what the first has left: the connection is closed all the same."""
+    store = locate(redis_url)[0].open()
+    assert type(store.act([Acquire("n:a", "c-1", 60, "h")], soon())[0]) is Granted
+    receive, times = Wire.receive, iter(range(2))
+
+    def interrupted(self: Wire, *args: Any) -> list[Any]:
+        if next(times, None) is not None:
+            raise KeyboardInterrupt
+        return receive(self, *args)
+
+    monkeypatch.setattr(Wire, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.act([Acquire("n:b", "c-2", 60, "h")], soon())
+    assert type(store.act([Acquire("n:a", "c-3", 60, "h")], soon())[0]) is Held
+    assert type(store.act([Release("n:a", "c-1")], soon())[0]) is Released
+    store.close()

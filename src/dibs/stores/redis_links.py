@@ -66,8 +66,10 @@ class Link:
         except BaseException:
             # Ctrl-C. The server is at work on it; were it to finish after the release that follows on another
             # connection, the name would stay granted to nobody. So let it finish first, if it is quick.
-            wire.finish(deadline)
-            self.close()
+            try:
+                wire.finish(deadline)
+            finally:  # who presses twice interrupts that, too
+                self.close()
             raise
 
     def open(self, deadline: Deadline) -> Wire:
@@ -173,9 +175,11 @@ class ClusterLink(Link):
             self.close()
             raise
         except BaseException:  # as above
-            for wire in self._wires.values():
-                wire.finish(deadline)
-            self.close()
+            try:
+                for wire in self._wires.values():
+                    wire.finish(deadline)
+            finally:
+                self.close()
             raise
 
     def _once(self, requests: dict[int, Request], deadline: Deadline, patient: bool) -> Iterator[tuple[int, Any]]:
