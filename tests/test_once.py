@@ -453,7 +453,7 @@ def test_a_block_that_is_entered_after_its_loss_is_over_and_forgotten(
             once = client.once("report", keep=60)
             with pytest.raises(dibs.LeaseLost):
                 async with once:
-                    await asyncio.sleep(30)
+                    await asyncio.sleep(30)  # until it is cancelled
             assert not once._core.blocks._runs
             assert await once.done() is None
 

@@ -204,26 +204,17 @@ class OnceMember(TaskMember):
 
     async def _do(self, block: AsyncOnce | AsyncOnceRun, begun: AsyncOnceRun, tenure: Tenure) -> None:
         """As in ``async with`` of the one or the other, of which the once was entered."""
-        error: BaseException | None = None
         if block is begun:
             await begun.__aenter__()
-        timer = None
-        if self.world.random() < self.habits.interrupt:
-            timer = self._cancel_by(tenure.hold.trusted_until)
-        try:
+
+        async def body() -> None:
             for _ in range(int(3 * self.world.random()) + 1):
                 await self._be_at_work([tenure])
             if self.world.random() < 0.3:
                 raise Failed
             begun.result = tenure.claim_id
-        except BaseException as raised:
-            if self.world.closing:
-                raise
-            error = raised
-            self._look_how_late(raised)
-        finally:
-            if timer is not None:
-                timer.cancel()
+
+        error = await self._error_in(body, tenure.hold.trusted_until)
         self.checker.releasing(tenure)
         if error is None:
             self.checker.succeeds(tenure.claim_id)

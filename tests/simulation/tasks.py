@@ -220,22 +220,14 @@ class TaskMember:
 
     async def _in_block(self, lock: Any, lease: Any, tenures: list[Tenure]) -> None:
         """As in ``async with lock as lease``, which was entered."""
-        error: BaseException | None = None
-        until = min(tenure.hold.trusted_until for tenure in tenures)
-        timer = self._cancel_by(until) if self.world.random() < self.habits.interrupt else None
-        try:
+
+        async def body() -> None:
             await self._change(lock, lease)
             await self._work(lease, tenures)
             if self.world.random() < 0.2:
                 raise Failed
-        except BaseException as raised:
-            if self.world.closing:
-                raise
-            error = raised
-            self._look_how_late(raised)
-        finally:
-            if timer is not None:
-                timer.cancel()
+
+        error = await self._error_in(body, min(tenure.hold.trusted_until for tenure in tenures))
         for tenure in tenures:
             self.checker.releasing(tenure)
         try:
@@ -247,6 +239,21 @@ class TaskMember:
             self.note("has left the block of %s", _claims(tenures))
         finally:
             del error
+
+    async def _error_in(self, body: Callable[[], Awaitable[None]], until: float) -> BaseException | None:
+        """What the body of a block raises, which is perhaps cancelled about when it cannot be trusted any more."""
+        timer = self._cancel_by(until) if self.world.random() < self.habits.interrupt else None
+        try:
+            await body()
+        except BaseException as raised:
+            if self.world.closing:
+                raise
+            self._look_how_late(raised)
+            return raised
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return None
 
     async def _change(self, lock: Any, lease: Any) -> Any:
         """Perhaps make something else of what is held; what it is released by then."""
