@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -262,6 +263,23 @@ def test_what_is_given_back_just_as_it_ends_is_not_finished(
     with pytest.raises(dibs.LeaseLost, match="'rows/1' was given back unfinished: others may have claimed it"):
         getattr(item, how)()
     assert batch.lost == batch.failed == []
+
+
+def test_what_is_given_back_just_as_the_loop_comes_to_it_is_left(
+    client: dibs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another thread closes the client while the loop looks at its next item, that is left, and not lost."""
+    batch = client.claims("rows").take([1])
+    held = inspect.getattr_static(dibs.Item, "held").fget
+
+    def late(item: dibs.Item[int]) -> bool:
+        in_a_thread(client.close)
+        return bool(held(item))
+
+    monkeypatch.setattr(dibs.Item, "held", property(late))
+    assert next(batch, None) is None
+    assert batch.left == [1]
+    assert batch.lost == []
 
 
 def test_a_fork_holds_nothing(client: dibs.Client) -> None:

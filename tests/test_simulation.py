@@ -20,6 +20,7 @@ SLOWER = {
     "task-multilocks": 3,
     "task-once": 3,
     "task-elections": 3,
+    "task-claims": 3,
     "workers": 5,
 }
 

@@ -340,9 +340,10 @@ class BatchFacts(Generic[V]):
         self._finish()
         while self._rest:
             item = self._rest[0]
-            if item._given_back:  # finished by somebody who did not iterate
+            held = item.held  # asked first: ``client.close`` may give it back at any moment
+            if item._given_back:  # finished by somebody who did not iterate, say
                 self._rest.popleft()
-            elif not item.held:
+            elif not held:
                 self._ends.lost[item.key] = item.value
                 self._rest.popleft()
             elif item.remaining() <= self._margin_s:

@@ -32,6 +32,7 @@ KINDS = {
     "task-multilocks": "locks of several names of tasks",
     "task-once": "works that tasks are to do once",
     "task-elections": "elections of tasks",
+    "task-claims": "claims of tasks on items",
     "pauses": "pauses",
     "queues": "queues of jobs",
     "workers": "workers of jobs",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dibs.batch import Ends, Item
+from dibs.aio.claims import AsyncBatch, AsyncClaims
+from dibs.batch import BatchFacts, Ends, Item
 from dibs.claiming import ClaimsCore
+from dibs.claims import Claims
 from dibs.keeper import Keeper
 from dibs.tries import Tries
 from tests.simulation.bugs import Bug, Edit
@@ -44,7 +46,7 @@ CLAIM_BUGS = (
     Bug(
         "what was won and is not wanted kept",
         ("P9",),
-        1200,
+        1250,
         (Edit(ClaimsCore, "taking", "ends.release(*won)", "pass"),),
     ),
     Bug(
@@ -52,5 +54,31 @@ CLAIM_BUGS = (
         ("batch",),
         60,
         (Edit(Ends, "settling", "self.lost[key] = value", "pass"),),
+    ),
+    Bug(
+        "what is not due any more kept",
+        ("P9",),
+        65,
+        (Edit(BatchFacts, "_keep_due", "self._give_back(stale)", "pass"),),
+    ),
+    Bug(
+        "a stream that stops without finishing the item at hand",
+        ("batch", "tries"),
+        110,
+        (Edit(Claims, "_stream", "batch._finish()", "pass"),),
+    ),
+)
+CLAIM_TASK_BUGS = (
+    Bug(
+        "a batch kept whose task is cancelled when it looks again",
+        ("P9",),
+        65,
+        (Edit(AsyncClaims, "take", "await end(batch._ends.session, batch._ending(), type(error), me)", "pass"),),
+    ),
+    Bug(
+        "a stream of tasks that gives nothing back when it is closed",
+        ("P7", "P9"),
+        65,
+        (Edit(AsyncBatch, "__aexit__", "await end(", "exc_type is GeneratorExit or await end("),),
     ),
 )

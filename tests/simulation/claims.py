@@ -1,163 +1,105 @@
-"""Worlds of claims: what programs do with the items of a source there, and what may not happen.
+"""Worlds of claims: what programs do with the items of a source there.
 
-There are a few items, of which a program takes some at once, and finishes, skips or fails them, gives them back, loses
-or drops them. In most worlds tries count: an item that has failed as often as it may is dead until somebody revives it.
-The items are leases of locks, of which everything is checked that is checked of locks. Their tallies are kept by the
-store beside them, and here as well: each change of one must have a reason.
+There are a few items, of which a program takes some at once, looks again which of them are due, and finishes, skips or
+fails each, gives them back, loses or drops them; or it has them streamed. In most worlds tries count: an item that has
+failed as often as it may is dead until somebody revives it. What may not happen is in ``claim_books``.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from dibs.batch import Item
 from dibs.claiming import claims_core
-from dibs.claims import Batch
+from dibs.claims import Batch, Claims
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable
-from dibs.hold import HELD, LOST, Hold
+from dibs.hold import HELD
 from dibs.steps import run
-from dibs.store import Acquire, Gone, Granted, Release, Released, Transfer
-from tests.simulation.checker import Checker
+from tests.simulation.claim_books import KEYS, RETRY_IN_MAX_S, SOURCE
 from tests.simulation.programs import TTLS_S, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator
 
     from dibs.batch import Ends
     from dibs.claiming import ClaimsCore
-    from dibs.store import Outcome, Request
-    from dibs.wishes import AcquireAsk
-    from tests.simulation.checker import Tenure
-    from tests.simulation.network import Call
+    from dibs.hold import Hold
+    from tests.simulation.claim_books import ClaimChecker, Work
     from tests.simulation.process import Process
-    from tests.simulation.programs import SimSession
+    from tests.simulation.programs import Habits, Host
     from tests.simulation.world import World
-
-SOURCE = "red"
-KEYS = ("a", "b", "c", "d")
-RETRY_IN_MAX_S = 2.0
-_ITEMS = f"default:{SOURCE}/"
-_TALLIES = f"default~tries:{SOURCE}/"
 
 
 class Failed(Exception):
     """The work on an item did not succeed, and its program gives up the whole batch."""
 
 
-class SimItem(Item[str]):
-    """The shipped item; the checker hears when it is made."""
+class AtItems:
+    """A program that works items, in a thread or in a task."""
 
-    __slots__ = ()
+    world: World
+    process: Process
+    host: Host
+    habits: Habits
+    checker: Any
+    #: All that it was given in this round.
+    works: list[Work]
+    #: It looks again what is due of a batch, and will have it when it has.
+    verifying: bool
 
-    def __init__(self, session: Any, hold: Hold, name: str, key: str, value: str, ends: Ends) -> None:
-        super().__init__(session, hold, name, key, value, ends)
-        session.checker.made(hold)
+    def note(self, text: str, *args: object) -> None:
+        raise NotImplementedError
 
+    def _claims_core(self, make_item: Any, make_batch: Any) -> ClaimsCore[Any]:
+        self.works = []
+        rand, desk = self.world.random, self.host.desk
+        ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < self.habits.renew
+        tries = self.checker.max_tries
+        return claims_core(desk, SOURCE, make_item, make_batch, ttl, renew, None, tries, None, "leases", None, None)
 
-class ClaimProgram(Program):
-    """One thread of a process, which works items in batches."""
+    def _some_keys(self) -> list[str]:
+        rand = self.world.random
+        return sorted(KEYS, key=lambda _: rand())[: 1 + int(len(KEYS) * rand())]
 
-    checker: ClaimChecker
+    def _limit(self) -> int | None:
+        rand = self.world.random
+        return None if rand() < 0.6 else 1 + int(2 * rand())
 
-    def _round(self) -> None:
-        world, habits = self.world, self.habits
-        rand = world.random
-        ttl = TTLS_S[int(rand() * len(TTLS_S))]
-        core: ClaimsCore[Batch[str]] = claims_core(
-            self.host.desk,
-            SOURCE,
-            SimItem,
-            Batch,
-            ttl,
-            rand() < habits.renew,
-            None,
-            self.checker.max_tries,
-            None,
-            "leases",
-            None,
-            None,
-        )
-        self._maybe_interrupt()
-        if self.checker.max_tries is not None and rand() < 0.25:
-            self._revive(core)
-        keys = sorted(KEYS, key=lambda _: rand())[: 1 + int(len(KEYS) * rand())]
-        limit = None if rand() < 0.6 else 1 + int(2 * rand())
-        world.note(self.process.name, "claims %s, limit %s", keys, limit)
-        batch = self._attempt(core.taking(self.name, core.keyed(keys, None), limit), None)
-        if batch is None:
-            return
-        works = self.checker.has_batch(self.name, self.host.session, batch, keys, limit)
-        world.note(self.process.name, "has won %s", ", ".join(work.tenure.claim_id for work in works))
+    @contextmanager
+    def taking(self, who: object, keys: list[str], limit: int | None) -> Iterator[list[Any]]:
+        """Around a take, which puts the batch into this list."""
+        checker, session = self.checker, self.host.session
+        self.verifying = False
+        self.note("claims %s, limit %s", keys, limit)
+        checker.attempt(who, self.process, None)
+        taken: list[Any] = []
         try:
-            self._work(batch, works)
-        except Failed:
-            world.note(self.process.name, "has failed with its batch")
-        except StoreUnavailable as error:
-            world.note(self.process.name, "does not know: %s", str(error))
-        except (LeaseLost, NotHeld) as error:
-            world.note(self.process.name, "is told: %s", str(error))
+            yield taken
         finally:
-            for work in works:
-                work.tenure.dropped = work.tenure.hold.state == HELD
-                work.tenure.release_called = not work.tenure.dropped
-                work.item = None
-            del batch, works
-        if rand() < 0.3:
-            self._pause(core)
+            if not taken:
+                checker.not_acquired(who, session)
+        batch = taken[0]
+        batch.works = checker.has_batch(who, session, batch, keys, limit)
+        self.works += batch.works
+        self.note("has won %s", ", ".join(work.tenure.claim_id for work in batch.works))
 
-    def _pause(self, core: ClaimsCore[Batch[str]]) -> None:
-        until = self.world.now + 1.0
-        try:
-            run(core.pausing(0.2, lambda: self.world.now > until))
-        except StoreUnavailable as error:
-            if not self.host.session.closed:
-                raise
-            self.world.note(self.process.name, "is told: %s", str(error))
-
-    def _revive(self, core: ClaimsCore[Batch[str]]) -> None:
-        try:
-            for item in run(core.dead()):
-                self.checker.told_dead(item.key, item.tries)
-            revived = run(core.revive(None if self.world.random() < 0.5 else KEYS[:2]))
-            self.world.note(self.process.name, "has revived %d", revived)
-        except StoreUnavailable as error:
-            self.world.note(self.process.name, "cannot revive: %s", str(error))
-
-    def _work(self, batch: Batch[str], works: list[Work]) -> None:
+    def _due(self, won: list[str]) -> list[str]:
+        """What of this is due."""
         rand = self.world.random
-        chance = rand()
-        if chance < self.habits.drop:
-            self.world.note(self.process.name, "drops its batch")
-            return
-        with batch:
-            try:
-                if chance < 0.6:
-                    for item in batch:
-                        self._work_on(item, works, implicit=True)
-                else:
-                    for item in sorted(batch.items, key=lambda _: rand()):
-                        if rand() < 0.9:
-                            self._work_on(item, works, implicit=False)
-            finally:
-                for work in works:
-                    self.checker.ending(work, "left")
-        self.checker.batch_over(batch, works)
+        if rand() < 0.1:
+            raise Failed
+        return [key for key in won if rand() < 0.7]
 
-    def _work_on(self, item: Item[str], works: list[Work], *, implicit: bool) -> None:
-        """Work one item. ``implicit``: it is done when the loop goes on to the next one."""
+    def _say(self, item: Item[str], *, implicit: bool) -> None:
+        """How the work on an item has ended. ``implicit``: it is done when the loop goes on to the next one."""
         rand = self.world.random
-        self.process.clock.sleep(self.habits.work_max_s * rand() ** 2)
-        if rand() < 0.3:
-            item.check()
-        if rand() < 0.3:
-            self._meet(item)
-        work = next(work for work in works if work.key == item.key)
+        work = next(work for work in self.works if work.tenure.hold is item._hold)
         chance = rand()
         if chance < 0.05:
             raise Failed
         how = "done" if chance < 0.4 else "skip" if chance < 0.6 else "fail"
-        self.world.note(self.process.name, "says %s: %s", item.key, how)
+        self.note("says %s: %s", item.key, how)
         self.checker.ending(work, how)
         try:
             if how == "done":
@@ -170,282 +112,167 @@ class ClaimProgram(Program):
                 work.retry_in = 0.0 if rand() < 0.5 else RETRY_IN_MAX_S * rand()
                 item.fail(error, retry_in=work.retry_in)
         except LeaseLost:
-            self.checker.told_lost(work)
+            self.checker.told_item_lost(work)
             raise
         except BaseException:
             work.interrupted = True
             raise
 
+    def _let_go(self) -> None:
+        """The round is over: nobody has anything of it."""
+        for work in self.works:
+            work.tenure.dropped = work.tenure.hold.state == HELD
+            work.tenure.release_called = not work.tenure.dropped
+            work.item = None
+        self.works = []
+
+
+class SimItem(Item[str]):
+    """The shipped item; the checker hears when it is made."""
+
+    __slots__ = ()
+
+    def __init__(self, session: Any, hold: Hold, name: str, key: str, value: str, ends: Ends) -> None:
+        super().__init__(session, hold, name, key, value, ends)
+        session.checker.made(hold)
+
+
+class SimBatch(Batch[str]):
+    """The shipped batch; the checker hears how it ends."""
+
+    __slots__ = ("works",)
+
+    works: list[Work]
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        checker: ClaimChecker = self._ends.session.checker  # type: ignore[attr-defined]
+        checker.all_ending(self.works)
+        super().__exit__(exc_type, *exc)
+        if exc_type is None:
+            checker.batch_over(self, self.works)
+
+
+class SimClaims(Claims):
+    """The shipped claims; the checker hears of every take, those of a stream included."""
+
+    __slots__ = ("_program",)
+
+    def __init__(self, program: ClaimProgram, core: ClaimsCore[Any]) -> None:
+        super().__init__(core)
+        self._program = program
+
+    def take(self, items: Any, **options: Any) -> Any:  # type: ignore[override]
+        with self._program.taking(self._program.name, items, options["limit"]) as taken:
+            taken.append(super().take(items, **options))
+            return taken[0]
+
+
+class ClaimProgram(AtItems, Program):
+    """One thread of a process, which works items in batches."""
+
+    def note(self, text: str, *args: object) -> None:
+        self.world.note(self.process.name, text, *args)
+
+    def _round(self) -> None:
+        rand = self.world.random
+        core = self._claims_core(SimItem, SimBatch)
+        claims = SimClaims(self, core)
+        self._maybe_interrupt()
+        if self.checker.max_tries is not None and rand() < 0.25:
+            self._revive(claims)
+        try:
+            if rand() < 0.3:
+                self._stream(claims)
+            else:
+                batch = claims.take(self._some_keys(), limit=self._limit(), verify=self._verify())
+                try:
+                    self._work(batch)
+                finally:
+                    del batch
+        except Failed:
+            self.note("has failed with its batch")
+        except StoreUnavailable as error:
+            self.note("does not know: %s", str(error))
+        except (LeaseLost, NotHeld) as error:
+            self.note("is told: %s", str(error))
+        finally:
+            self._let_go()
+        if rand() < 0.3:
+            self._pause(core)
+
+    def _verify(self) -> Callable[[list[str]], list[str]] | None:
+        rand = self.world.random
+        if rand() < 0.7:
+            return None
+
+        def verify(won: list[str]) -> list[str]:
+            self.verifying = True
+            self.process.clock.sleep(self.habits.work_max_s * rand() ** 2)
+            return self._due(won)
+
+        return verify
+
+    def _pause(self, core: ClaimsCore[Any]) -> None:
+        until = self.world.now + 1.0
+        try:
+            run(core.pausing(0.2, lambda: self.world.now > until))
+        except StoreUnavailable as error:
+            if not self.host.session.closed:
+                raise
+            self.note("is told: %s", str(error))
+
+    def _revive(self, claims: SimClaims) -> None:
+        try:
+            for item in claims.dead():
+                self.checker.told_dead(item.key, item.tries)
+            with self.checker.reviving(self.host.session):
+                revived = claims.revive(None if self.world.random() < 0.5 else KEYS[:2])
+            self.note("has revived %d", revived)
+        except StoreUnavailable as error:
+            self.note("cannot revive: %s", str(error))
+
+    def _work(self, batch: SimBatch) -> None:
+        rand = self.world.random
+        chance = rand()
+        if chance < self.habits.drop:
+            self.note("drops its batch")
+            return
+        with batch:
+            if chance < 0.6:
+                for item in batch:
+                    self._work_on(item, implicit=True)
+            else:
+                for item in sorted(batch.items, key=lambda _: rand()):
+                    if rand() < 0.9:
+                        self._work_on(item, implicit=False)
+
+    def _stream(self, claims: SimClaims) -> None:
+        rand, world = self.world.random, self.world
+        until = world.now + 3.0 * rand()
+        verify, limit, idle_s = self._verify(), 1 + int(3 * rand()), 0.1 + 0.5 * rand()
+        self.note("has items streamed, %d at a time", limit)
+        stream = claims.stream(self._some_keys, verify=verify, n=limit, idle=idle_s, stop=lambda: world.now > until)
+        assert self.task is not None
+        # A Ctrl-C in what Python itself closes would reach nobody.
+        leaves_it = rand() < 0.3 and not self.task.interruptible
+        with nullcontext(stream) if leaves_it else closing(stream) as items:
+            del stream
+            for item in items:
+                if rand() < 0.1:
+                    self.note("leaves its stream")
+                    break
+                self._work_on(item, implicit=True)
+
+    def _work_on(self, item: Item[str], *, implicit: bool) -> None:
+        rand = self.world.random
+        self.process.clock.sleep(self.habits.work_max_s * rand() ** 2)
+        if rand() < 0.3:
+            item.check()
+        if rand() < 0.3:
+            self._meet(item)
+        self._say(item, implicit=implicit)
+
     def _meet(self, item: Item[str]) -> None:
         wait_s = item._hold.due - self.process.clock.boot()
         if 0.0 < wait_s < 2.0:
             self.process.clock.sleep(wait_s + 0.005 * self.world.random() ** 2)
-
-
-class Work:
-    """An item that a program has won, and what it says of it."""
-
-    def __init__(self, item: Item[str], tenure: Tenure) -> None:
-        self.key = item._key
-        self.tenure = tenure
-        self.item: Item[str] | None = item
-        #: How its program has ended it, or is about to: "done", "skip", "fail", "left"; "" while it is at work.
-        self.how = ""
-        self.told_lost = False
-        self.retry_in = 0.0
-        #: It was about to say so: it may also be left.
-        self.interrupted = False
-        #: Where tries count: which one this is, and under which claim.
-        self.tries = 0
-        self.tried: str | None = None
-
-
-class Tally(NamedTuple):
-    """What the store has of an item's tries."""
-
-    claim_id: str
-    tries: int
-
-
-class ClaimChecker(Checker):
-    """What claims promise besides what the locks of their items promise."""
-
-    operated = f"{SOURCE}/{KEYS[0]}"
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.max_tries = (2, None, 1, 3)[world.seed % 4]
-        self.tallies: dict[str, Tally] = {}
-        #: By the claim of its lease, and by that of its try.
-        self.works: dict[str, Work] = {}
-        self.tried: dict[str, Work] = {}
-        #: Leases whose release the store has confirmed.
-        self.released: set[str] = set()
-        #: Until when nobody gets an item that has failed, and which are dead.
-        self.kept: dict[str, float] = {}
-        self.dead: set[str] = set()
-        #: Whose tally was changed by a process that did not hold it any more, since it was handed out last.
-        self.late: set[str] = set()
-        #: How often releases were sent, and which were found gone by the first.
-        self._sends: dict[str, int] = {}
-        self._gone: set[str] = set()
-
-    # -- the store ------------------------------------------------------------------------------------------------
-
-    def sent(self, call: Call, requests: Sequence[Request]) -> None:
-        super().sent(call, [request for request in requests if not _is_tally(request)])
-        for request in requests:
-            if isinstance(request, Release):
-                self._sends[request.claim_id] = self._sends.get(request.claim_id, 0) + 1
-
-    def answered(self, call: Call) -> None:
-        super().answered(call)
-        if call.error is None and call.requests:
-            for request, outcome in zip(call.requests, call.answer, strict=True):
-                if isinstance(request, Release) and type(outcome) is Gone and self._sends[request.claim_id] == 1:
-                    self._gone.add(request.claim_id)
-
-    def applied(self, call: Call, request: Request, holder: str | None, outcome: Outcome) -> None:
-        if _is_tally(request):
-            self._tally_changes(call, request, outcome)
-            return
-        super().applied(call, request, holder, outcome)
-        if isinstance(request, Release) and type(outcome) is Released:
-            self._released(request)
-
-    def _tally_changes(self, call: Call, request: Request, outcome: Outcome) -> None:
-        key = request.name[len(_TALLIES) :]
-        before = self.tallies.get(key)
-        if type(outcome) in (Granted, Released) and not self._has(call.process, key):
-            self.late.add(key)
-        if isinstance(request, Acquire) and type(outcome) is Granted:
-            self.tallies[key] = Tally(request.claim_id, _tries(request.info))
-            if before is not None and before != self.tallies[key]:
-                self.world.broken(f"tries: the tally of {key} is begun anew, and was {before}")
-        elif isinstance(request, Transfer) and type(outcome) is Granted:
-            assert before is not None
-            after = self.tallies[key] = Tally(request.claim_id, _tries(request.info))
-            if after.claim_id == before.claim_id:
-                return
-            if after.tries == before.tries:
-                self._because(key, before, "fail")
-            elif after.tries == before.tries - 1:
-                self._because(key, before, "skip", "left")
-            elif after.tries != before.tries + 1:
-                self.world.broken(f"tries: {before} of {key} becomes {after}")
-        elif isinstance(request, Release) and type(outcome) is Released:
-            assert before is not None
-            self._because(key, before, "done", *(("skip", "left") if before.tries == 1 else ()))
-            del self.tallies[key]
-
-    def _has(self, process: Process, key: str) -> bool:
-        return any(
-            name == _ITEMS + key and claim_id and self.claims[claim_id].process is process
-            for name, claim_id in self._rows()
-        )
-
-    def _because(self, key: str, tally: Tally, *hows: str) -> None:
-        """That a try is not counted any more, or with an error, has one of these reasons."""
-        work = self.tried.get(tally.claim_id)
-        if work is None:  # it was never handed out
-            if "skip" not in hows:
-                self.world.broken(f"tries: {tally} of {key} ends as {hows[0]}, and nobody has had it")
-        elif work.how not in hows and not ((work.interrupted or work.tenure.session.closed) and "left" in hows):
-            self.world.broken(f"tries: {tally} of {key} ends as {' or '.join(hows)}; its program said {work.how!r}")
-
-    def _released(self, request: Release) -> None:
-        claim_id, key = request.claim_id, request.name[len(_ITEMS) :]
-        self.released.add(claim_id)
-        tally, work = self.tallies.get(key), self.works.get(claim_id)
-        if work is not None and request.keep:
-            self.kept[key] = self.world.now + work.retry_in
-        if request.keep > RETRY_IN_MAX_S:
-            self.dead.add(key)
-            self.kept[key] = 0.0
-            counted = tally is not None and self.max_tries is not None and tally.tries >= self.max_tries
-            if not counted and key not in self.late:
-                self.world.broken(f"tries: {key} is dead, and {tally} were counted of {self.max_tries}")
-            elif work is not None and work.how != "fail":
-                self.world.broken(f"tries: {key} is dead, and its program said {work.how!r}")
-        elif (
-            work is not None
-            and work.tried is not None
-            and not (key in self.late or work.interrupted)
-            and work.tenure.hold.state != LOST
-            and self._sure()
-        ):
-            tries = 0 if work.how == "done" else work.tries - (work.how != "fail")
-            if (0 if tally is None else tally.tries) != tries and not work.tenure.session.closed:
-                self.world.broken(f"tries: {key} is free, {work.how}, and its tally is {tally}, not {tries}")
-
-    def _sure(self) -> bool:
-        """Whether nothing goes wrong, nor is interrupted at places where a step may be left out."""
-        return self.calm and not self.anywhere
-
-    def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Any) -> None:
-        super()._let_in(request, outcome, trusting)
-        key = request.name[len(_ITEMS) :]
-        if self.world.now < self.kept.get(key, 0.0):
-            self.world.broken(f"retry_in: {request.claim_id} gets {key} before {self.kept[key]:.4f}")
-        if key in self.dead:
-            self.world.broken(f"tries: {request.claim_id} gets {key}, which is dead")
-
-    def lease_broken(self, name: str, token: int, now: bool) -> None:
-        if not name.startswith(_TALLIES):
-            key = name[len(_ITEMS) :]
-            if now:
-                self.kept.pop(key, None)
-                self.dead.discard(key)
-            super().lease_broken(name, token, now)
-            return
-        key = name[len(_TALLIES) :]
-        if key not in self.dead and any(row == _ITEMS + key for row, _ in self._rows()):
-            self.world.broken(f"tries: the tally of {key} is taken away, and it is not dead")
-        self.tallies.pop(key, None)
-
-    def _left_in_store(self) -> list[tuple[str, str]]:
-        return [(name, claim_id) for name, claim_id in self._rows() if claim_id or name[len(_ITEMS) :] not in self.dead]
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [row for row in super()._left_in_store() if row[0].startswith(_ITEMS)]
-
-    # -- the programs ---------------------------------------------------------------------------------------------
-
-    def not_acquired(self, who: object, session: SimSession) -> None:
-        asks = self.attempts[who].asks
-        super().not_acquired(who, session)
-        if self._sure() and not session.closed:
-            # Who holds a lease may keep it when interrupted; of items nobody has got the batch.
-            self.world.at(self.world.now + self.slack_s, self._all_given_back, asks)
-
-    def _all_given_back(self, asks: list[AcquireAsk]) -> None:
-        left = {claim_id for _, claim_id in self._left_in_store() if claim_id and not self.claims[claim_id].late}
-        for ask in asks:
-            if ask.request.claim_id in left:
-                self.world.broken(f"P9 the take of {ask.request.claim_id} is over, and it still holds the item")
-
-    def has_batch(
-        self, who: object, session: SimSession, batch: Batch[str], keys: list[str], limit: int | None
-    ) -> list[Work]:
-        """A take of these returned this."""
-        attempt = self._over(who, session)
-        items = batch._items  # and no code of dibs runs here: nothing is interrupted
-        had = {item._hold.claim_id for item in items}
-        for ask in attempt.asks:
-            if ask.request.claim_id not in had:
-                self._withdrawn(attempt.process, session, ask)
-        works = []
-        for item in items:
-            work = Work(item, self._given(attempt.process, session, item._hold, 0.0, []))
-            works.append(work)
-            self.works[work.tenure.claim_id] = work
-            if work.tenure.stillborn:  # and the store may have been told so before anybody had the item
-                self.releasing(work.tenure)
-            if item._try is not None:
-                self._tried(work, item._try.claim_id, item._try.tries)
-            elif self.max_tries is not None and self._is_held(work.tenure):
-                self.world.broken(f"tries: {work.key} is handed out, and was not counted")
-        won = [item._value for item in items]
-        asked = keys if limit is None else [key for key in keys if key in won or key in batch._busy]
-        if sorted(won + batch._busy) != sorted(asked) or (limit is not None and len(won) > limit):
-            self.world.broken(f"batch: of {keys}, limit {limit}, it has {won} and {batch._busy}")
-        return works
-
-    def _is_held(self, tenure: Tenure) -> bool:
-        held = tenure.hold.state == HELD and tenure.process.clock.boot() < tenure.hold.trusted_until
-        return held and self._counts(tenure)
-
-    def _tried(self, work: Work, claim_id: str, tries: int) -> None:
-        work.tries = tries
-        work.tried = claim_id
-        self.tried[claim_id] = work
-        if self.max_tries is None or tries > self.max_tries:
-            self.world.broken(f"tries: {work.key} is handed out for the {tries}th of {self.max_tries} tries")
-        tally = self.tallies.get(work.key)
-        if not self._is_held(work.tenure):
-            return
-        if work.key not in self.late and tally != (claim_id, tries):
-            self.world.broken(f"tries: {work.key} is handed out as try {tries} of {claim_id}, counted is {tally}")
-        self.late.discard(work.key)
-
-    def told_dead(self, key: str, tries: int) -> None:
-        """An item is in the list of the dead."""
-        if self.max_tries is None or tries < self.max_tries:
-            self.world.broken(f"tries: {key} is said to be dead after {tries}")
-
-    def ending(self, work: Work, how: str) -> None:
-        """An item is about to end, as its program says; what was said first counts."""
-        work.how = work.how or how
-        self.releasing(work.tenure)
-
-    def told_lost(self, work: Work) -> None:
-        """The program heard from an item that it had been lost."""
-        work.told_lost = True
-
-    def batch_over(self, batch: Batch[str], works: list[Work]) -> None:
-        """The block of a batch was left without an error."""
-        lost, left, failed = set(batch.lost), set(batch.left), set(batch.failed)
-        if lost & left or lost & failed or left & failed:
-            self.world.broken(f"batch: {lost} are lost, {left} left, {failed} failed")
-        for work in works:
-            hold = work.tenure.hold
-            how = "lost" if work.key in lost else "left" if work.key in left else "fail" if work.key in failed else ""
-            if work.told_lost and how != "lost":
-                self.world.broken(f"batch: {work.key} was told to be lost, and it is {how or 'finished'}")
-            closed = work.tenure.session.closed  # that has given back what was not finished by then
-            expected = "" if work.how in ("done", "skip") else work.how
-            if how not in ("lost", expected) and not ((closed or work.interrupted) and how == "left"):
-                self.world.broken(f"batch: {work.key} was {work.how}, and it is {how or 'finished'}")
-            confirmed, gone = work.tenure.claim_id in self.released, work.tenure.claim_id in self._gone
-            if (gone and how != "lost" and not closed) or (confirmed and how == "lost" and hold.state != LOST):
-                self.world.broken(f"batch: {work.key} is {how or 'finished'}, and the store says {confirmed}")
-            if how != "lost":
-                self.release_returned(work.tenure, confirmed)
-
-
-def _is_tally(request: Request) -> bool:
-    return request.name.startswith(_TALLIES)
-
-
-def _tries(info: str | None) -> int:
-    return int(json.loads(info or "{}")["tries"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
-from tests.simulation.claim_bugs import CLAIM_BUGS
+from tests.simulation.claim_bugs import CLAIM_BUGS, CLAIM_TASK_BUGS
 from tests.simulation.election_bugs import ELECTION_BUGS
 from tests.simulation.job_bugs import JOB_BUGS
 from tests.simulation.jobs import simulate_jobs
@@ -58,6 +58,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("task-multilocks"), MULTI_TASK_BUGS),
         (Worlds("task-once"), ONCE_TASK_BUGS),
         (Worlds("task-elections"), ELECTION_TASK_BUGS),
+        (Worlds("task-claims"), CLAIM_TASK_BUGS),
         (Worlds("pauses"), PAUSE_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds("workers"), WORKER_BUGS),

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 from tests.simulation.checker import Checker
-from tests.simulation.claims import RETRY_IN_MAX_S, ClaimChecker, ClaimProgram
+from tests.simulation.claim_books import RETRY_IN_MAX_S, ClaimChecker
+from tests.simulation.claims import ClaimProgram
 from tests.simulation.elections import OFFERED_MAX_S, ElectionChecker, ElectionProgram
 from tests.simulation.multilocks import MultiChecker, MultiProgram
 from tests.simulation.network import LATE_MAX_S, Network
@@ -16,6 +17,7 @@ from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
+from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
     ElectionTaskChecker,
     ElectionTasks,
@@ -45,6 +47,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "task-multilocks": (MultiTasks, MultiTaskChecker),
     "task-once": (OnceTasks, OnceTaskChecker),
     "task-elections": (ElectionTasks, ElectionTaskChecker),
+    "task-claims": (ClaimTasks, ClaimTaskChecker),
     "pauses": (PauseProgram, PauseChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
@@ -54,6 +57,7 @@ KEPT_MAX_S = {
     "elections": OFFERED_MAX_S,
     "task-elections": OFFERED_MAX_S,
     "claims": RETRY_IN_MAX_S,
+    "task-claims": RETRY_IN_MAX_S,
 }
 # Programs more in each process of a world with a crowd.
 CROWD = 5
@@ -102,7 +106,11 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         network.latency_max_s = min(network.latency_max_s, request_timeout_s / 8)
 
     calm = rand() < 0.25
-    if calm and kind in ("claims", "pauses"):  # who revives items, or pauses, keeps the lane for many calls
+    if calm and kind in (
+        "claims",
+        "task-claims",
+        "pauses",
+    ):  # who revives items, or pauses, keeps the lane for many calls
         network.latency_max_s = min(network.latency_max_s, 0.03)
     faults = not calm and rand() < 0.6
     pauses = not calm and rand() < 0.4
