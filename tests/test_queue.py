@@ -143,6 +143,23 @@ def test_a_take_that_was_given_up_gives_back(between: Between) -> None:
         job.done()
 
 
+def test_what_takes_back_a_take_claims_nothing(between: Between) -> None:
+    """A take that never reached the store is taken back by asking what it has: also if that answer is lost."""
+    with between.client(patience=0.3, ttl=20) as client:
+        queue = client.queue("a")
+        queue.put(1)
+        between.before = lost = Loses(Take, 10**9)
+        asked = len(between.calls)
+        with pytest.raises(dibs.StoreUnavailable):
+            queue.take()
+        between.after = Loses(Take, 1)
+        lost.left = 0
+        takes = [request for call in between.calls[asked:] for request in call if type(request) is Take]
+        eventually(lambda: type(between.calls[-1][0]) is Take and not between.calls[-1][0].n, "it is taken back")
+        assert counts(queue) == (1, 0, 0, 0)
+        assert {take.n for take in takes} == {1}
+
+
 @pytest.mark.parametrize("end", ["done", "fail", "skip"])
 def test_an_end_whose_answer_is_lost_was_an_end(between: Between, end: str) -> None:
     """While the claim was in force nobody else can have ended the job: it is as it was said to be, and no error."""

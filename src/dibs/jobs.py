@@ -109,6 +109,8 @@ class Put(NamedTuple):
 class Take(NamedTuple):
     """Claim up to ``n`` jobs for ``ttl`` seconds. Repeated for a claim in force, it is told the same jobs again.
 
+    Of none (``n`` is 0) it claims nothing, and is told what the claim has: thus a take is undone whose answer was lost.
+
     Answered Taken, or Held when there is none: its ``free_in`` says after how many seconds one is due or a claim on one
     expires (infinity: nothing is known of), and nothing else of it means anything. ``wake`` is as in Acquire.
     """
@@ -210,6 +212,9 @@ class Finished(NamedTuple):
 class Elsewhere:
     """Somebody else's connection leads to another database than the store's, and nothing was done there."""
 
+
+# What a take of none is told whose claim has nothing.
+NOTHING_CLAIMED = Held(None, 0, 0.0, float("inf"))
 
 JobOutcome = PutDone | KeyTaken | Taken | Held | Extended | Finished
 WithinOutcome = PutDone | KeyTaken | Finished | Elsewhere

@@ -79,12 +79,12 @@ class TakeAsk(AcquireAsk):
 
 
 class Undo(JobAsk):
-    """Asks what a claim was granted, and gives that back. (It may claim first; that costs no try.)"""
+    """Asks what a claim was granted, and gives that back."""
 
     owed = True
 
     def __init__(self, request: Take, session: Session) -> None:
-        super().__init__(request._replace(wake=None), session.clock.now() + session.patience_s)
+        super().__init__(request._replace(n=0, wake=None), session.clock.now() + session.patience_s)
         self._session = session
 
     def received(self, outcome: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dibs.hold import LOST
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
@@ -17,6 +18,7 @@ from tests.simulation.process import Process
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dibs.job import JobFacts
     from dibs.job_hold import JobHold
     from dibs.jobs import Extended, JobOutcome, JobRequest
     from dibs.session import Session
@@ -173,16 +175,32 @@ class JobChecker(Checker):
         """A take returned these."""
         self.in_hand += [InHand(process, job._session, job._hold, job.id) for job in jobs]
 
-    def block_is_left(self, claims: list[tuple[int, int]]) -> None:
-        """A block is over, in which there were these jobs with these tokens: soon nobody has them by those."""
-        if self.calm and not self.anywhere:
-            self.world.at(self.world.now + self.slack_s, self._look_if_free, claims)
+    def is_left(self, hold: JobHold) -> None:
+        """The block or the stream is over whose jobs these were: soon nobody has them under this claim.
 
-    def _look_if_free(self, claims: list[tuple[int, int]]) -> None:
-        for job, token in claims:
+        (But for what was lost, which is left to its ttl: whoever had it was at work.)
+        """
+        if self.calm and not self.anywhere:
+            claimed = [(job, books.token) for job, books in self.books.items() if books.claim_id == hold.claim_id]
+            self.world.at(self.world.now + self.slack_s, self._look_if_free, hold, claimed)
+
+    def streamed(self, jobs: Sequence[JobFacts]) -> None:
+        """A stream has ended by itself that went on from each of these, unfinished: all are done, or told lost."""
+        for job in jobs:
+            books = self.books[job.id]
+            if books.end == CANCELLED or job._session.closed:
+                continue
+            mine = books.ended_with == job.fencing_token and books.end == DONE
+            if self.calm and mine == job._is_lost():
+                self.world.broken(f"P18 a stream went on from {job!r}, which is {books.end or 'not done'}")
+
+    def _look_if_free(self, hold: JobHold, claimed: list[tuple[int, int]]) -> None:
+        if hold.state == LOST or hold.lost:
+            return
+        for job, token in claimed:
             books = self.books[job]
             if books.claimed and books.token == token and books.expires_at > self.world.now:
-                self.world.broken(f"P9 the block of job {job} is left, and {books.claim_id} still holds it")
+                self.world.broken(f"P9 who had job {job} has left it, and {books.claim_id} still holds it")
 
     def said(self, who: str, job: Job, outcome: str, repeated: bool) -> None:
         """done() of a job returned, or raised; ``repeated``: after a first attempt whose answer was lost."""

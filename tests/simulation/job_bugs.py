@@ -7,6 +7,7 @@ import dibs.queue_core
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.job_hold import EndAsk, JobHold
+from dibs.queue import Queue
 from dibs.queue_core import QueueCore
 from dibs.renewer import Renewer
 from dibs.stores.memory_jobs import MemoryJobs
@@ -19,7 +20,7 @@ JOB_BUGS = (
     Bug(
         "a job ended by any token",
         ("P18",),
-        45,
+        57,
         (
             Edit(
                 MemoryJobs,
@@ -38,47 +39,47 @@ JOB_BUGS = (
     Bug(
         "a take's trust counted from its reply",
         _TWO_WORKERS,
-        350,
+        325,
         (Edit(TakeAsk, "_claimed", "self.owner, t0)", "self.owner, now)"),),
     ),
     Bug("a token not raised", ("P2",), 20, (Edit(MemoryJobs, "_take", "default=0) + 1", "default=1)"),)),
     Bug("tries not counted", ("P19",), 20, (Edit(MemoryJobs, "_take", "job.tries += 1", "job.tries += 0"),)),
-    Bug("a repeated put put twice", ("P17",), 40, (Edit(MemoryJobs, "_put", "if put:", "if False:"),)),
+    Bug("a repeated put put twice", ("P17",), 35, (Edit(MemoryJobs, "_put", "if put:", "if False:"),)),
     Bug(
         "a lost answer to an end taken for a loss",
         ("P18",),
-        50,
+        63,
         (Edit(EndAsk, "received", "if repeated and", "if False and"),),
     ),
     Bug(
         "an end whose claim was over taken for a success",
         ("P18",),
-        110,
+        135,
         (Edit(EndAsk, "received", "self._session.clock.now() < self._trusted_until", "True"),),
     ),
     Bug(
         "an end of which nothing is known taken for a success the second time",
         ("P18",),
-        330,
+        430,
         (Edit(JobFacts, "_ending", "first or self._hold.ends.get(self.id)", "first"),),
     ),
     Bug(
         "an end whose error is not looked at",
         ("P18",),
-        100,
+        85,
         (Edit(dibs.job, "confirmed", "if ask.error is not None:", "if False:"),),
     ),
-    Bug("dropped jobs renewed for ever", ("P7",), 70, (Edit(dibs.job, "quietly", "hold.orphan = True", "pass"),)),
+    Bug("dropped jobs renewed for ever", ("P7",), 55, (Edit(dibs.job, "quietly", "hold.orphan = True", "pass"),)),
     Bug(
         "the trust of a renewal of jobs counted from its reply",
         _TWO_WORKERS,
-        1200,
+        800,
         (Edit(Renewer, "_extend", "local_deadline(t0, ttl", "local_deadline(now, ttl"),),
     ),
     Bug(
         "a repeated take that does not extend its claim",
         _TWO_WORKERS,
-        120,
+        180,
         (Edit(MemoryJobs, "_take", "max(job.expires_at or now, now + request.ttl)", "job.expires_at or now"),),
     ),
     Bug(
@@ -93,7 +94,7 @@ JOB_BUGS = (
     Bug(
         "a job that waits for its next try overtaken in its group",
         ("groups",),
-        60,
+        33,
         (
             Edit(
                 MemoryJobs,
@@ -112,25 +113,25 @@ JOB_BUGS = (
     Bug(
         "an end accepted of a job that was cancelled",
         ("P18",),
-        140,
+        145,
         (Edit(MemoryJobs, "_claimed", "if job.state(now) == CLAIMED:", "if job.state(now) in (CLAIMED, CANCELLED):"),),
     ),
     Bug(
         "a cancelled job renewed on",
         ("P18",),
-        220,
+        375,
         (Edit(JobHold, "renewed_by", "for job in outcome.gone:", "for job in ():"),),
     ),
     Bug(
         "a refused end taken for a success",
         ("P18",),
-        40,
+        65,
         (Edit(EndAsk, "received", "self._hold.lost.update(gone)", "pass"),),
     ),
     Bug(
         "an interrupted take that leaves its jobs",
         ("P9",),
-        340,
+        145,
         (
             Edit(
                 QueueCore,
@@ -143,7 +144,19 @@ JOB_BUGS = (
     Bug(
         "an interrupted block that leaves its jobs",
         ("P9",),
-        140,
+        185,
         (Edit(JobBatchFacts, "_closing", "self._held()", "self._held() if isinstance(error, Exception) else []"),),
+    ),
+    Bug(
+        "a stream that stops without finishing the job at hand",
+        ("P18",),
+        440,
+        (Edit(Queue, "_stream", "batch._move_past()", "pass"),),
+    ),
+    Bug(
+        "a stream that is closed and keeps its jobs",
+        ("P9",),
+        290,
+        (Edit(Queue, "_stream", ".end(batch._closing(left_in_the_middle(error)), type(error))", ""),),
     ),
 )

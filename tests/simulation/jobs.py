@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, StoreUnavailable
@@ -18,6 +19,7 @@ from tests.simulation.world import Interrupted, World, new_world
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.job_hold import JobHold
     from tests.simulation.world import Task
 
 TTLS_S = (0.5, 1.0, 1.0, 2.0)
@@ -39,6 +41,8 @@ class JobProgram:
 
     #: Without a limit, now and then.
     WAITS = True
+    #: In some worlds.
+    INTERRUPTED = True
 
     def __init__(
         self,
@@ -83,24 +87,38 @@ class JobProgram:
             assert self.task is not None
             self._interruptions.maybe(self.task)
 
+    def _core(self, make_job: Any, make_batch: Any) -> QueueCore[Any, Any]:
+        rand, limit = self.host.world.random, self._checker.group_limit
+        ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
+        results = 60.0 if rand() < 0.3 else 0.0
+        return QueueCore(self.host.desk, QUEUE, ttl, renew, None, None, 0, limit or None, results, make_job, make_batch)
+
+    def _group(self) -> str | None:
+        return GROUPS[int(self.host.world.random() * len(GROUPS))] if self._checker.group_limit else None
+
+    def _some_known(self) -> list[int]:
+        """Some of the last jobs that were put by anybody."""
+        known = list(self._checker.books)[-5:]
+        return [job for job in known if self.host.world.random() < 0.4]
+
     def _round(self) -> None:
         rand, checker, process = self.host.world.random, self._checker, self.host.process
-        ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
-        options = (ttl, renew, None, None, 0, checker.group_limit or None, 60.0 if rand() < 0.3 else 0.0)
-        queue = Queue(QueueCore(self.host.desk, QUEUE, *options, Job, JobBatch))
+        queue = Queue(self._core(Job, JobBatch))
         self._maybe_interrupt(0)
         if rand() < 0.6:
-            group = GROUPS[int(rand() * len(GROUPS))] if checker.group_limit else None
-            checker.was_put(queue.put_many(range(1 + int(3 * rand())), group=group))
+            checker.was_put(queue.put_many(range(1 + int(3 * rand())), group=self._group()))
         if self._cancels and rand() < 0.3:
-            known = list(checker.books)[-5:]
-            queue.cancel(*(job for job in known if rand() < 0.4))
+            queue.cancel(*self._some_known())
+        if rand() < 0.25:
+            self._maybe_interrupt(1)
+            self._work_stream(queue)
+            return
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
         self._maybe_interrupt(1)
         batch = queue.take(1 + int(3 * rand()), timeout=timeout)
         checker.given(process, batch.won)
         if rand() < 0.5:
-            claims = [(job.id, job.fencing_token) for job in batch.won]
+            hold = batch.won[0]._hold if batch else None
             try:
                 with batch:
                     for job in batch:
@@ -109,7 +127,8 @@ class JobProgram:
                             break
                         self._end(job)
             finally:
-                checker.block_is_left(claims)
+                if hold is not None:
+                    checker.is_left(hold)
             return
         process.clock.sleep(self._work_max_s * rand())
         if rand() < 0.2:
@@ -119,6 +138,30 @@ class JobProgram:
             self._end(job)
         if rand() < 0.3:
             batch.release()
+
+    def _work_stream(self, queue: Queue) -> None:
+        world, checker, process = self.host.world, self._checker, self.host.process
+        rand = world.random
+        until = world.now + 3.0 * rand()
+        passed: list[Job] = []
+        hand: JobHold | None = None
+        idle_s = 2.0 * rand() if rand() < 0.5 else None
+        with closing(queue.stream(1 + int(3 * rand()), idle=idle_s, stop=lambda: world.now > until)) as jobs:
+            try:
+                for job in jobs:
+                    hand = job._hold
+                    checker.given(process, [job])
+                    process.clock.sleep(self._work_max_s * rand())
+                    if rand() < 0.1:
+                        break
+                    self._end(job)
+                    if job.id not in hand.ends:
+                        passed.append(job)
+                else:
+                    checker.streamed(passed)
+            finally:
+                if hand is not None:
+                    checker.is_left(hand)
 
     def _end(self, job: Job) -> None:
         rand = self.host.world.random
@@ -166,7 +209,7 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
     network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
     request_timeout_s = 0.3 + 2.0 * rand() ** 2
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
-    interrupts = does is JobProgram and (signals or world.seed % 4 == 1)  # the others stay the worlds that they were
+    interrupts = does.INTERRUPTED and (signals or world.seed % 4 == 1)  # the others stay the worlds that they were
     quiet = interrupts and world.seed % 8 == 1
     if rand() < 0.7 and not quiet:
         network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]
@@ -178,7 +221,8 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
         network.freeze_part = 0.1
         network.faults_until = horizon
     pauses, crashes, cuts, closes = (rand() < part and not quiet for part in (0.5, 0.4, 0.4, 0.2))
-    checker.calm = not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
+    in_time = request_timeout_s > 3 * network.latency_max_s
+    checker.calm = in_time and not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
     checker.in_order = checker.calm and network.latency_max_s < 0.1
     checker.slack_s += 8 * network.latency_max_s
     checker.anywhere = signals

@@ -104,6 +104,7 @@ class WorkerProgram(JobProgram):
     """One thread of a process, which has jobs worked."""
 
     WAITS = False
+    INTERRUPTED = False
     _checker: WorkerChecker
 
     def _round(self) -> None:

@@ -14,6 +14,7 @@ from dibs.jobs import (
     KEEP,
     LATER,
     NO_TRIES_LEFT,
+    NOTHING_CLAIMED,
     READY,
     REPLACE,
     RETRY,
@@ -146,6 +147,8 @@ class MemoryJobs:
             for job in mine:
                 job.expires_at = max(job.expires_at or now, now + request.ttl)
             return self._taken(mine)
+        if not request.n:
+            return NOTHING_CLAIMED
         chosen: list[Job] = []
         for job in live:
             if job.state(now) != READY or len(chosen) == request.n:

@@ -18,6 +18,7 @@ from dibs.jobs import (
     DEAD,
     DONE,
     KEY_LOCKED,
+    NOTHING_CLAIMED,
     Depth,
     Elsewhere,
     Extend,
@@ -178,12 +179,14 @@ class MySQLJobs:
             return error
 
     def _take(self, take: Take, deadline: Deadline) -> Taken | Held:
+        ask = partial(self._ask, deadline=deadline)
+        if not take.n:
+            return self._takes.again(take, ask) or NOTHING_CLAIMED
         if take.group_limit:
             return self._take_in_turn(take, deadline)
         taken, spent = self._transaction(partial(self._takes.take, take), deadline)
         if spent:
             self._transaction(partial(ends.bury, spent, self._text), deadline)
-        ask = partial(self._ask, deadline=deadline)
         taken = taken or self._takes.again(take, ask)
         return taken or held(self._takes.next_in(take, ask))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, NamedTuple
-from dibs.jobs import NO_TRIES_LEFT, Taken
+from dibs.jobs import NO_TRIES_LEFT, NOTHING_CLAIMED, Taken
 from dibs.store import Held
 from dibs.stores import postgres_jobs_wire as wire
 from dibs.stores.postgres_jobs_places import Place, Places
@@ -39,6 +39,8 @@ class Takes:
     def take(self, request: Take, deadline: Deadline) -> Taken | Held:
         name = request.name
         place = self._places.get(name)
+        if not request.n:
+            return self._mine(request, deadline) or NOTHING_CLAIMED
         if place is None or place.asked(request.claim_id):
             mine = self._mine(request, deadline)
             if mine is not None:

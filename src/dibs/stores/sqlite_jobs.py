@@ -29,6 +29,7 @@ from dibs.jobs import (
     DEAD,
     LATER,
     NO_TRIES_LEFT,
+    NOTHING_CLAIMED,
     READY,
     TAKE_MAX,
     Depth,
@@ -115,6 +116,8 @@ class SQLiteJobs:
             ids = tuple([row[0] for row in rows])
             self._extend(db, Extend(name, ids, token, ttl), at)
             return Taken(token, claimed_wall, tuple([TakenJob(*row[:-2]) for row in rows]))
+        if not request.n:
+            return NOTHING_CLAIMED
         self._free_what_is_over(db, name, at)
         priorities = db.execute(self._sql["priorities"], (name,)).fetchall()
         chosen = self._chosen(db, request, priorities, at)

@@ -18,6 +18,7 @@ from dibs.jobs import (
     DONE,
     KEEP,
     LATER,
+    NOTHING_CLAIMED,
     READY,
     REPLACE,
     RETRY,
@@ -139,6 +140,25 @@ def a_repeated_take_tells_what_is_left(bench: Bench) -> None:
     new = queue.taken(3, claim=mine)
     equal((ids(new), new.jobs[0].tries), (tuple(put[2:]), 1), "a new claim, and the first try again")
     assert new.fencing_token > first.fencing_token, (first, new)
+
+
+@case("P9, P19")
+def a_take_of_none_claims_nothing(bench: Bench) -> None:
+    """A take of no jobs is told what its claim has, over any connection, and otherwise nothing; it claims none."""
+    queue, (mine, other) = Queue(bench), claims(2)
+    queue.put(*"123")
+    for group_limit in (0, 1):
+        equal(queue.take(0, claim=mine, group_limit=group_limit), NOTHING_CLAIMED, "what a claim is told that has none")
+    equal(queue.counts(), (3, 0, 0, 0), "ready, later, claimed, dead")
+    taken = queue.taken(2, claim=mine)
+    for again in (queue, queue.elsewhere()):
+        equal(again.take(0, claim=mine), taken, "what it is told of what it has")
+        equal(again.take(0, claim=other), NOTHING_CLAIMED, "what another claim is told")
+    equal(queue.counts(), (1, 0, 2, 0), "ready, later, claimed, dead")
+    queue.finish(taken, BACK)
+    equal(queue.take(0, claim=mine), NOTHING_CLAIMED, "what it is told when it has given them back")
+    equal(queue.counts(), (3, 0, 0, 0), "ready, later, claimed, dead")
+    equal([job.tries for job in queue.taken(3).jobs], [1, 1, 1], "the tries")
 
 
 # -- P17: puts --------------------------------------------------------------------------------------------------------

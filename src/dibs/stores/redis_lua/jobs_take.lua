@@ -1,6 +1,7 @@
 -- Claim the jobs that come first.
 --
--- Said of each take: its claim, for how long (us), how many jobs, its holder, how many of a group may be claimed (0: any).
+-- Said of each take: its claim, for how long (us), how many jobs (0: only what it has), its holder, how many of a group may
+-- be claimed (0: any).
 -- Answers the token, when it was granted, and of each job its id, row and payload in one text; or 'H' and in how many us
 -- there may be one ('H -': nothing is known of); or 'A' when there was so much to put in order that it is to ask again.
 
@@ -209,6 +210,8 @@ if kind == 'take' then
     local before = taken_before(claim, ttl)
     if before then
       return before
+    elseif count == 0 then
+      return 'H -'
     end
     if has_put_back_the_parked(limit) then
       return 'A'
