@@ -21,6 +21,7 @@ SLOWER = {
     "task-once": 3,
     "task-elections": 3,
     "task-claims": 3,
+    "task-queues": 3,
     "workers": 5,
 }
 

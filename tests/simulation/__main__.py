@@ -35,6 +35,7 @@ KINDS = {
     "task-claims": "claims of tasks on items",
     "pauses": "pauses",
     "queues": "queues of jobs",
+    "task-queues": "queues of jobs that tasks work",
     "workers": "workers of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dibs.job
 import dibs.queue_core
+from dibs.aio.queue import AsyncJobBatch, AsyncQueue
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.job_hold import EndAsk, JobHold
@@ -158,5 +159,33 @@ JOB_BUGS = (
         ("P9",),
         290,
         (Edit(Queue, "_stream", ".end(batch._closing(left_in_the_middle(error)), type(error))", ""),),
+    ),
+)
+JOB_TASK_BUGS = (
+    Bug(
+        "a stream of jobs for tasks that is closed and keeps them",
+        ("P9",),
+        150,
+        (
+            Edit(
+                AsyncQueue,
+                "_stream",
+                "await end(self._core.desk.session(), batch._closing(left_in_the_middle(error)), type(error), me)",
+                "pass",
+            ),
+        ),
+    ),
+    Bug(
+        "a block of jobs for tasks that keeps them when it is cancelled",
+        ("P9",),
+        515,
+        (
+            Edit(
+                AsyncJobBatch,
+                "__aexit__",
+                "if self._claim is not None:",
+                "if kind is None and self._claim is not None:",
+            ),
+        ),
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
 from tests.simulation.claim_bugs import CLAIM_BUGS, CLAIM_TASK_BUGS
 from tests.simulation.election_bugs import ELECTION_BUGS
-from tests.simulation.job_bugs import JOB_BUGS
+from tests.simulation.job_bugs import JOB_BUGS, JOB_TASK_BUGS
 from tests.simulation.jobs import simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
@@ -20,6 +20,7 @@ from tests.simulation.task_bugs import (
     PERMIT_TASK_BUGS,
     TASK_BUGS,
 )
+from tests.simulation.task_jobs import simulate_job_tasks
 from tests.simulation.worker_bugs import WORKER_BUGS
 from tests.simulation.workers import simulate_workers
 
@@ -39,6 +40,8 @@ class Worlds(NamedTuple):
         """Run one of them to its end. Raises BrokenPromise."""
         if self.kind == "queues":
             return simulate_jobs(seed, signals=self.signals)
+        if self.kind == "task-queues":
+            return simulate_job_tasks(seed)
         if self.kind == "workers":
             return simulate_workers(seed)
         return simulate(seed, self.kind, signals=self.signals, steps=self.steps)
@@ -61,6 +64,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("task-claims"), CLAIM_TASK_BUGS),
         (Worlds("pauses"), PAUSE_BUGS),
         (Worlds("queues"), JOB_BUGS),
+        (Worlds("task-queues"), JOB_TASK_BUGS),
         (Worlds("workers"), WORKER_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
     )

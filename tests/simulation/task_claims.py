@@ -94,7 +94,7 @@ class ClaimMember(AtItems, TaskMember):
                 finally:
                     del batch
         except (Failed, LeaseLost, NotHeld, StoreUnavailable) as error:
-            self.note("is told: %r", error)
+            self.note("is told: %s", repr(error))
             if self._cancelled and UNCANCEL:
                 self.world.broken(f"asyncio: {self.name} was cancelled, and is told {error!r}")
         finally:

@@ -36,7 +36,7 @@ WORKER_BUGS = (
     Bug(
         "an end that forgets what is running still",
         ("P7", *_WORKERS),
-        2000,
+        2600,
         (Edit(Crew, "abandon", "self._send_back(jobs, lost=True)", "pass"),),
     ),
 )
