@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from dibs.batch import BatchFacts, Item
     from dibs.store import Outcome, Request
-    from dibs.wishes import AcquireAsk
     from tests.simulation.checker import Tenure
     from tests.simulation.network import Call
     from tests.simulation.process import Process
@@ -213,22 +212,27 @@ class ClaimChecker(Checker):
     def not_acquired(self, who: object, session: SimSession) -> None:
         asks = self.attempts[who].asks
         super().not_acquired(who, session)
-        self._are_given_back(asks, session)
+        self._are_given_back([ask.request.claim_id for ask in asks], session)
 
-    def _are_given_back(self, asks: list[AcquireAsk], session: SimSession) -> None:
-        """These were asked for in a take, and are in nobody's batch."""
+    def _are_given_back(self, claims: list[str], session: SimSession) -> None:
+        """These items are in nobody's batch, or in one whose block is over: soon they are free.
+
+        Who is interrupted may keep a lease; of items nobody has got the batch.
+        """
         if self._sure() and not session.closed:
-            # Who holds a lease may keep it when interrupted; of items nobody has got the batch.
-            self.world.at(self.world.now + self.slack_s, self._all_given_back, asks, session, self.world.now)
+            self.world.at(self.world.now + self.slack_s, self._all_given_back, claims, session, self.world.now)
 
-    def _all_given_back(self, asks: list[AcquireAsk], session: SimSession, since: float) -> None:
+    def _all_given_back(self, claims: list[str], session: SimSession, since: float) -> None:
         if self._revived_at.get(session, 0.0) > since:  # and its lane was busy with that
-            self.world.at(self.world.now + self.slack_s, self._all_given_back, asks, session, self.world.now)
+            self.world.at(self.world.now + self.slack_s, self._all_given_back, claims, session, self.world.now)
             return
         left = {claim_id for _, claim_id in self._left_in_store() if claim_id and not self.claims[claim_id].late}
-        for ask in asks:
-            if ask.request.claim_id in left:
-                self.world.broken(f"P9 the take of {ask.request.claim_id} is over, and it still holds the item")
+        for claim_id in left.intersection(claims):
+            work = self.works.get(claim_id)
+            if work is None:
+                self.world.broken(f"P9 the take of {claim_id} is over, and it still holds the item")
+            elif work.tenure.hold.state != LOST:  # (who was at work may hold on to what is lost)
+                self.world.broken(f"P9 the block of {claim_id} is over, and it still holds the item")
 
     def has_batch(
         self, who: object, session: SimSession, batch: BatchFacts[str], keys: list[str], limit: int | None
@@ -240,7 +244,7 @@ class ClaimChecker(Checker):
         others = [ask for ask in attempt.asks if ask.request.claim_id not in had]
         for ask in others:
             self._withdrawn(attempt.process, session, ask)
-        self._are_given_back(others, session)
+        self._are_given_back([ask.request.claim_id for ask in others], session)
         works = []
         for item in items:
             work = Work(item, self._given(attempt.process, session, item._hold, 0.0, []))
@@ -302,6 +306,8 @@ class ClaimChecker(Checker):
         """The block of their batch is about to end."""
         for work in works:
             self.ending(work, "left")
+        if works:
+            self._are_given_back([work.tenure.claim_id for work in works], works[0].tenure.session)
 
     def told_item_lost(self, work: Work) -> None:
         """The program heard from an item that it had been lost."""

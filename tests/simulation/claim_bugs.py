@@ -5,7 +5,7 @@ from __future__ import annotations
 from dibs.aio.claims import AsyncBatch, AsyncClaims
 from dibs.batch import BatchFacts, Ends, Item
 from dibs.claiming import ClaimsCore
-from dibs.claims import Claims
+from dibs.claims import Batch, Claims
 from dibs.keeper import Keeper
 from dibs.tries import Tries
 from tests.simulation.bugs import Bug, Edit
@@ -64,8 +64,14 @@ CLAIM_BUGS = (
     Bug(
         "a stream that stops without finishing the item at hand",
         ("batch", "tries"),
-        110,
+        118,
         (Edit(Claims, "_stream", "batch._finish()", "pass"),),
+    ),
+    Bug(
+        "a stream that is closed and keeps its items",
+        ("P9",),
+        80,
+        (Edit(Batch, "_end", "self._ends.session.end(", "exc_type is GeneratorExit or self._ends.session.end("),),
     ),
 )
 CLAIM_TASK_BUGS = (
@@ -77,8 +83,8 @@ CLAIM_TASK_BUGS = (
     ),
     Bug(
         "a stream of tasks that gives nothing back when it is closed",
-        ("P7", "P9"),
-        65,
+        ("P9",),
+        51,
         (Edit(AsyncBatch, "__aexit__", "await end(", "exc_type is GeneratorExit or await end("),),
     ),
 )
