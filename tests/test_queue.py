@@ -741,6 +741,34 @@ def test_a_cancellation_of_the_handlers_own_is_a_failure(sqlite_url: str) -> Non
     asyncio.run(main())
 
 
+def test_what_a_handler_was_ending_as_it_is_cut_off_is_counted(between: Between) -> None:
+    """A job is done that its handler had just ended by itself when ``run`` stopped waiting for it."""
+    between.before = holdup = Holdup(lambda requests: type(requests[0]) is Finish)
+
+    async def main() -> None:
+        async with between.async_client() as client:
+            queue = client.queue("a")
+            await queue.put(1)
+            stop = threading.Event()
+            cut_off: list[int] = []
+
+            async def handle(job: dibs.AsyncJob) -> None:
+                try:
+                    await job.done()
+                finally:
+                    cut_off.append(job.id)
+                    holdup.go_on()
+
+            running = asyncio.create_task(queue.run(handle, workers=1, stop=stop, drain_timeout=0))
+            assert await asyncio.to_thread(holdup.reached.wait, 10)
+            stop.set()
+            assert await running == 1
+            assert cut_off
+            assert (await queue.depth()).ready == 0
+
+    asyncio.run(main())
+
+
 def test_a_lost_job_counts_until_its_handler_has_ended(sqlite_url: str) -> None:
     """When the same workers take it again meanwhile, no more handlers run than there are workers, and run() waits."""
     running: list[int] = []

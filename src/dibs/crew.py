@@ -213,11 +213,10 @@ class Crew:
                 note = result_text(result)
             except InvalidOption as error:
                 log.warning("job %d of %r is done; its result is not kept: %s", job.id, job.queue, error)
-        ask = job._hold.ends.get(job.id)
         if job.held or job._is_lost():
             self._end(job, DONE, note, 0.0, claim.keep_s)
-        elif ask is not None:  # the handler has ended it
-            ask.listen(self._told, [ask])
+        elif self._count_own_end(job):
+            pass
         elif job._is_given_back():  # by the end of the client
             self._too_late(job._why())
         else:  # the handler has ended it in a transaction of its own
@@ -231,9 +230,7 @@ class Crew:
             return
         if not job.held:
             log.warning("a handler raised %s when its job had ended already: %s", _shown(error), job._why())
-            ask = job._hold.ends.get(job.id)
-            if ask is not None:
-                ask.listen(self._told, [ask])
+            self._count_own_end(job)
             return
         self._failed(job, error_text(error), _shown(error))
 
@@ -245,9 +242,18 @@ class Crew:
         self._end(job, RETRY, text, job._retry_s(None))
 
     def give_back(self, job: JobFacts) -> None:
-        """Nobody works it any more."""
+        """Nobody works it any more; its handler may have ended it, and was waiting for the store's answer."""
         if job.held:
             self._end(job, BACK)
+        else:
+            self._count_own_end(job)
+
+    def _count_own_end(self, job: JobFacts) -> bool:
+        """Count the end that a handler has sent by itself, when the store answers; False if there is none."""
+        ask = job._hold.ends.get(job.id)
+        if ask is not None:
+            ask.listen(self._told, [ask])
+        return ask is not None
 
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:
         ask = job._claim.send([job], end, note, delay_s, keep_s)

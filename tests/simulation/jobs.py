@@ -41,8 +41,8 @@ class JobProgram:
 
     #: Without a limit, now and then.
     WAITS = True
-    #: In some worlds.
-    INTERRUPTED = True
+    #: One world of so many has interruptions: the others stay the worlds that they were.
+    INTERRUPTED_EACH = 4
 
     def __init__(
         self,
@@ -76,10 +76,13 @@ class JobProgram:
                 self.host.world.note(self.host.process.name, "hears: %s", str(error))
             except Interrupted:
                 self.host.world.note(self.host.process.name, "is interrupted")
-            if self._interruptions is not None:
-                assert self.task is not None
-                self._interruptions.over(self.task)
+            self._calm()
             self.host.process.clock.sleep(0.3 * rand() ** 2)  # of virtual time, as everywhere here
+
+    def _calm(self) -> None:
+        if self._interruptions is not None:
+            assert self.task is not None
+            self._interruptions.over(self.task)
 
     def _maybe_interrupt(self, at: int) -> None:
         """As soon as this part of a round begins, or later."""
@@ -209,7 +212,7 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
     network.hints_lost_part = (0.0, 0.3, 1.0)[int(rand() * 3)]
     request_timeout_s = 0.3 + 2.0 * rand() ** 2
     timeouts = (request_timeout_s, request_timeout_s + 2.0 * rand())
-    interrupts = does.INTERRUPTED and (signals or world.seed % 4 == 1)  # the others stay the worlds that they were
+    interrupts = signals or world.seed % does.INTERRUPTED_EACH == 1 % does.INTERRUPTED_EACH
     quiet = interrupts and world.seed % 8 == 1
     if rand() < 0.7 and not quiet:
         network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]

@@ -43,7 +43,7 @@ class Worlds(NamedTuple):
         if self.kind == "task-queues":
             return simulate_job_tasks(seed)
         if self.kind == "workers":
-            return simulate_workers(seed)
+            return simulate_workers(seed, signals=self.signals)
         return simulate(seed, self.kind, signals=self.signals, steps=self.steps)
 
 

@@ -12,7 +12,7 @@ WORKER_BUGS = (
     Bug(
         "a crew that goes on being alone when what was to be worked alone is lost",
         ("liveness",),
-        750,
+        645,
         (Edit(Crew, "_begin", "self._see_if_alone()", "pass"),),
     ),
     Bug(
@@ -36,7 +36,7 @@ WORKER_BUGS = (
     Bug(
         "an end that forgets what is running still",
         ("P7", *_WORKERS),
-        2600,
+        375,
         (Edit(Crew, "abandon", "self._send_back(jobs, lost=True)", "pass"),),
     ),
 )

@@ -104,7 +104,7 @@ class WorkerProgram(JobProgram):
     """One thread of a process, which has jobs worked."""
 
     WAITS = False
-    INTERRUPTED = False
+    INTERRUPTED_EACH = 1
     _checker: WorkerChecker
 
     def _round(self) -> None:
@@ -125,8 +125,9 @@ class WorkerProgram(JobProgram):
         crew = Crew(core, workers, (0, 1, 100)[int(rand() * 3)], drain_s, 0.1 + rand(), lambda: world.now > until)
         world.note(host.process.name, "begins to work with %d %s", workers, "tasks" if in_tasks else "threads")
         shift = Shift(self, checker, workers)
-        if not in_tasks and rand() < 0.3:
-            self._interrupt_soon()
+        if not in_tasks and self._interruptions is not None:
+            assert self.task is not None
+            self._interruptions.maybe(self.task)
         try:
             done = self._in_tasks(crew, shift) if in_tasks else dibs.workers.run_in_threads(crew, shift.handle)
             world.note(host.process.name, "has done %d", done)
@@ -140,17 +141,9 @@ class WorkerProgram(JobProgram):
             shift.interrupted = True
             world.note(host.process.name, "is interrupted")
         finally:
-            assert self.task is not None
-            self.task.interruptible = False
-            self.task.pending = None
+            self._calm()
             shift.over_at = world.now
             checker.is_over(crew, shift)
-
-    def _interrupt_soon(self) -> None:
-        task, world = self.task, self.host.world
-        assert task is not None
-        task.interruptible = True
-        world.at(world.now + 2.0 * world.random() ** 2, world.interrupt, task)
 
     def _in_tasks(self, crew: Crew, shift: Shift) -> int:
         rand = self.host.world.random
@@ -182,7 +175,8 @@ class Shift:
         self._world = program.host.world
         self._process = program.host.process
         self._workers = workers
-        self._running = 0
+        #: How many of its handlers run.
+        self.running = 0
         #: Its jobs with their tokens, and its claims.
         self.worked: set[tuple[int, int]] = set()
         self.claims: dict[str, JobHold] = {}
@@ -196,9 +190,9 @@ class Shift:
         self._checker.given(self._process, [job])  # type: ignore[list-item]
         self.worked.add((job.id, job.fencing_token))
         self.claims[job._hold.claim_id] = job._hold
-        self._running += 1
-        if self._running > self._workers:
-            self._world.broken(f"workers: {self._running} handlers run at a time, of {self._workers}")
+        self.running += 1
+        if self.running > self._workers:
+            self._world.broken(f"workers: {self.running} handlers run at a time, of {self._workers}")
         if self.over_at is not None and self._world.now - self.over_at > self._checker.slack_s:
             self._world.broken(f"workers: a handler of job {job.id} is begun when all is over")
         return self._program._work_max_s * self._world.random() ** 2
@@ -214,7 +208,7 @@ class Shift:
                 job.skip()
             return self._end(chance)
         finally:
-            self._running -= 1
+            self.running -= 1
 
     async def handle_in_task(self, job: AsyncJob) -> Any:
         """In a task."""
@@ -227,7 +221,7 @@ class Shift:
                 await job.skip()
             return self._end(chance)
         finally:
-            self._running -= 1
+            self.running -= 1
 
     def _end(self, chance: float) -> object:
         if 0.2 < chance < 0.4:
@@ -255,7 +249,8 @@ class WorkerChecker(JobChecker):
     def is_over(self, crew: Crew, shift: Shift) -> None:
         """run() is back."""
         done, exact = len(self._done & shift.worked), self.in_order and not shift.interrupted
-        if crew.done > done or (exact and crew.done < done):
+        # (What handlers are ending just as they are abandoned, nobody counts.)
+        if crew.done > done or (exact and not shift.running and crew.done < done):
             self.world.broken(f"workers: {crew.done} are said to be done, and {done} are")
         for job, row in self._network().shelf.jobs.items():
             in_force = row.ended is None and (row.expires_at or 0.0) > self.world.now
@@ -265,7 +260,7 @@ class WorkerChecker(JobChecker):
                 self.world.broken(f"workers: run is over, and job {job} is still claimed by {row.claim_id}")
 
 
-def simulate_workers(seed: int) -> Result:
-    """Run one scenario with workers to its end. Raises BrokenPromise."""
+def simulate_workers(seed: int, *, signals: bool = False) -> Result:
+    """Run one scenario with workers to its end; ``signals`` as in ``scenario.simulate``. Raises BrokenPromise."""
     with workers_world(seed) as world:
-        return simulate_in(world, WorkerProgram, WorkerChecker(world))
+        return simulate_in(world, WorkerProgram, WorkerChecker(world), signals=signals)

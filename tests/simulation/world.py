@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections import deque
 from contextlib import contextmanager
+from functools import cache
 from heapq import heappop, heappush
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,7 +30,7 @@ from dibs.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from tests.simulation.loop import SimLoop
     from tests.simulation.process import Process
@@ -44,12 +45,36 @@ TIME_LINE_SHOWN = 60
 # What is called while garbage is collected: nobody sees what is raised there.
 COLLECTING = "/dibs/dropped.py"
 _NOP = dis.opmap["NOP"]
+_JUMPS = frozenset(code for name, code in dis.opmap.items() if name.startswith("JUMP"))
 # After these the interpreter looks for signals.
 _INTERRUPTIBLE = frozenset(
     code
     for name, code in dis.opmap.items()
     if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 )
+
+
+@cache
+def _handlers(code: CodeType) -> list[Any] | None:
+    """Which instructions of a function are covered by which handler; None before Python 3.11, where blocks say that."""
+    return getattr(dis.Bytecode(code), "exception_entries", None)
+
+
+def _is_handled_alike(code: CodeType, before: int, now: int) -> bool:
+    """Whether what a signal raises after one instruction goes where it would go if the next one raised it.
+
+    CPython looks for who handles it by the instruction that it has left, or by that in front of the place to which it
+    has jumped: the end of a ``with`` that returns what was called in it is covered by nothing, that call is.
+    """
+    entries = _handlers(code)
+    if entries is None:
+        return code.co_code[now] != _NOP  # a `try:` that was jumped back to
+    left = now - 2 if code.co_code[before] in _JUMPS else before
+    return _handler(entries, left) == _handler(entries, now)
+
+
+def _handler(entries: list[Any], at: int) -> object:
+    return next((entry.target for entry in entries if entry.start <= at < entry.end), None)
 
 
 class BrokenPromise(AssertionError):
@@ -367,9 +392,7 @@ class World:
                 last[frame] = frame.f_lasti
                 if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
                     return trace
-                if frame.f_code.co_code[frame.f_lasti] == _NOP:
-                    # A `try:` that was jumped back to: covered by nothing, while CPython looks for who handles a
-                    # signal one instruction before it.
+                if not _is_handled_alike(frame.f_code, before, frame.f_lasti):
                     return trace
                 left -= 1
                 if left <= 0 and task.interruptible and self.current is task and not self.closing:
