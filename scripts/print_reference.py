@@ -417,13 +417,15 @@ INSIDE = {
         "DRIFT": "by which part clocks may run faster or slower than each other",
         "RENEWALS_PER_TTL": "renewals in a ttl",
     },
-    "dibs.lane": {
+    "dibs.pending": {
         "BATCH_MAX": "requests in one call to the store",
         "QUEUE_MAX": "requests that may wait for a batch; more acquires are refused at once",
+        "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
+    },
+    "dibs.lane": {
         "IDLE_S": "the claim lane's thread ends after so many seconds without work",
         "BACKOFF_MIN_S": "first pause before a failed batch is repeated; it doubles",
         "BACKOFF_MAX_S": "last pause",
-        "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
         "SERVED": "what serving answers instead of a pause when nothing is left",
         "ROW_PAUSE_S": "pause before a renewal or release is repeated whose row, with claims in columns, is locked",
         "PART_PAUSE_S": "pause before a request is repeated whose server, one of several, is away",

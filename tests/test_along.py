@@ -281,7 +281,7 @@ def test_a_grant_that_comes_too_late_leaves_everybody_in_place() -> None:
             for _ in range(3):
                 waiting.nudge("default:late")
             assert [ask.along for ask in asks] == [False, True, True, True]
-            session.lane._queue.clear()
+            session.lane.pending.asks.clear()
             before = [ask.request.claim_id for ask in asks]
             for number, ask in enumerate(asks):
                 ask.in_lane = False
@@ -316,7 +316,10 @@ def test_nobody_goes_along_with_a_call_that_has_left() -> None:
             lane._batch, first.in_lane = [], False
             first.received(Held("h", 1, 0.0, 60.0, 7))
             waiting.nudge("default:under way")
-            assert [ask.request.claim_id for ask in lane._queue] == [first.request.claim_id, second.request.claim_id]
+            assert [ask.request.claim_id for ask in lane.pending.asks] == [
+                first.request.claim_id,
+                second.request.claim_id,
+            ]
             assert (first.request.wake, second.request.wake) == (session.client_id, None)
             assert not third.in_lane
         lane.start()
@@ -339,7 +342,7 @@ def test_who_had_left_the_line_before_a_ctrl_c_takes_the_last_place() -> None:
             ask.in_lane = False
             ask.received(Held("h", 1, 0.0, 60.0, 7))
             assert session.waiting.everybody() == [following, ask]
-            session.lane._queue.remove(ask)
+            session.lane.pending.asks.remove(ask)
         session.lane.start()
         assert session.wait(following, 10)
         session.withdraw(following)
@@ -375,7 +378,7 @@ async def _reached(holdup: Holdup) -> None:
 
 async def _all_released(client: dibs.AsyncClient, number: int) -> bool:
     """Whether so many releases wait for the call that is under way."""
-    return sum(isinstance(ask.request, Release) for ask in client._desk.session().lane._queue) == number
+    return sum(isinstance(ask.request, Release) for ask in client._desk.session().lane.pending.asks) == number
 
 
 async def _as_many(client: dibs.AsyncClient, name: str, number: int) -> bool:

@@ -18,6 +18,7 @@ CONTRACT = {"dibs.clock", "dibs.errors", "dibs.store", "dibs.trust"}
 DATA = {"dibs.names", "dibs.hold", "dibs.holdings", "dibs.owners", "dibs.terms", "dibs.steps"}
 LANES = {
     "dibs.ask",
+    "dibs.pending",
     "dibs.lane",
     "dibs.along",
     "dibs.hints",
@@ -644,7 +645,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.ask": {"dibs.errors"},
     "dibs.busy": CONTRACT,
-    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.threads"},
+    "dibs.pending": {"dibs.ask", "dibs.errors", "dibs.store"},
+    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.pending", "dibs.threads"},
     "dibs.along": set(),
     "dibs.hints": {"dibs.clock"},
     "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.hints", "dibs.threads"},
@@ -1113,7 +1115,7 @@ DRIVERS = {
 # Modules that are worth their length, and why.
 LONG = {
     "dibs.client": "what a client gives, each with what its user must know",
-    "dibs.lane": "one state machine: who serves, what makes a batch, what becomes of failures",
+    "dibs.lane": "one state machine: who serves, and what becomes of failures",
     "dibs.stores.memory": "the executable specification: the whole contract in one place",
     "dibs.stores.mysql": "the acts on leases: acquiring, the line, renewing, releasing, each for one and for many",
 }

@@ -161,7 +161,7 @@ def test_who_gives_back_does_not_wait_for_the_pauses(url: str) -> None:
         back = Ask(session.keeper.release_of(lease._hold), session.clock.now())  # it is given up when one call fails
         wish = session.wish("default:x", client.lock("x")._core.terms, None, False)
         with session.mutex:
-            session.lane._releases_only = True  # the next call takes everything
+            session.lane.pending.releases_only = True  # the next call takes everything
             session.lane.put(wish)
             session.lane.put(back)
         assert session.wait(back, 5)

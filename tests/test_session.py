@@ -93,7 +93,7 @@ def test_a_grant_too_old_to_trust_is_given_out_once(between: Between) -> None:
         first = ask.request.claim_id
         with session.mutex:
             session.waiting.enter(ask)
-            session.lane._queue.clear()
+            session.lane.pending.asks.clear()
             ask.t0 = session.clock.now() - 60
             for _ in range(2):
                 ask.in_lane = False
@@ -116,7 +116,7 @@ def test_a_grant_after_one_that_was_too_old_makes_a_hold_of_its_own(between: Bet
         first = ask.request.claim_id
         with session.mutex:
             session.waiting.enter(ask)
-            session.lane._queue.clear()
+            session.lane.pending.asks.clear()
             ask.t0 = session.clock.now() - 60
             ask.hold = Hold("default:old", first, Granted(1, 0.0), terms, "me", ask.t0)
             ask.in_lane = False
@@ -140,16 +140,16 @@ def test_who_left_the_line_before_its_grant_was_too_old_stands_in_it_again(betwe
         with session.mutex:
             session.waiting.enter(ask)
             session.waiting.enter(following)
-            session.lane._queue.clear()
+            session.lane.pending.asks.clear()
             ask.in_lane = False
             session.waiting.leave_line(ask)  # as the grant did when it was given out first …
-            session.lane._queue.clear()  # … until Ctrl-C came, just before the next was asked for
+            session.lane.pending.asks.clear()  # … until Ctrl-C came, just before the next was asked for
             following.in_lane = False
             ask.t0 = session.clock.now() - 60
             ask.received(Granted(1, 0.0))
             assert session.waiting.everybody() == [following, ask]
-            assert following in session.lane._queue
-            assert ask not in session.lane._queue
+            assert following in session.lane.pending.asks
+            assert ask not in session.lane.pending.asks
         session.lane.start()
         eventually(lambda: following.settled, "the next in line is not asked for")
         session.withdraw(following)
@@ -291,10 +291,10 @@ def test_a_release_that_travels_with_the_acquire_behind_which_it_was_queued_goes
         busy = pool.submit(client.lock("other").acquire)
         assert holdup.reached.wait(10)
         second = pool.submit(lock.acquire)
-        eventually(lambda: len(session.lane._queue) == 1, "nobody asks")
+        eventually(lambda: len(session.lane.pending.asks) == 1, "nobody asks")
         released = pool.submit(first.release)
-        eventually(lambda: len(session.lane._queue) == 2, "nobody releases")
-        session.lane._releases_only = True  # as after a call of releases alone
+        eventually(lambda: len(session.lane.pending.asks) == 2, "nobody releases")
+        session.lane.pending.releases_only = True  # as after a call of releases alone
         holdup.go_on()
         assert released.result(10)
         assert [Release, Acquire] in [[type(request) for request in call] for call in between.calls]

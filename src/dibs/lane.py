@@ -26,7 +26,8 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, pause_s, stayed_busy
 from dibs.clock import Deadline
 from dibs.errors import SetupRequired, StoreUnavailable, without_frames
-from dibs.store import PartUnavailable, Release, RowBusy, StoreBusy, TakesNoWrites
+from dibs.pending import FOREVER, QUEUE_MAX, Pending
+from dibs.store import PartUnavailable, RowBusy, StoreBusy, TakesNoWrites
 from dibs.threads import SERVING, begin, is_known
 
 if TYPE_CHECKING:
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
     from dibs.pauses import Pauses
     from dibs.store import Held, Store
 
-# Requests in one call to the store.
-BATCH_MAX = 1000
-# Bytes of payload in one call to the store, unless a single ask has more.
-WEIGHT_MAX = 2**24
-# Asks that wait for a place in a batch; more acquires are refused at once.
-QUEUE_MAX = 100_000
 # The lane's thread ends after this long without work.
 IDLE_S = 10.0
 # Pauses before a failed batch is repeated: they double from the first to the last of these.
@@ -53,25 +48,12 @@ assert BUSY_PAUSE_MAX_S < BACKOFF_MIN_S
 ROW_PAUSE_S = 0.02
 # Pause before a request is repeated that went to a part of the store that is away; others wait while it is asked.
 PART_PAUSE_S = 1.0
-FOREVER = float("inf")
 # What serving answers instead of a pause when nothing is left to serve.
 SERVED = -1.0
 
 
 # Marks that the lane's own thread was woken; who serves is marked by an object made for the occasion.
 _THREAD = object()
-
-
-def _together(queue: list[Ask]) -> int:
-    """How many of the first asks are of one kind, and not too much for one call; at least one."""
-    kind, weight = queue[0].kind, 0
-    if kind == ALONE:
-        return 1
-    for place, ask in enumerate(queue[:BATCH_MAX]):
-        weight += ask.weight
-        if place and (ask.kind != kind or weight > WEIGHT_MAX):
-            return place
-    return BATCH_MAX
 
 
 def _never_free(ask: Ask, error: Exception) -> StoreUnavailable:
@@ -95,18 +77,12 @@ class Lane:
         self._deadline = Deadline(clock, 0.0)  # of the call under way
         self._name = name
         self._pauses = pauses
-        self._queue: list[Ask] = []
-        self._others = 0  # how many of them are no requests on leases
+        self.pending = Pending()
         self._server: object | None = None
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
         self._given_out = 0
-        #: What is asked for again when its time has come, by the lane's thread (see ``_put_off``).
-        self._later: list[Ask] = []
-        self._later_at = FOREVER
-        #: The batch under way was only the releases of what waited; the next takes everything.
-        self._releases_only = False
         self._store: Store | None = None
         #: The store has answered a call; it has carried out requests.
         self.reached = self.wrote = False
@@ -125,16 +101,11 @@ class Lane:
 
     def put(self, ask: Ask) -> None:
         """Queue an ask. The caller holds the mutex and calls ``drive`` or ``start`` afterwards."""
-        if ask.kind != LEASES:
-            self._others += 1
-        # In this order: a Ctrl-C in between may lead to its being asked twice, but not to its being forgotten.
-        self._queue.append(ask)
-        ask.under_way = False
-        ask.in_lane = True
+        self.pending.put(ask)
 
     def full(self) -> bool:
         """No more acquires should be put: QUEUE_MAX are waiting. Releases are always taken."""
-        return len(self._queue) >= QUEUE_MAX
+        return len(self.pending.asks) >= QUEUE_MAX
 
     def drive(self, ask: Ask | None, until: float = FOREVER) -> None:
         """Serve the lane from this thread until ``ask`` is answered, unless somebody else serves it already.
@@ -150,7 +121,7 @@ class Lane:
                 if self._server is not None:
                     return
                 self._server = me
-                if self._queue and not self._batch:
+                if self.pending.asks and not self._batch:
                     self._take()
             if not self._serve(ask, until):
                 self.start()
@@ -184,7 +155,7 @@ class Lane:
     def _summon(self) -> None:
         """Wake the lane's thread, which then looks for work by itself; begin it if there is none."""
         with self._mutex:
-            if self._server is not None or not (self._queue or self._batch or self._later):
+            if self._server is not None or not (self.pending.asks or self._batch or self.pending.later):
                 return
             if self._bell is None:
                 self._bell = begin(self._clock, self._name, self._run)
@@ -201,26 +172,16 @@ class Lane:
             try:
                 self._bell = begin(self._clock, self._name, self._run)
             except StoreUnavailable as error:
-                for ask in self._later:
-                    ask.failed(without_frames(error))
-                self._later.clear()
-                self._later_at = FOREVER
-
-    def _ask_again(self) -> None:
-        """Queue what was put off. The caller holds the mutex, and serves or summons."""
-        for ask in self._later:
-            self.put(ask)
-        self._later.clear()
-        self._later_at = FOREVER
+                self.pending.fail_later(without_frames(error))
 
     def close(self) -> Ask:
         """End the lane once what is queued has been served. Settled when its connection is closed."""
         with self._mutex:
             self._closing = True
-            self._ask_again()
-            if self._failures and False not in [ask.afterwards for ask in (*self._batch, *self._queue)]:
+            self.pending.ask_again()
+            if self._failures and False not in [ask.afterwards for ask in (*self._batch, *self.pending.asks)]:
                 self._ended.settle(None)  # the store is away, and nobody waits for what it is to be told yet
-            idle = self._server is None and not self._queue and not self._batch
+            idle = self._server is None and not self.pending.asks and not self._batch
             if idle:
                 self._server = object()
         if idle:
@@ -243,13 +204,13 @@ class Lane:
         while True:
             with self._mutex:
                 now = self._clock.now()
-                if now >= self._later_at:
-                    self._ask_again()
-                wait_s = min(IDLE_S, self._later_at - now)
-                serving = self._server is _THREAD or (self._server is None and bool(self._queue or self._batch))
+                if now >= self.pending.later_at:
+                    self.pending.ask_again()
+                wait_s = min(IDLE_S, self.pending.later_at - now)
+                serving = self._server is _THREAD or (self._server is None and bool(self.pending.asks or self._batch))
                 if serving:
                     self._server = me
-                elif self._closing or (now - idle_since >= IDLE_S and not self._later):
+                elif self._closing or (now - idle_since >= IDLE_S and not self.pending.later):
                     self._bell = None
                     break
             if serving:
@@ -279,53 +240,23 @@ class Lane:
             with self._mutex:
                 if self._batch:
                     continue
-                if self._queue and (me is None or (me.in_lane and self._clock.now() < until)):
+                if self.pending.asks and (me is None or (me.in_lane and self._clock.now() < until)):
                     self._take()
                     continue
-                if not self._closing or self._queue:
+                if not self._closing or self.pending.asks:
                     self._server = None
-                    return not self._queue
+                    return not self.pending.asks
             self._close_store()
             with self._mutex:
-                if not self._queue:  # else something was put meanwhile by who saw that somebody serves
+                if not self.pending.asks:  # else something was put meanwhile by who saw that somebody serves
                     self._server = None
                     return True
 
     def _take(self) -> None:
-        """Make the next batch. The caller holds the mutex.
-
-        An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
-        go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
-        acquires then share. There everything goes, again the releases first, so that nobody is refused what comes free
-        a moment later, and then passed. What is taken is in the batch before it leaves the queue, so that a Ctrl-C
-        in between loses nothing.
-        """
-        queue = self._queue
-        if len(queue) == 1:
-            queue[0].under_way = True
-            self._batch = queue
-            self._queue = []
-            self._others = 0
-            return
-        size, kind = BATCH_MAX, LEASES
-        if self._others:
-            kind = queue[0].kind
-            size = _together(queue)
-        batch = queue[:size]
-        releases = [ask for ask in batch if type(ask.request) is Release]
-        mixed = bool(releases) and len(releases) < len(batch)
-        self._releases_only = mixed and not self._releases_only
-        for ask in releases if self._releases_only else batch:
-            ask.under_way = True
-        others = [ask for ask in batch if type(ask.request) is not Release] if mixed else []
-        if self._releases_only:
-            self._batch = releases
-            queue[:size] = others
-        else:
-            self._batch = [*releases, *others] if mixed else batch
-            del queue[:size]
-            if kind != LEASES:
-                self._others -= len(batch)
+        """Make the next batch. The caller holds the mutex."""
+        pending = self.pending
+        # In this order, and without a call in between: a Ctrl-C loses nothing.
+        self._batch, pending.asks, pending.others = pending.divided()
 
     def _perform(self) -> float:
         """Carry the batch to the store and its outcomes back; return how long to pause before the next call.
@@ -382,7 +313,7 @@ class Lane:
                             ask.trouble = StoreUnavailable("an attempt was interrupted")
                 raise
             self._failures = self._busy = 0
-        outcomes, later = self._outcomes, len(self._later)
+        outcomes, later = self._outcomes, len(self.pending.later)
         with self._mutex:
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
@@ -400,18 +331,18 @@ class Lane:
                     ask.in_lane = True
                     raise
                 self._given_out = place + 1
-            put_off = len(self._later) > later
+            put_off = len(self.pending.later) > later
             self._batch = []
             self._outcomes = None
             self._given_out = 0
-            served = not self._queue and not self._closing
+            served = not self.pending.asks and not self._closing
             if served:
                 self._server = None
         if put_off:
             self._look_later()
         if served:
             return SERVED
-        if self._releases_only:
+        if self.pending.releases_only:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
@@ -424,11 +355,7 @@ class Lane:
         others = [ask for ask in batch if not ask.is_new()]
         if others:
             with self._mutex:
-                self._queue[:0] = new
-                if batch[0].kind != LEASES:
-                    self._others += len(new)
-                for ask in new:
-                    ask.under_way = False
+                self.pending.put_back(new)
                 self._batch = others
         return others
 
@@ -445,8 +372,7 @@ class Lane:
             without_frames(why)
             if not ask.maybe_applied:
                 ask.trouble = why
-            self._later.append(ask)
-            self._later_at = min(self._later_at, now + (ROW_PAUSE_S if locked else PART_PAUSE_S))
+            self.pending.put_off(ask, now + (ROW_PAUSE_S if locked else PART_PAUSE_S))
         elif isinstance(why, PartUnavailable):
             ask.failed(StoreUnavailable(str(why), maybe_applied=ask.maybe_applied or why.maybe_applied))
         else:
@@ -497,27 +423,9 @@ class Lane:
                 else:
                     again.append(ask)
             if not busy:
-                self._give_up_queued(now, error)
+                self.pending.give_up(now, error)
         self._batch = again
-        return pause if again or self._queue else 0.0
-
-    def _give_up_queued(self, now: float, error: Exception) -> None:
-        """What has waited behind failing calls for its whole patience has failed like them. Under the mutex.
-
-        But for what is owed: unsent, it would leave a grant to its ttl that nobody has.
-        """
-        late = {ask: None for ask in self._queue if now >= ask.give_up_at and not ask.owed}
-        if not late:
-            return
-        unsent = StoreUnavailable(str(error), maybe_applied=False)
-        for ask in late:  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
-            ask.dropped = True
-            ask.in_lane = False
-            if not ask.maybe_applied:
-                ask.trouble = unsent
-            ask.failed(unsent)
-        self._queue = [ask for ask in self._queue if ask not in late]
-        self._others = sum(ask.kind != LEASES for ask in self._queue)
+        return pause if again or self.pending.asks else 0.0
 
     def _close_store(self) -> None:
         store, self._store = self._store, None

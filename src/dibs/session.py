@@ -26,7 +26,8 @@ from dibs.errors import StoreUnavailable
 from dibs.hold import Hold
 from dibs.holdings import Holdings
 from dibs.keeper import Keeper
-from dibs.lane import FOREVER, Lane
+from dibs.lane import Lane
+from dibs.pending import FOREVER
 from dibs.rings import Rings
 from dibs.steps import run
 from dibs.store import Acquire, Transfer

@@ -1,0 +1,126 @@
+"""Asks that wait for a call to the store: in which order, and which of them travel together.
+
+Everything here happens under the session's mutex, and knows nothing of who serves (``dibs.lane``). A Ctrl-C may come
+between any two lines: an ask may be in two places then, and be asked twice, but it is in one at least.
+"""
+
+from __future__ import annotations
+
+from dibs._typing import TYPE_CHECKING
+from dibs.ask import ALONE, LEASES
+from dibs.errors import StoreUnavailable
+from dibs.store import Release
+
+if TYPE_CHECKING:
+    from dibs.ask import Ask
+
+# Requests in one call to the store.
+BATCH_MAX = 1000
+# Bytes of payload in one call to the store, unless a single ask has more.
+WEIGHT_MAX = 2**24
+# Asks that wait for a place in a batch; more acquires are refused at once.
+QUEUE_MAX = 100_000
+FOREVER = float("inf")
+
+
+class Pending:
+    __slots__ = ("asks", "later", "later_at", "others", "releases_only")
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        #: How many of them are no requests on leases.
+        self.others = 0
+        #: What was put off, and when it is to be queued again.
+        self.later: list[Ask] = []
+        self.later_at = FOREVER
+        #: The last batch was only the releases of what waited; the next takes everything.
+        self.releases_only = False
+
+    def put(self, ask: Ask) -> None:
+        if ask.kind != LEASES:
+            self.others += 1
+        self.asks.append(ask)
+        ask.under_way = False
+        ask.in_lane = True
+
+    def put_back(self, asks: list[Ask]) -> None:
+        """In front: they were in a batch, and were not sent."""
+        self.asks[:0] = asks
+        self.others += sum(ask.kind != LEASES for ask in asks)
+        for ask in asks:
+            ask.under_way = False
+
+    def put_off(self, ask: Ask, until: float) -> None:
+        self.later.append(ask)
+        self.later_at = min(self.later_at, until)
+
+    def ask_again(self) -> None:
+        """Queue what was put off."""
+        for ask in self.later:
+            self.put(ask)
+        self.later.clear()
+        self.later_at = FOREVER
+
+    def fail_later(self, error: BaseException) -> None:
+        """What was put off fails."""
+        for ask in self.later:
+            ask.failed(error)
+        self.later.clear()
+        self.later_at = FOREVER
+
+    def divided(self) -> tuple[list[Ask], list[Ask], int]:
+        """The next batch, what is left then, and how many ``others`` those are. (Nothing is taken out here.)
+
+        An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
+        go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
+        acquires then share. There everything goes, again the releases first, so that nobody is refused what comes free
+        a moment later, and then passed.
+        """
+        asks = self.asks
+        if len(asks) == 1:
+            asks[0].under_way = True
+            return asks, [], 0
+        size, kind = BATCH_MAX, LEASES
+        if self.others:
+            kind = asks[0].kind
+            size = _together(asks)
+        batch, rest = asks[:size], asks[size:]
+        releases = [ask for ask in batch if type(ask.request) is Release]
+        mixed = bool(releases) and len(releases) < len(batch)
+        self.releases_only = mixed and not self.releases_only
+        if mixed:
+            acquires = [ask for ask in batch if type(ask.request) is not Release]
+            batch, rest = (releases, acquires + rest) if self.releases_only else (releases + acquires, rest)
+        for ask in batch:
+            ask.under_way = True
+        return batch, rest, self.others if kind == LEASES else self.others - len(batch)
+
+    def give_up(self, now: float, error: Exception) -> None:
+        """What has waited behind failing calls for its whole patience has failed like them.
+
+        But for what is owed: unsent, it would leave a grant to its ttl that nobody has.
+        """
+        late = {ask: None for ask in self.asks if now >= ask.give_up_at and not ask.owed}
+        if not late:
+            return
+        unsent = StoreUnavailable(str(error), maybe_applied=False)
+        for ask in late:  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
+            ask.dropped = True
+            ask.in_lane = False
+            if not ask.maybe_applied:
+                ask.trouble = unsent
+            ask.failed(unsent)
+        self.asks = [ask for ask in self.asks if ask not in late]
+        self.others = sum(ask.kind != LEASES for ask in self.asks)
+
+
+def _together(asks: list[Ask]) -> int:
+    """How many of the first asks are of one kind, and not too much for one call; at least one."""
+    kind, weight = asks[0].kind, 0
+    if kind == ALONE:
+        return 1
+    for place, ask in enumerate(asks[:BATCH_MAX]):
+        weight += ask.weight
+        if place and (ask.kind != kind or weight > WEIGHT_MAX):
+            return place
+    return BATCH_MAX
