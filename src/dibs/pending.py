@@ -24,6 +24,8 @@ FOREVER = float("inf")
 
 
 class Pending:
+    """What waits for its call, and what waits until it may be asked for again."""
+
     __slots__ = ("asks", "later", "later_at", "others", "releases_only")
 
     def __init__(self) -> None:
