@@ -16,7 +16,7 @@ import dibs
 from benchmarks.harness import MS, Bench, Round, Target, lone_thread
 from dibs.clock import Deadline, RealClock, boot_now
 from dibs.connecting import locate
-from dibs.lane import BATCH_MAX
+from dibs.pending import BATCH_MAX
 from dibs.renewer import RENEW_MAX
 from dibs.store import Acquire, Renew, Renewed
 
