@@ -13,6 +13,8 @@ from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
 SEEDS = int(os.environ.get("DIBS_SEEDS", "1500"))
+# Each kind of world is several tests, so that none takes minutes where many share a processor.
+PARTS = 5
 # Worlds that take so many times as long as the others.
 SLOWER = {
     "tasks": 2,
@@ -26,11 +28,17 @@ SLOWER = {
 }
 
 
+every_kind = pytest.mark.parametrize(
+    "worlds", dict.fromkeys(PLANTED.values()), ids=lambda worlds: worlds.steps or worlds.kind
+)
+
+
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
-@pytest.mark.parametrize("worlds", dict.fromkeys(PLANTED.values()), ids=lambda worlds: worlds.steps or worlds.kind)
-def test_no_seed_breaks_a_promise(worlds: Worlds) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@every_kind
+def test_no_seed_breaks_a_promise(worlds: Worlds, part: int) -> None:
     """Whatever is lost, late, paused, crashed or interrupted; in those with steps, the store's clock is set as well."""
-    for seed in range(SEEDS // SLOWER.get(worlds.kind, 1)):
+    for seed in range(part, SEEDS // SLOWER.get(worlds.kind, 1), PARTS):
         worlds.simulate(seed)
 
 
@@ -61,11 +69,11 @@ def test_planted_bug_is_found(bug: Bug) -> None:
     pytest.fail(f"not found in {bug.seeds} seeds; what was said instead: {said[:5]}")
 
 
-def test_a_seed_is_a_run() -> None:
+@every_kind
+def test_a_seed_is_a_run(worlds: Worlds) -> None:
     """The same seed gives the same run, step for step, so that a failure can be looked at again."""
     for seed in range(40):
-        for worlds in set(PLANTED.values()):
-            assert worlds.simulate(seed) == worlds.simulate(seed)
+        assert worlds.simulate(seed) == worlds.simulate(seed)
 
 
 def test_a_broken_promise_tells_its_story() -> None:
