@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,12 +20,15 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 import dibs
-from dibs.clock import Deadline, RealClock
+from dibs.clock import Deadline, RealClock, boot_now
 from dibs.connecting import locate
+from dibs.errors import LeaseLost
 from dibs.steps import run
-from dibs.store import Acquire, Granted
+from dibs.store import ANY_TICKET, Acquire, Granted, Held, Release, Request
 from dibs.stores import postgres_link
+from dibs.stores.postgres_line_sql import UNSEEN_S
 from dibs.testing import check_store
+from tests.between import Between
 from tests.command_line import DIBS, PATIENCE_S
 from tests.floors import tokens_go_on
 from tests.servers.postgres import PgBouncer, PostgresServer
@@ -625,6 +630,56 @@ def test_the_release_wakes_the_waiter(client: dibs.Client, postgres_url: str) ->
             delays.append(got[0] - released)
         # Polls come 0.7 to 1 s apart; that three of five came sooner than half of that is no accident.
         assert sorted(delays)[2] < 0.35, delays
+
+
+def test_a_release_that_did_not_see_the_waiter_is_found(
+    client: dibs.Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes the first place while a release is under way, which tells nobody of it, asks once more by itself."""
+    monkeypatch.setattr(dibs.waiting, "POLL_MIN_S", 60.0)
+    monkeypatch.setattr(dibs.waiting, "POLL_MAX_S", 60.0)
+    between, calls = Between(postgres_url), itertools.count(1)
+    held = client.lock("x").acquire()
+    assert held is not None
+    other = between.client()
+    assert other.lock("x").acquire(timeout=0.3) is None  # it listens from now on: who begins to, asks once more anyway
+    with psycopg.connect(postgres_url) as releasing, other, ThreadPoolExecutor(1) as pool:
+        releasing.execute("UPDATE dibs_lease SET claim_id = NULL, expires_at = clock_timestamp()")
+
+        def it_is_over(requests: Sequence[Request]) -> None:
+            if any(type(request) is Acquire for request in requests) and next(calls) == 2:
+                releasing.commit()
+
+        between.before = it_is_over
+        lease = pool.submit(other.lock("x").acquire).result(20)
+        assert lease is not None
+        assert lease.fencing_token > held.fencing_token
+        lease.release()
+    with pytest.raises(LeaseLost):
+        held.release()
+
+
+def test_who_is_to_ask_once_more(client: dibs.Client, postgres_url: str) -> None:
+    """Whoever has just taken a place that nobody is ahead of, and nobody else: it would be for nothing."""
+    held = client.lock("x").acquire()
+    assert held is not None
+    with closing(locate(postgres_url)[0].open()) as store:
+
+        def asked(claim: str, ticket: int | None = None, wake: str | None = "w") -> Held:
+            request = Acquire("default:x", claim, 30.0, "h", None, wake, ticket)
+            (outcome,) = store.act([request], Deadline(RealClock(), boot_now() + 10))
+            assert isinstance(outcome, Held)
+            return outcome
+
+        assert asked("whoever does not wait", wake=None).again_in == inf
+        first = asked("first")
+        assert first.again_in == UNSEEN_S
+        assert asked("first", first.ticket).again_in == inf
+        assert asked("second").again_in == inf
+        store.act([Release("default:x", "first", ticket=ANY_TICKET)], Deadline(RealClock(), boot_now() + 10))
+        # As a multilock does, which gives back what it has waited for, and then waits for it again.
+        assert asked("the first again", first.ticket).again_in == UNSEEN_S
+    held.release()
 
 
 def test_losing_every_notification_costs_one_poll(

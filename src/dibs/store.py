@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
 
-# How long a free name is kept for waiters that are ahead in line and do not ask. It is
-# longer than the slowest poll of a waiter (dibs.waiting.POLL_MAX_S), so whoever is alive asks within it; a dead waiter
-# delays the line by this plus the time of one request, under the promised 2 s.
+# How long a free name is kept for waiters ahead in line that do not ask: longer than the slowest poll of one that is
+# alive (dibs.waiting.POLL_MAX_S). A dead one delays the line by this and one request, under the promised 2 s.
 LINE_GRACE_S = 1.2
 # A release, or a grant that leaves permits, tells so many in line at most; whoever of them is granted tells more.
 TOLD_MAX = 64
@@ -158,7 +157,8 @@ class Held(NamedTuple):
 
     ``free_in`` is the number of seconds after which the name is free, or the line moves, unless something happens
     first. 0 means ask again; with a holder, that its lease is over, and that an open transaction keeps the name for it
-    (see Pin). ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it.
+    (see Pin). ``ticket`` is the asker's place in line, ``ahead`` whether somebody stands before it. A waiter asks again
+    after ``again_in`` seconds: a release that was under way as it took its place may have found nobody to tell.
     ``paused`` is never set by a store: the session says so what an operator has said (see dibs.pauses).
     """
 
@@ -169,6 +169,7 @@ class Held(NamedTuple):
     ticket: int | None = None
     ahead: bool = False
     paused: str | None = None
+    again_in: float = float("inf")
 
 
 class Mismatch(NamedTuple):

@@ -268,7 +268,7 @@ class Waiting:
         if ask.hinted:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
         free_in = PIN_LOOK_S if held.free_in <= 0 and held.holder is not None else held.free_in
-        ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(free_in, pause))
+        ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(free_in, pause, held.again_in))
         self._asleep[ask.line] = ask
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))

@@ -203,6 +203,7 @@ class PostgresStore:
                     get(r, 6) == TRUE,
                     float8(get(r, 7)),
                     tickets.get(place) if ticket is None else integer(ticket),
+                    float8(get(r, 11)),
                 )
             rounds.told(row, seen, outcomes, again)
         return again

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dibs.store import LINE_GRACE_S, TOLD_MAX
 
+# A release looks into the line as its statement begins. Whoever takes a place meanwhile is not seen there and finds the
+# name held until that statement is over. So a waiter who is the first in line asks once more, when it certainly is.
+UNSEEN_S = 0.02
 # Of whoever is in line: it still asks.
 ALIVE = f"w.seen_at > clock_timestamp() - interval '{LINE_GRACE_S} s'"
 # Tell those for whom so many permits are enough, beside all who are before them; how many were told. The first is told

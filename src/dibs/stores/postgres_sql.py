@@ -8,7 +8,7 @@ the order of the arrays, which are sorted by name, so that two clients never loc
 from __future__ import annotations
 
 from dibs.store import ANY_SLOT, ANY_TICKET, LAST_TICKET, LINE_GRACE_S, PERMITS_MAX
-from dibs.stores.postgres_line_sql import told_of_release
+from dibs.stores.postgres_line_sql import UNSEEN_S, told_of_release
 
 # A transaction in which a lease is pinned shares this advisory lock of 64 bits: of the table, the name and the slot.
 # (That two of them are the same number is unlikely, and only keeps somebody out for longer.) Whoever would take the
@@ -218,12 +218,13 @@ WITH asked AS (
     ON CONFLICT (name, ticket) DO UPDATE SET seen_at = excluded.seen_at
 )
 SELECT 's' AS kind, NULL AS name, s.held_by AS text, s.fencing_token AS number, s.acquired_at, s.free, s.ahead,
-    extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS free_in, s.ticket, s.i, s.permits
+    extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS free_in, s.ticket, s.i, s.permits,
+    CASE WHEN s.absent AND s.wake IS NOT NULL AND NOT s.ahead THEN {UNSEEN_S}::float8 ELSE 'infinity' END AS again_in
 FROM seen AS s
 UNION ALL
-SELECT 'm', m.name, m.claim_id, m.fencing_token, m.acquired_at, NULL, NULL, NULL, NULL, NULL, NULL FROM made AS m
+SELECT 'm', m.name, m.claim_id, m.fencing_token, m.acquired_at, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM made AS m
 UNION ALL
-SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
+SELECT 'e', e.name, e.claim_id, e.ticket, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM entered AS e
 """
 
 # A lease in force, of the one claim or, when this is repeated, of the other already. Nobody need be woken.

@@ -6,6 +6,7 @@ what a refused caller is told. The statements, and how values travel, are each s
 
 from __future__ import annotations
 
+from math import inf
 from operator import itemgetter
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -94,7 +95,10 @@ def _acquire(verbs: Verbs, rows: list[Row], outcomes: list[Any], deadline: Deadl
 
 
 class Seen(NamedTuple):
-    """What a store saw of a name that it did not grant. ``ticket`` is the asker's place in line, if it has one."""
+    """What a store saw of a name that it did not grant. ``ticket`` is the asker's place in line, if it has one.
+
+    ``again_in``: see Held.
+    """
 
     holder: str | None
     fencing_token: int
@@ -103,6 +107,7 @@ class Seen(NamedTuple):
     ahead: bool
     free_in: float
     ticket: int | None
+    again_in: float = inf
 
 
 def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> None:
@@ -115,13 +120,13 @@ def told(row: Row, seen: Seen | None, outcomes: list[Any], again: list[Row]) -> 
         outcomes[index] = Held(None, 0, 0.0, 0.0)
         again.append(row)
         return
-    holder, token, acquired_at, free, ahead, free_in, ticket = seen
+    holder, token, acquired_at, free, ahead, free_in, ticket, again_in = seen
     if free:
         # Kept for those ahead: they have the rest of the grace to ask; after it only those count who did just now.
         kept_for = free_in + LINE_GRACE_S
         holder, free_in = None, 0.0 if not ahead else kept_for if kept_for > 0 else LINE_GRACE_S
     free_in = max(0.0, free_in)  # 0 with a holder: its lease is over, and pinned
-    outcomes[index] = Held(holder, token, acquired_at, free_in, ticket, ahead)
+    outcomes[index] = Held(holder, token, acquired_at, free_in, ticket, ahead, None, again_in)
     if (free and not ahead) or (ticket is not None and request.ticket is None):
         again.append((name, index, request._replace(ticket=ticket)))
 
