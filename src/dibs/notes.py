@@ -194,10 +194,16 @@ class Notes:
     def _take_back(self, waiter: _Waiter) -> Ask | None:
         if waiter.claim_id is None:
             return None
-        release = Ask(Release(waiter.key, waiter.claim_id), self._clock.now() + self._session.patience_s)
+        release = self._owed(Release(waiter.key, waiter.claim_id))
         waiter.claim_id = None
-        self._session.lane.put(release)
         return release
+
+    def _owed(self, release: Release) -> Ask:
+        """Have a note taken back, also when that is late. The caller holds the mutex."""
+        ask = Ask(release, self._clock.now() + self._session.patience_s)
+        ask.owed = True
+        self._session.lane.put(ask)
+        return ask
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class Notes:
                 with self._mutex:
                     for request in requests:
                         if type(request) is Release:
-                            session.lane.put(Ask(request, now + session.patience_s))
+                            self._owed(request)
             due = [waiter for waiter, place in sent if not self._kept(waiter, outcomes[place])]
             if not due:
                 return
