@@ -404,6 +404,7 @@ LIMITS = {
         "NAMES_MAX": "most names in one multilock",
         "PAUSES_MAX": "one that is refused once more pauses for up to so many times what asking took",
         "PAUSE_MAX_S": "… and for so long at most",
+        "ASKS_MAX": "so many times more it asks for the rest before it gives back what it has waited for",
     },
     "dibs.stores.identifiers": {"TABLE_BYTES_MAX": "longest table name, in bytes"},
 }

@@ -21,7 +21,8 @@ import pytest
 import dibs
 from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, NotHeld, StoreUnavailable
 from dibs.hold import HELD
-from dibs.store import Acquire, Request
+from dibs.multilock import ASKS_MAX
+from dibs.store import Acquire, Release, Request
 from dibs.testing.case import within
 from tests.anywhere import CtrlC
 from tests.between import Between, Holdup
@@ -163,6 +164,47 @@ def test_several_held_names_are_waited_for_in_turn(client: dibs.Client, other: d
     waiter.join(10)
     assert done
     assert done[0].names == ("a", "b", "c", "d", "e")
+    done[0].release()
+
+
+@pytest.mark.parametrize("freed_after", [2, None])
+def test_the_rest_is_asked_for_again_with_what_was_waited_for(
+    between: Between, client: dibs.Client, other: dibs.Client, freed_after: int | None
+) -> None:
+    """A name behind the one that was waited for is asked for some times more before all is given back."""
+    first, later = other.lock("a").acquire(), other.lock("c").acquire()
+    assert first is not None
+    assert later is not None
+    me = client._desk.session().client_id
+    asks: list[list[str]] = []
+    released: list[str] = []
+
+    def look(requests: Sequence[Request]) -> None:
+        mine = [request for request in requests if request.claim_id.startswith(me)]
+        released.extend(request.name[-1] for request in mine if isinstance(request, Release))
+        asks.append([request.name[-1] for request in mine if isinstance(request, Acquire)])
+        if first.held and ["a"] in asks:
+            first.release()
+        if freed_after is not None and "c" in asks[-1] and sum("c" in ask for ask in asks) == freed_after + 2:
+            later.release()
+
+    between.before = look
+    done: list[Any] = []
+    waiter = threading.Thread(target=lambda: done.append(client.multilock(list("abcd")).acquire()))
+    waiter.start()
+    if freed_after is None:
+        eventually(lambda: ["c"] in asks, "nobody waits for what was missing")
+        later.release()
+    waiter.join(10)
+    assert done
+    assert done[0].held
+    assert asks[0] == list("abcd")
+    with_a = [ask for ask in asks if "c" in ask and "a" not in ask]
+    again = ASKS_MAX if freed_after is None else freed_after
+    assert with_a[: again + 1] == [list("bcd"), *[list("cd")] * again]
+    given_back = sorted(released)
+    # Before the wait, what was granted; with each further ask, what stands behind the missing name; at the end all.
+    assert given_back == sorted("bd" + "d" * again + ("abd" if freed_after is None else ""))
     done[0].release()
 
 

@@ -10,6 +10,11 @@ the others, and asks for it from the same place again. Else those who wait for t
 one line to the end of the next, and each be refused what is kept for the others. And it pauses at random before it
 waits once more: the requests of a process travel together, so its callers would change places in step.
 
+Whoever is refused a name behind the one that it has waited for asks for the rest a few times more before it gives
+back: those who met at the first name need the same others, and what one of them has just given back is free by the
+time that it is asked for again. Meanwhile only what stands in front of that name is kept: so no two keep what the other
+needs.
+
 Until all are there, nobody has any of them in hand: such a grant is neither renewed nor told to be lost. What is over
 before the others are there is asked for again, with all the rest.
 """
@@ -19,7 +24,6 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
-from dibs.hold import HELD
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore, obtain_all, wait_limit
 from dibs.lockable import Lockable
@@ -30,6 +34,7 @@ from dibs.steps import all_of, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from dibs.clock import Clock
     from dibs.copies import LostMultiLease
     from dibs.desk import Desk
     from dibs.errors import LockTimeout
@@ -45,6 +50,8 @@ NAMES_MAX = 1000
 # Who is refused once more pauses, at random, for up to so many times what asking took: once, twice, … this many times.
 PAUSES_MAX = 8
 PAUSE_MAX_S = 1.0
+# So many times more the names behind the one that was waited for are asked for before it is given back.
+ASKS_MAX = 4
 
 L = TypeVar("L", bound=LeaseFacts)
 M = TypeVar("M", bound="MultiLeaseFacts[Any]")
@@ -215,7 +222,8 @@ class MultiCore(Gripped[M], Generic[M, L]):
         answers: list[_Had | None] = []
         made: dict[str, L] = {}
         parts: list[_Part] = []
-        pauses = 0
+        waited = len(self._cores)  # the place of the name that was waited for; at first none was
+        asks = pauses = 0
         try:
             while True:
                 cores = parts or self._cores
@@ -228,14 +236,20 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 refused = next((place for place, lease in zip(rest, answers, strict=True) if lease is None), None)
                 had |= {place: lease for place, lease in zip(rest, answers, strict=True) if lease is not None}
                 if refused is None:
-                    multi = self._hand_over(session, had.values(), made)
+                    multi = self._hand_over(session, had, made)
                     if multi is not None:
                         self._grip(owner, multi)
                         return multi
+                elif waited < refused and asks < ASKS_MAX and not _is_over(clock, until):
+                    self._drop_all([lease for place, lease in had.items() if place > refused])
+                    had = {place: lease for place, lease in had.items() if place < refused}
+                    answers = []
+                    asks += 1
+                    continue
                 self._drop_all(had.values())
                 had, answers = {}, []
                 self._refused = cores[refused or 0]
-                if until is not None and clock.now() >= until:
+                if _is_over(clock, until):
                     return None
                 if refused is None:  # it was over by the time that all were there
                     continue
@@ -253,24 +267,22 @@ class MultiCore(Gripped[M], Generic[M, L]):
                 if lease is None:
                     return None
                 had = {refused: lease}
+                waited, asks = refused, 0
                 part.keep_place()
         except BaseException:
             self._drop_all([*had.values(), *answers])
             raise
 
-    def _hand_over(self, session: Session, had: Collection[_Had], made: dict[str, L]) -> M | None:
+    def _hand_over(self, session: Session, had: dict[int, _Had], made: dict[str, L]) -> M | None:
         """Give the caller all of it; None when one of them is over already.
 
         What is ``made`` stays there until it is given back: a Lease that is dropped before is left to its ttl.
         """
-        for each in had:
+        if not session.give(*[each._hold for each in had.values()]):
+            return None
+        for each in had.values():
             made[each._name] = self._make_lease(session, each._hold, each._name)  # nothing is called in between
-        multi = self._make({name: made[name] for name in self.names})
-        now = session.clock.now()
-        # Looked at when the leases are made: what is over from now on is told, as of any lease.
-        holds = multi._holds
-        whole = all(hold.state == HELD and now < hold.trusted_until for hold in holds)
-        return multi if whole or not session.unmake(*holds) else None
+        return self._make({name: made[name] for name in self.names})
 
     def _drop_all(self, had: Iterable[LeaseFacts | None]) -> None:
         """Give back what was had, in one call, without waiting for the answer."""
@@ -285,6 +297,10 @@ class MultiCore(Gripped[M], Generic[M, L]):
 
     def locked(self) -> bool:
         return all(core.locked() for core in self._cores)
+
+
+def _is_over(clock: Clock, until: float | None) -> bool:
+    return until is not None and clock.now() >= until
 
 
 def _checked(names: Collection[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealClock
 from dibs.errors import StoreUnavailable
-from dibs.hold import Hold
+from dibs.hold import HELD, Hold
 from dibs.holdings import Holdings
 from dibs.keeper import Keeper
 from dibs.lane import Lane
@@ -166,13 +166,25 @@ class Session:
             for ask in asks:
                 self.lane.put(ask)
 
-    def unmake(self, *holds: Hold) -> bool:
-        """Unmake the Leases that were just made of these; False, and none is, when a loss is being told already."""
+    def give(self, *holds: Hold) -> bool:
+        """Their caller has all of these in hand from now on; False, and none is, when one of them is over.
+
+        From then on its end is told. (One by one, some could be given back just before the end of the others is told.)
+        """
         with self.mutex:
-            if any(hold.loud for hold in holds):
+            now = self.clock.now()
+            if any(hold.state != HELD or now >= hold.trusted_until for hold in holds):
                 return False
             for hold in holds:
-                hold.given = False
+                hold.given = True
+        return True
+
+    def unmake(self, hold: Hold) -> bool:
+        """Unmake the Lease that was just made of this; False, and it is not, when its loss is being told already."""
+        with self.mutex:
+            if hold.loud:
+                return False
+            hold.given = False
         return True
 
     def withdraw(self, *asks: AcquireAsk) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dibs.multilock
 from dibs.multilock import MultiCore, _Had, _Part
-from tests.simulation.bugs import Bug, Edit
+from tests.simulation.bugs import Bug, Edit, Value
 
 MULTILOCK_BUGS = (
     Bug(
@@ -22,7 +23,7 @@ MULTILOCK_BUGS = (
         "what is over given out with the rest",
         ("P5",),
         900,
-        (Edit(MultiCore, "_hand_over", "if whole or", "if True or"),),
+        (Edit(MultiCore, "_hand_over", "if not session.give(*[each._hold for each in had.values()]):", "if False:"),),
     ),
     Bug(
         "waiters who go from the end of one line to the end of the next, all in step",
@@ -31,6 +32,7 @@ MULTILOCK_BUGS = (
         (
             Edit(_Part, "keep_place", "self._ask.request.ticket or self._ticket", "None"),
             Edit(MultiCore, "acquire", "if parts:", "if False:"),
+            Value(dibs.multilock, "ASKS_MAX", 0),
         ),
     ),
     Bug(
