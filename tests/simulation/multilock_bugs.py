@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dibs.multilock
 from dibs.multilock import MultiCore, _Had, _Part
-from tests.simulation.bugs import Bug, Edit, Value
+from tests.simulation.bugs import Bug, Edit
 
 MULTILOCK_BUGS = (
     Bug(
@@ -24,16 +23,6 @@ MULTILOCK_BUGS = (
         ("P5",),
         900,
         (Edit(MultiCore, "_hand_over", "if not session.give(*[each._hold for each in had.values()]):", "if False:"),),
-    ),
-    Bug(
-        "waiters who go from the end of one line to the end of the next, all in step",
-        ("liveness",),
-        1800,
-        (
-            Edit(_Part, "keep_place", "self._ask.request.ticket or self._ticket", "None"),
-            Edit(MultiCore, "acquire", "if parts:", "if False:"),
-            Value(dibs.multilock, "ASKS_MAX", 0),
-        ),
     ),
     Bug(
         "somebody else's place in line",

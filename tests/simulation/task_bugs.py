@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dibs.aio.lockable
+import dibs.multilock
 from dibs.aio.block import Block
 from dibs.aio.election import AsyncElection
 from dibs.aio.lockable import AsyncLockable
 from dibs.aio.once import AsyncOnceRun
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.tasks import Begun, _Letter, _Mailbox
-from tests.simulation.bugs import Bug, Edit
+from dibs.multilock import MultiCore, _Part
+from tests.simulation.bugs import Bug, Edit, Value
 
 _ASYNCIO = ("asyncio",)
 
@@ -79,6 +81,16 @@ PERMIT_TASK_BUGS = (
     ),
 )
 MULTI_TASK_BUGS = (
+    Bug(
+        "waiters who go from the end of one line to the end of the next, all in step",
+        ("liveness",),
+        960,
+        (
+            Edit(_Part, "keep_place", "self._ask.request.ticket or self._ticket", "None"),
+            Edit(MultiCore, "acquire", "if parts:", "if False:"),
+            Value(dibs.multilock, "ASKS_MAX", 0),
+        ),
+    ),
     Bug(
         "a block that goes on without one of its names",
         _ASYNCIO,
