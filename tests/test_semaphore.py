@@ -433,7 +433,7 @@ def test_processes_never_exceed_the_limit(url: str, tmp_path: Path, client: dibs
 def test_many_threads_of_one_client_share_a_semaphore(url: str, client: dibs.Client) -> None:
     """Threads of one process wait for one semaphore in turn: all are served, never more inside than its limit."""
     inside, most, served = 0, 0, 0
-    mutex = threading.Lock()
+    mutex, full = threading.Lock(), threading.Event()
     weights = itertools.cycle([1, 1, 2])
 
     def work(weight: int) -> None:
@@ -443,7 +443,10 @@ def test_many_threads_of_one_client_share_a_semaphore(url: str, client: dibs.Cli
                 with mutex:
                     inside += weight
                     most = max(most, inside)
-                time.sleep(0.02)  # long enough for the next to be let in beside it
+                    if most == 3:
+                        full.set()
+                full.wait(0.5)  # for the next to be let in beside it, however busy the machine is
+                time.sleep(0.02)
                 with mutex:
                     inside -= weight
                     served += 1

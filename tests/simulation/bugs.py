@@ -320,7 +320,7 @@ BUGS = (
         "hints lost, and no poll",
         ("P7",),
         20,
-        (Edit(Waiting, "fall_asleep", "min(free_in, pause)", "60.0"),),
+        (Edit(Waiting, "fall_asleep", "min(free_in, pause, held.again_in)", "60.0"),),
     ),
     Bug(
         "a dead waiter keeps the line for ever",
