@@ -133,10 +133,11 @@ for at in range(int(visits)):
     with getattr(lock, side)() as lease:
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
         time.sleep(0.03 if side == "read" else 0.005)
-        until = time.monotonic() + 0.5  # for another reader, however busy the machine is
-        while side == "read" and max(most, len(os.listdir(folder))) < 2 and time.monotonic() < until:
-            time.sleep(0.005)
         inside = os.listdir(folder)
+        until = time.monotonic() + 0.5
+        while side == "read" and max(most, len(inside)) < 2 and time.monotonic() < until:
+            time.sleep(0.005)  # until another reader is there: on a busy machine that takes longer than a visit does
+            inside = os.listdir(folder)
         writers = [name for name in inside if name.startswith("write")]
         assert side == "read" and not writers or inside == [os.path.basename(mark)], inside
         most = max(most, len(inside))

@@ -445,8 +445,8 @@ def test_many_threads_of_one_client_share_a_semaphore(url: str, client: dibs.Cli
                     most = max(most, inside)
                     if most == 3:
                         full.set()
-                full.wait(0.5)  # for the next to be let in beside it, however busy the machine is
-                time.sleep(0.02)
+                full.wait(0.5)  # until others are let in beside it: on a busy machine that takes longer than the work
+                time.sleep(0.02)  # the work: the others wait in line for it
                 with mutex:
                     inside -= weight
                     served += 1

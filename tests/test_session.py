@@ -158,6 +158,24 @@ def test_who_left_the_line_before_its_grant_was_too_old_stands_in_it_again(betwe
         session.withdraw(ask)
 
 
+def test_several_are_given_out_all_or_none(between: Between) -> None:
+    """What a caller is to have together is marked as in its hand only when none of it is over."""
+    with between.client(ttl=60) as client:
+        session = client._desk.session()
+        leases = [client.lock(name).acquire() for name in "abc"]
+        holds = [lease._hold for lease in leases if lease is not None]
+        for hold in holds:
+            hold.given = False  # as before they are handed over
+        session.keeper.lose(holds[1], "the test says so")
+        assert not session.give(*holds)
+        assert [hold.given for hold in holds] == [False] * 3
+        assert session.give(holds[0], holds[2])
+        assert [hold.given for hold in holds] == [True, False, True]
+        for lease in leases[::2]:
+            assert lease is not None
+            lease.release()
+
+
 def test_who_cannot_sleep_leaves_no_place_taken(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that can have no thread refuses who waits; whoever comes after it is asked for all the same."""
     with between.client(ttl=5) as client:
