@@ -25,21 +25,29 @@ SLOWER = {
     "task-claims": 3,
     "task-queues": 3,
     "workers": 5,
+    "locks-switched": 20,
+    "permits-switched": 20,
+    "multilocks-switched": 30,
+    "queues-switched": 30,
+    "tasks-switched": 30,
 }
-
-
-every_kind = pytest.mark.parametrize(
-    "worlds", dict.fromkeys(PLANTED.values()), ids=lambda worlds: worlds.steps or worlds.kind
+# Worlds with planted bugs, and some in which nothing is planted.
+WORLDS = (
+    *dict.fromkeys(PLANTED.values()),
+    *(Worlds(kind, switches=True) for kind in ("permits", "multilocks", "queues", "tasks")),
 )
+
+every_kind = pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: worlds.name)
 
 
 @pytest.mark.timeout(0 if SEEDS > 10_000 else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 @every_kind
 def test_no_seed_breaks_a_promise(worlds: Worlds, part: int) -> None:
-    """Whatever is lost, late, paused, crashed or interrupted; in those with steps, the store's clock is set as well."""
-    for seed in range(part, SEEDS // SLOWER.get(worlds.kind, 1), PARTS):
-        worlds.simulate(seed)
+    """Whatever is lost, late, paused, crashed or interrupted, and in some clocks are set, or threads switched."""
+    with worlds.prepared():
+        for seed in range(part, SEEDS // SLOWER.get(worlds.name, 1), PARTS):
+            worlds.simulate(seed)
 
 
 def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:
@@ -58,7 +66,7 @@ def test_by_default_a_step_of_the_stores_clock_breaks_them() -> None:
 def test_planted_bug_is_found(bug: Bug) -> None:
     """A simulation that does not find a known mistake within the stated number of seeds is blind."""
     said = []
-    with bug.planted():
+    with PLANTED[bug].prepared(), bug.planted():
         for seed in range(bug.seeds):
             try:
                 PLANTED[bug].simulate(seed)
@@ -72,8 +80,9 @@ def test_planted_bug_is_found(bug: Bug) -> None:
 @every_kind
 def test_a_seed_is_a_run(worlds: Worlds) -> None:
     """The same seed gives the same run, step for step, so that a failure can be looked at again."""
-    for seed in range(40):
-        assert worlds.simulate(seed) == worlds.simulate(seed)
+    with worlds.prepared():
+        for seed in range(8 if worlds.switches else 40):
+            assert worlds.simulate(seed) == worlds.simulate(seed)
 
 
 def test_a_broken_promise_tells_its_story() -> None:

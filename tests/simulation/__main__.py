@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from tests.simulation.planted import PLANTED, Worlds
@@ -45,15 +45,13 @@ CHUNK = 250
 def hunt(start: int, seeds: int, worlds: Worlds, bug_name: str | None, last: int = 0) -> list[tuple[int, str]]:
     """The seeds that break a promise, each with its story."""
     broken = []
-    for seed in range(start, start + seeds):
-        try:
-            with ExitStack() as stack:
-                if bug_name is not None:
-                    bug = next(bug for bug in PLANTED if bug.name == bug_name)
-                    stack.enter_context(bug.planted())
+    bug = next((bug for bug in PLANTED if bug.name == bug_name), None)
+    with worlds.prepared(), nullcontext() if bug is None else bug.planted():
+        for seed in range(start, start + seeds):
+            try:
                 worlds.simulate(seed)
-        except BrokenPromise as error:
-            broken.append((seed, error.told(last) if last else str(error)))
+            except BrokenPromise as error:
+                broken.append((seed, error.told(last) if last else str(error)))
     return broken
 
 
@@ -68,6 +66,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes to use")
     parser.add_argument("--signals", action="store_true", help="interrupt programs between any two instructions, too")
+    parser.add_argument("--switches", action="store_true", help="switch threads between any two instructions, too")
     kinds = parser.add_mutually_exclusive_group()
     kinds.set_defaults(kind="locks")
     for kind, what in KINDS.items():
@@ -82,7 +81,7 @@ def main() -> int:
     parser.add_argument("--show", type=int, metavar="SEED", help="run one seed and print all of its time line")
     parser.add_argument("--bug", choices=[bug.name for bug in PLANTED], metavar="NAME", help="with this planted bug")
     options = parser.parse_args()
-    worlds = Worlds(options.kind, options.steps, options.signals)
+    worlds = Worlds(options.kind, options.steps, options.signals, options.switches)
     if options.bug is not None:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
@@ -93,7 +92,8 @@ def main() -> int:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):
             print(story)
             return 1
-        print(worlds.simulate(options.show))
+        with worlds.prepared():
+            print(worlds.simulate(options.show))
         return 0
     began = time.monotonic()
     done = 0

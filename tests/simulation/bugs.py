@@ -7,6 +7,7 @@ that no longer fits the code says so, and is to be written anew.
 from __future__ import annotations
 import __future__
 
+import ast
 import inspect
 import textwrap
 from contextlib import ExitStack, contextmanager
@@ -70,13 +71,20 @@ class Bug(NamedTuple):
             yield
 
 
+#: What becomes of what is compiled, besides the edits.
+transforms: list[Callable[[ast.Module], ast.Module]] = []
+
+
 def _edited(edit: Edit) -> Callable[..., Any]:
     function = inspect.unwrap(vars(edit.owner)[edit.function])  # its decorators stand in its source, too
     source = textwrap.dedent(inspect.getsource(function))
     found = source.count(edit.old)
     assert found == 1, f"the planted bug no longer fits {edit.function}: {edit.old!r} stands there {found} times"
     flags = __future__.annotations.compiler_flag
-    code = compile(source.replace(edit.old, edit.new), function.__code__.co_filename, "exec", flags, dont_inherit=True)
+    tree = ast.parse(source.replace(edit.old, edit.new))
+    for transform in transforms:
+        tree = transform(tree)
+    code = compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True)
     namespace: dict[str, Any] = {}
     exec(code, function.__globals__, namespace)
     new: Callable[..., Any] = namespace[edit.function]

@@ -13,7 +13,7 @@ from tests.simulation.job_books import Books, JobChecker
 from tests.simulation.network import LATE_MAX_S, Network
 from tests.simulation.process import Process
 from tests.simulation.programs import Host, Interruptions
-from tests.simulation.scenario import Result, close_client, finished
+from tests.simulation.scenario import CROWD_SWITCHED, SWITCHED_S, Result, close_client, finished
 from tests.simulation.world import Interrupted, World, new_world
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
     pauses, crashes, cuts, closes = (rand() < part and not quiet for part in (0.5, 0.4, 0.4, 0.2))
     in_time = request_timeout_s > 3 * network.latency_max_s
     checker.calm = in_time and not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
-    checker.in_order = checker.calm and network.latency_max_s < 0.1
-    checker.slack_s += 8 * network.latency_max_s
+    checker.in_order = checker.calm and not world.switched and network.latency_max_s < 0.1
+    checker.slack_s += 8 * network.latency_max_s + (SWITCHED_S if world.switched else 0.0)
     checker.anywhere = signals
     cancels = rand() < 0.3
     checker.group_limit = (0, 0, 1, 1, 2)[int(rand() * 5)]
@@ -237,7 +237,7 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
         rate = (0.95, 1.05, 0.95 + 0.1 * rand())[int(rand() * 3)]
         process = Process(world, f"p{number}", rate, 1000.0 * rand())
         host = Host(world, network, process, timeouts)
-        for thread in range(1 + int(2 * rand())):
+        for thread in range(1 + int(2 * rand()) + (CROWD_SWITCHED if world.switched else 0)):
             interruptions = Interruptions(world, 0.3, 0.3 if signals else 0.0) if interrupts else None
             program = does(host, checker, f"{process.name}.{thread}", work_max_s, cancels, interruptions)
             program.task = world.start(process, program.name, program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
@@ -13,6 +14,8 @@ from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
+from tests.simulation.switch_bugs import SWITCH_BUGS
+from tests.simulation.switches import switches
 from tests.simulation.task_bugs import (
     ELECTION_TASK_BUGS,
     MULTI_TASK_BUGS,
@@ -25,16 +28,27 @@ from tests.simulation.worker_bugs import WORKER_BUGS
 from tests.simulation.workers import simulate_workers
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from tests.simulation.bugs import Bug
     from tests.simulation.scenario import Result
 
 
 class Worlds(NamedTuple):
-    """What there is in a world (a kind of ``scenario.KINDS``, or "queues"), and how its clock is set."""
+    """What there is in a world (a kind of ``scenario.KINDS``, or "queues"), and what happens there besides."""
 
     kind: str = "locks"
     steps: str = ""
     signals: bool = False
+    switches: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.steps or self.kind}{'-switched' if self.switches else ''}"
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """As long as this lasts, such worlds can be simulated."""
+        return switches() if self.switches else nullcontext()
 
     def simulate(self, seed: int) -> Result:
         """Run one of them to its end. Raises BrokenPromise."""
@@ -67,6 +81,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("task-queues"), JOB_TASK_BUGS),
         (Worlds("workers"), WORKER_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
+        (Worlds(switches=True), SWITCH_BUGS),
     )
     for bug in bugs
 }

@@ -61,6 +61,9 @@ KEPT_MAX_S = {
 }
 # Programs more in each process of a world with a crowd.
 CROWD = 5
+# and where threads are switched anywhere; they may be so much later there.
+CROWD_SWITCHED = 3
+SWITCHED_S = 3.0
 # Leases that nobody has any more are gone after this: a ttl, given by a request that was late.
 FREE_AFTER_S = TTL_MAX_S + LATE_MAX_S + 6.0
 
@@ -121,12 +124,14 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     interrupts = rand() < 0.3
     cuts = not calm and rand() < 0.5
     starves = not calm and world.seed % 8 == 5  # the others stay the worlds that they were
-    crowd = CROWD if kind == "permits" and world.seed % 8 == 6 else 0  # so that some are asked for along with others
-    checker.slack_s += 8 * network.latency_max_s
+    crowd = CROWD_SWITCHED if world.switched else 0
+    if kind == "permits" and world.seed % 8 == 6:
+        crowd = CROWD  # so that some are asked for along with others
+    checker.slack_s += 8 * network.latency_max_s + (SWITCHED_S if world.switched else 0.0)
     checker.calm = calm
     # A poll and its way must fit into the line's grace, which is counted by the store's clock.
-    checker.in_order = calm and network.latency_max_s < 0.1 and not (steps or checker.pauses)
-    checker.prompt = not (stalls or pauses or closes)
+    checker.in_order = calm and network.latency_max_s < 0.1 and not (steps or checker.pauses or world.switched)
+    checker.prompt = not (stalls or pauses or closes or world.switched)
     checker.interrupts = interrupts or signals
     checker.anywhere = signals
     if faults:

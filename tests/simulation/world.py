@@ -22,11 +22,13 @@ from contextlib import contextmanager
 from functools import cache
 from heapq import heappop, heappush
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
+from dibs.aio.tasks import _MAILBOXES
 from dibs.errors import StoreUnavailable
+from dibs.owners import this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 STEPS_MAX = 30_000
 SEAMS_MAX = 300_000
 TIME_MAX_S = 200.0
+# A thread that is put aside between two instructions goes on after this, or now and then after that.
+SWITCHED_MAX_S = 0.005
+SWITCHED_FOR_LONG_MAX_S = 0.3
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
@@ -143,6 +148,10 @@ class Task:
 
 
 class World:
+    #: The one that runs, and whether its threads are switched between any two instructions.
+    running: ClassVar[World | None] = None
+    switched: ClassVar[bool] = False
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -151,6 +160,8 @@ class World:
         #: The greatest time one step takes, and how likely a seam lets others go on or holds its thread up.
         self.step_max_s = 0.0
         self.switch_part = 0.1
+        #: How many times as long as usual it may take.
+        self.size = 5 if self.switched else 1
         self.stall_part = 0.0
         self.stall_max_s = 0.0
         self.hub = getcurrent()
@@ -213,7 +224,7 @@ class World:
                 event(*args)
             if ready:
                 self.steps += 1
-                if self.steps > STEPS_MAX or self.now > TIME_MAX_S:
+                if self.steps > self.size * STEPS_MAX or self.now > self.size * TIME_MAX_S:
                     self.broken("liveness: this takes too long; somebody goes round in circles or waits for ever")
                     break
                 index = int(rand() * len(ready))
@@ -270,7 +281,7 @@ class World:
         if task is None or self.closing:
             return
         self.seams += 1
-        if self.seams > SEAMS_MAX:
+        if self.seams > self.size * SEAMS_MAX:
             self.broken(f"liveness: {task.name} goes round in circles")
         chance = self.random()
         if chance < self.stall_part:
@@ -281,10 +292,29 @@ class World:
         if task.pending is not None and task.interruptible and not _is_collecting():
             self._raise_pending(task)
 
+    def is_running_here(self) -> bool:
+        """Whether a task runs, and it is one of those that calls this."""
+        return self.current is not None and not self.closing and get_ident() == self._thread
+
+    def switch(self, function: str, line: int) -> None:
+        """The interpreter lets other threads go on, between two instructions of the running one."""
+        task = self.current
+        assert task is not None
+        self.note(task.process.name, "is put aside in line %d, in %s", line, function)
+        chance = self.random()
+        if chance < 0.4:
+            self._ready.append(task)
+            self.hub.switch()
+        else:
+            self._hold_up(task, self.random() * (SWITCHED_MAX_S if chance < 0.9 else SWITCHED_FOR_LONG_MAX_S))
+
     def stall(self, task: Task) -> None:
         """The operating system lets this thread wait for no reason."""
         seconds = self.random() * self.stall_max_s
         self.note(task.process.name, "stalls for %.3f s", seconds)
+        self._hold_up(task, seconds)
+
+    def _hold_up(self, task: Task, seconds: float) -> None:
         self.trouble_until = max(self.trouble_until, self.now + seconds)
         task.process.troubled_at = self.now + seconds
         task.turn += 1
@@ -424,6 +454,9 @@ class World:
 def new_world(seed: int, *expected: type[Warning]) -> Iterator[World]:
     """A world for one scenario. ``expected``: warnings that its programs bring about on purpose, besides the usual."""
     world = World(seed)
+    # What modules keep for threads and loops is as it was in every world.
+    _MAILBOXES.clear()
+    this_thread()
     # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
     gc.disable()
     with warnings.catch_warnings():
@@ -431,9 +464,11 @@ def new_world(seed: int, *expected: type[Warning]) -> Iterator[World]:
         silent: tuple[type[Warning], ...] = (ResourceWarning, *expected)
         for kind in silent:
             warnings.simplefilter("ignore", kind)
+        World.running = world
         try:
             yield world
         finally:
+            World.running = None
             world.close()
             gc.enable()
 
