@@ -30,11 +30,16 @@ SLOWER = {
     "multilocks-switched": 30,
     "queues-switched": 30,
     "tasks-switched": 30,
+    "shared": 3,
+    "shared-permits": 3,
+    "shared-queues": 3,
+    "shared-switched": 20,
 }
 # Worlds with planted bugs, and some in which nothing is planted.
 WORLDS = (
     *dict.fromkeys(PLANTED.values()),
-    *(Worlds(kind, switches=True) for kind in ("permits", "multilocks", "queues", "tasks")),
+    Worlds("shared-permits"),
+    *(Worlds(kind, switches=True) for kind in ("permits", "multilocks", "queues", "tasks", "shared")),
 )
 
 every_kind = pytest.mark.parametrize("worlds", WORLDS, ids=lambda worlds: worlds.name)

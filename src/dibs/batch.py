@@ -93,10 +93,14 @@ class Ends:
 
     def settling(self) -> Steps[None]:
         """Wait until the store has answered to every release, and learn what had been lost by then."""
-        while self.pending and not self.forked():
-            key, value, ask = self.pending[-1]
+        while not self.forked():
+            end = next(iter(self.pending), None)
+            if end is None:
+                break
+            key, value, ask = end
             yield self.session, ask, None
-            self.pending.pop()
+            with suppress(ValueError):  # another thread was waiting for it, too
+                self.pending.remove(end)
             # After trouble, Gone may be the trace of a first attempt whose answer was lost.
             if isinstance(ask.outcome, Gone) and not ask.maybe_applied:
                 self.lost[key] = value

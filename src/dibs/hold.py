@@ -60,6 +60,8 @@ class Hold:
     pins: tuple[Door, ...] = ()
     #: It is a claim on jobs (``dibs.job_hold``), not a lease.
     of_jobs = False
+    #: What tells the store that it was released.
+    ending: Ask | None = None
     #: The release that waits for the renewal under way to be over, or what must be answered before it.
     after_renewal: Ask | None = None
     #: What the store must be told before it is told of the release; not of a lease that was lost.

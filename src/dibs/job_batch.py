@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from dibs._typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
-from dibs.errors import LeaseLost, StoreUnavailable, once_more
+from dibs.errors import LeaseLost, once_more
 from dibs.job import UNCOPIED, Claim, JobFacts
 from dibs.job_hold import forsake, tell
 from dibs.jobs import BACK, DONE, RETRY, Finished
@@ -150,6 +150,9 @@ class JobBatchFacts(Generic[J]):
         if ask is not None:
             self._pending.append(ask)
         yield from self._settling()
+        for end in [claim.hold.ends.get(job.id) for job in self._jobs]:
+            if end is not None and end.error is not None and end.request.end == DONE:
+                raise once_more(end.error)  # also told to who calls it again
         lost = self.lost
         if lost:
             raise LeaseLost(f"{len(lost)} of {len(self._jobs)} jobs were not held any more: {lost[0]._why()}")
@@ -173,27 +176,32 @@ class JobBatchFacts(Generic[J]):
             self._pending += [] if ask is None else [ask]
         finally:
             claim.session.lane.start()
-        try:
-            yield from self._settling()
-        except StoreUnavailable:
-            if error is None:
-                raise  # what was done may be done again: that must be known
+        unknown = yield from self._settling()
+        if unknown is not None and error is None:
+            raise once_more(unknown)  # what was done may be done again: that must be known
 
-    def _settling(self) -> Steps[None]:
-        """Wait until the store has answered to every end, and learn what had been lost by then."""
+    def _settling(self) -> Steps[BaseException | None]:
+        """Wait until the store has answered to every end, and learn what had been lost by then.
+
+        Why it is unknown whether something is done, if it is.
+        """
         claim = self._claim
         unknown: BaseException | None = None
-        while self._pending and claim is not None and claim.here():
-            ask = self._pending[-1]
+        while claim is not None and claim.here():
+            ask = next(iter(self._pending), None)
+            if ask is None:
+                break
             if not ask.settled:
                 yield claim.session, ask, None
-            self._pending.pop()
+            if ask.error is not None and ask.request.end == DONE:
+                unknown = unknown or ask.error
+            try:
+                self._pending.remove(ask)
+            except ValueError:
+                continue  # another thread was waiting for it, too, and has counted it
             if type(ask.outcome) is Finished:
                 claim.load.count(late=len(ask.outcome.gone))
-            elif ask.error is not None and ask.request.end == DONE:
-                unknown = unknown or ask.error
-        if unknown is not None:
-            raise once_more(unknown)
+        return unknown
 
     def __len__(self) -> int:
         return len(self._jobs)

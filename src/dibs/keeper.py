@@ -170,7 +170,7 @@ class Keeper:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        ask = Ask(self.release_of(hold, keep, info), now + self._patience_s)
+        ask = hold.ending = Ask(self.release_of(hold, keep, info), now + self._patience_s)
         sent = ask
         if hold.first is not None and hold.state == RELEASED:
             sent = hold.before = Before(hold.first, ask, self._lane, self._waiting)

@@ -95,7 +95,7 @@ class JobBatch(JobBatchFacts[Job]):
 
     Going on to the next job finishes the one before as done. When an exception ends the ``with`` block, the job at
     hand has failed with it. What else is left at the end of the block, however it ends, is given back, and costs no
-    try.
+    try. Its jobs may be ended by other threads, too.
     """
 
     __slots__ = ()

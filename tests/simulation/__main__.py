@@ -34,8 +34,11 @@ KINDS = {
     "task-elections": "elections of tasks",
     "task-claims": "claims of tasks on items",
     "pauses": "pauses",
+    "shared": "locks that threads share",
+    "shared-permits": "semaphores and read/write locks that threads share",
     "queues": "queues of jobs",
     "task-queues": "queues of jobs that tasks work",
+    "shared-queues": "queues of jobs that threads share",
     "workers": "workers of jobs",
 }
 # Seeds between two lines of progress, and what a worker is given at a time.

@@ -76,7 +76,7 @@ class JobChecker(Checker):
         #: The ids of each put; and those of acknowledged ones.
         self.puts: dict[str, tuple[int, ...]] = {}
         self.acknowledged: list[int] = []
-        #: Who was told that a job is done.
+        #: Whose claim was told to have done a job.
         self.told_done: dict[int, str] = {}
         #: Since when jobs that are claimed are not in hand any more, by the tokens of their claims.
         self._gone_since: dict[tuple[int, int], float] = {}
@@ -202,9 +202,9 @@ class JobChecker(Checker):
             if books.claimed and books.token == token and books.expires_at > self.world.now:
                 self.world.broken(f"P9 who had job {job} has left it, and {books.claim_id} still holds it")
 
-    def said(self, who: str, job: Job, outcome: str, repeated: bool) -> None:
+    def said(self, job: Job, outcome: str, repeated: bool) -> None:
         """done() of a job returned, or raised; ``repeated``: after a first attempt whose answer was lost."""
-        books = self.books[job.id]
+        books, who = self.books[job.id], job._hold.claim_id
         mine = books.ended_with == job.fencing_token and books.end == DONE
         if outcome == "done":
             if repeated and books.end == CANCELLED:

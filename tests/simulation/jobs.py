@@ -119,7 +119,7 @@ class JobProgram:
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
         self._maybe_interrupt(1)
         batch = queue.take(1 + int(3 * rand()), timeout=timeout)
-        checker.given(process, batch.won)
+        self._given(batch.won)
         if rand() < 0.5:
             hold = batch.won[0]._hold if batch else None
             try:
@@ -153,7 +153,7 @@ class JobProgram:
             try:
                 for job in jobs:
                     hand = job._hold
-                    checker.given(process, [job])
+                    self._given([job])
                     process.clock.sleep(self._work_max_s * rand())
                     if rand() < 0.1:
                         break
@@ -165,6 +165,9 @@ class JobProgram:
             finally:
                 if hand is not None:
                     checker.is_left(hand)
+
+    def _given(self, jobs: list[Job]) -> None:
+        self._checker.given(self.host.process, jobs)
 
     def _end(self, job: Job) -> None:
         rand = self.host.world.random
@@ -191,13 +194,37 @@ class JobProgram:
             pass
         end = job._hold.ends.get(job.id)  # it may have been skipped before, or lost
         if end is not None and end.request.end == DONE and not self.host.session.closed:
-            self._checker.said(self.name, job, outcome, end.trouble is not None)
+            self._checker.said(job, outcome, end.trouble is not None)
 
 
-def simulate_jobs(seed: int, *, signals: bool = False) -> Result:
+class SharedJobProgram(JobProgram):
+    """One that ends also what other threads of its process have taken, while they do."""
+
+    def _round(self) -> None:
+        rand, jobs = self.host.world.random, self.host.jobs
+        self._mine: list[Job] = []
+        if jobs and rand() < 0.6:
+            for _ in range(1 + int(2 * rand())):
+                if jobs:
+                    self._end(jobs[int(rand() * len(jobs))])
+            return
+        try:
+            super()._round()
+        finally:
+            for job in self._mine:
+                jobs.remove(job)
+            self._mine.clear()
+
+    def _given(self, jobs: list[Job]) -> None:
+        super()._given(jobs)
+        self._mine += jobs
+        self.host.jobs += jobs
+
+
+def simulate_jobs(seed: int, does: type[JobProgram] = JobProgram, *, signals: bool = False) -> Result:
     """Run one scenario with queues to its end; ``signals`` as in ``scenario.simulate``. Raises BrokenPromise."""
     with new_world(seed) as world:
-        return simulate_in(world, JobProgram, JobChecker(world), signals=signals)
+        return simulate_in(world, does, JobChecker(world), signals=signals)
 
 
 def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, signals: bool = False) -> Result:

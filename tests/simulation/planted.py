@@ -9,11 +9,12 @@ from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
 from tests.simulation.claim_bugs import CLAIM_BUGS, CLAIM_TASK_BUGS
 from tests.simulation.election_bugs import ELECTION_BUGS
 from tests.simulation.job_bugs import JOB_BUGS, JOB_TASK_BUGS
-from tests.simulation.jobs import simulate_jobs
+from tests.simulation.jobs import SharedJobProgram, simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
+from tests.simulation.shared_bugs import SHARED_BUGS, SHARED_JOB_BUGS
 from tests.simulation.switch_bugs import SWITCH_BUGS
 from tests.simulation.switches import switches
 from tests.simulation.task_bugs import (
@@ -54,6 +55,8 @@ class Worlds(NamedTuple):
         """Run one of them to its end. Raises BrokenPromise."""
         if self.kind == "queues":
             return simulate_jobs(seed, signals=self.signals)
+        if self.kind == "shared-queues":
+            return simulate_jobs(seed, SharedJobProgram, signals=self.signals)
         if self.kind == "task-queues":
             return simulate_job_tasks(seed)
         if self.kind == "workers":
@@ -77,6 +80,8 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("task-elections"), ELECTION_TASK_BUGS),
         (Worlds("task-claims"), CLAIM_TASK_BUGS),
         (Worlds("pauses"), PAUSE_BUGS),
+        (Worlds("shared"), SHARED_BUGS),
+        (Worlds("shared-queues"), SHARED_JOB_BUGS),
         (Worlds("queues"), JOB_BUGS),
         (Worlds("task-queues"), JOB_TASK_BUGS),
         (Worlds("workers"), WORKER_BUGS),

@@ -26,6 +26,8 @@ from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:
     from dibs.hold import Hold
+    from dibs.lockable import Lockable
+    from dibs.queue import Job
     from dibs.steps import Steps
     from dibs.store import StoreAddress
     from dibs.terms import Terms
@@ -114,6 +116,10 @@ class Host:
         self.checker = network.checker
         #: The states of leases on their way from one program to another.
         self.exported = network.exported
+        #: Locks that several threads use, by their names and whether they are reentrant.
+        self.locks: dict[tuple[str, bool], Lockable[Lease]] = {}
+        #: Jobs that several threads end.
+        self.jobs: list[Job] = []
         address = network.address(process)
         request_timeout_s, patience_s = timeouts
         self.session = SimSession(

@@ -16,6 +16,7 @@ from tests.simulation.pauses import PauseChecker, PauseProgram
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
+from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPermitProgram, SharedProgram
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
@@ -49,6 +50,8 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "task-elections": (ElectionTasks, ElectionTaskChecker),
     "task-claims": (ClaimTasks, ClaimTaskChecker),
     "pauses": (PauseProgram, PauseChecker),
+    "shared": (SharedProgram, SharedChecker),
+    "shared-permits": (SharedPermitProgram, SharedPermitChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
 KEPT_MAX_S = {

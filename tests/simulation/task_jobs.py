@@ -120,7 +120,7 @@ class JobMember(TaskMember):
             if chance < 0.5:
                 await self._end(job.done(), rand())
                 if job.id in job._hold.ends:
-                    self.checker.said(self.name, job, "done", job._hold.ends[job.id].trouble is not None)
+                    self.checker.said(job, "done", job._hold.ends[job.id].trouble is not None)
             elif chance < 0.6:
                 await self._end(job.fail("no", retry_in=rand(), dead=rand() < 0.1), rand())
             elif chance < 0.7:

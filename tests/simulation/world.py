@@ -23,12 +23,14 @@ from functools import cache
 from heapq import heappop, heappush
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from weakref import ref
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
+import dibs.owners
 from dibs.aio.tasks import _MAILBOXES
 from dibs.errors import StoreUnavailable
-from dibs.owners import this_thread
+from dibs.owners import ThreadOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,8 +114,10 @@ class Task:
         "greenlet",
         "interruptible",
         "loop",
+        "me",
         "name",
         "over",
+        "owner",
         "pending",
         "process",
         "turn",
@@ -132,6 +136,9 @@ class Task:
         self.interruptible = False
         self.over = False
         self.fatal = fatal
+        #: What ``dibs.owners`` takes this thread for.
+        self.me: ThreadOwner | None = ThreadOwner()
+        self.owner = ref(self.me)
         #: The event loop that runs in it.
         self.loop: SimLoop | None = None
 
@@ -386,6 +393,7 @@ class World:
                     self.note(process.name, "dies of %s", repr(error))
                     self._broken = self._broken or f"the thread {name!r} of {process.name} died of {error!r}"
             task.over = True
+            task.me = None
 
         task = Task(process, name, body, self.hub, fatal=fatal)
         self.tasks.append(task)
@@ -450,13 +458,26 @@ class World:
             self._traced = None
 
 
+class _Here:
+    """What ``dibs.owners`` keeps for each thread: here, for each of the world's."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def owner(self) -> ref[ThreadOwner]:
+        task = self._world.current
+        assert task is not None
+        return task.owner
+
+
 @contextmanager
 def new_world(seed: int, *expected: type[Warning]) -> Iterator[World]:
     """A world for one scenario. ``expected``: warnings that its programs bring about on purpose, besides the usual."""
     world = World(seed)
-    # What modules keep for threads and loops is as it was in every world.
+    # What modules keep for threads and loops is that of this world's.
     _MAILBOXES.clear()
-    this_thread()
+    here, dibs.owners._HERE = dibs.owners._HERE, _Here(world)  # type: ignore[assignment]
     # What the garbage collector finds, and when, depends on what ran before; references are counted the same always.
     gc.disable()
     with warnings.catch_warnings():
@@ -469,6 +490,7 @@ def new_world(seed: int, *expected: type[Warning]) -> Iterator[World]:
             yield world
         finally:
             World.running = None
+            dibs.owners._HERE = here
             world.close()
             gc.enable()
 

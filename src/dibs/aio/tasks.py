@@ -150,6 +150,8 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                             yield letter
                         finally:
                             timer.cancel()
+                            if not ask.settled:
+                                ask.unlisten(mailbox.post, letter)
             except BaseException as error:
                 if type(error) is GeneratorExit and session.is_busy_here():
                     unattended(steps.close)
@@ -196,7 +198,10 @@ class Begun(Generic[T]):
         steps, self._steps = self._steps, None
         if steps is not None:
             self._value = await take(steps)
-        return self._value
+        try:
+            return self._value
+        except AttributeError:  # as of a coroutine
+            raise RuntimeError("this was awaited before, and has not returned: call the method again") from None
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._rest().__await__()

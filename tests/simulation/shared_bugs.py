@@ -1,0 +1,30 @@
+"""Planted bugs in what threads share, as in ``bugs``: each must be caught breaking its promise."""
+
+from __future__ import annotations
+
+from dibs.ask import Ask
+from dibs.grips import Gripped
+from tests.simulation.bugs import Bug, Edit
+
+SHARED_BUGS = (
+    Bug(
+        "a block that ends another thread's",
+        ("P",),
+        300,
+        (Edit(Gripped, "block_of", "if grip.blocks and grip.owner == owner:", "if grip.blocks:"),),
+    ),
+    Bug(
+        "a reentrant lock that another thread enters",
+        ("P", "the thread"),
+        110,
+        (Edit(Gripped, "_held_by", "if grip.owner == owner and grip.lease.held", "if grip.lease.held"),),
+    ),
+)
+SHARED_JOB_BUGS = (
+    Bug(
+        "an answer of which one thread alone is told",
+        ("liveness",),
+        120,
+        (Edit(Ask, "wait", "self._waiters.append((_open, gate))", "self._waiters[:] = [(_open, gate)]"),),
+    ),
+)

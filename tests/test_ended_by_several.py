@@ -1,0 +1,197 @@
+"""What several threads or tasks end at once: each is told what became of it, and none waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from sqlite3 import connect
+from typing import Any
+
+import pytest
+
+import dibs
+from dibs.ask import Ask
+from dibs.clock import RealClock
+from dibs.errors import LeaseLost, StoreUnavailable
+
+WAIT_S = 20.0
+SEVERAL = 4
+
+
+def at_once(acts: list[Callable[[], object]]) -> list[object]:
+    """Call each in a thread of its own; what it returned or raised, in their order."""
+    told: list[object] = ["nothing"] * len(acts)
+    ready = threading.Barrier(len(acts))
+
+    def call(place: int) -> None:
+        ready.wait()
+        try:
+            told[place] = acts[place]()
+        except Exception as error:  # noqa: BLE001 - what is raised is looked at
+            told[place] = error
+
+    threads = [threading.Thread(target=call, args=(place,), daemon=True) for place in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return told
+
+
+async def in_tasks(acts: list[Callable[[], Awaitable[object]]]) -> list[Any]:
+    """The same in tasks."""
+
+    async def call(act: Callable[[], Awaitable[object]]) -> object:
+        return await act()
+
+    return await asyncio.wait_for(asyncio.gather(*map(call, acts), return_exceptions=True), WAIT_S)
+
+
+def test_all_who_wait_for_an_answer_have_it() -> None:
+    """Threads that sleep, and listeners, of which one has gone before."""
+    ask, letters, woken = Ask(None, float("inf")), list[int](), list[bool]()
+    threads = [threading.Thread(target=lambda: woken.append(ask.wait(RealClock(), WAIT_S))) for _ in range(SEVERAL)]
+    for thread in threads:
+        thread.start()
+    assert not ask.wait(RealClock(), 0.01)
+    for letter in range(3):
+        ask.listen(letters.append, letter)
+    ask.unlisten(letters.append, 1)
+    ask.settle("done")
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert woken == [True] * SEVERAL
+    assert letters == [0, 2]
+    assert not ask._waiters, "what is settled keeps nobody"
+    ask.listen(letters.append, 3)
+    assert letters[2:] == [3], "who comes later is told at once"
+
+
+def test_a_job_that_several_finish(sqlite_url: str) -> None:
+    """All are told that it is done."""
+    with dibs.connect(sqlite_url) as client:
+        queue = client.queue("q")
+        for _ in range(20):
+            queue.put_many(range(4))
+            batch = queue.take(4)
+            told = at_once([job.done for job in batch.won for _ in range(2)])
+            assert told == [None] * 8
+
+
+def test_a_job_that_several_tasks_finish(sqlite_url: str) -> None:
+    async def work() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            queue = client.queue("q")
+            for _ in range(20):
+                await queue.put_many(range(4))
+                batch = await queue.take(4)
+                told = await in_tasks([job.done for job in batch.won for _ in range(2)])
+                assert told == [None] * 8
+                assert not batch.lost
+
+    asyncio.run(work())
+
+
+def test_a_batch_that_several_finish(sqlite_url: str) -> None:
+    """While its jobs are being finished, too."""
+    with dibs.connect(sqlite_url) as client:
+        queue = client.queue("q")
+        for _ in range(20):
+            queue.put_many(range(4))
+            batch = queue.take(4)
+            told = at_once([*(job.done for job in batch.won), batch.done, batch.done])
+            assert told == [None] * 6
+            assert not batch.left
+            assert not batch.lost
+        assert not queue.take()
+
+
+def test_items_that_several_end(sqlite_url: str) -> None:
+    """The end of their batch may come before the worker's: that one is told so."""
+    with dibs.connect(sqlite_url) as client:
+        for number in range(20):
+            batch = client.claims("c").take([f"{number}/{part}" for part in range(4)])
+            told = at_once([*(item.done for item in batch.items for _ in range(2)), batch.release, batch.release])
+            assert all(answer is None or isinstance(answer, LeaseLost) for answer in told)
+            assert not batch.lost
+        assert not client.leases()
+
+
+@pytest.mark.parametrize("what", ["lock", "multilock"])
+def test_whoever_releases_what_is_being_released_waits_for_the_answer(sqlite_url: str, what: str) -> None:
+    """Only then has the store confirmed it. (It was told to be so at once, while the release was on its way.)"""
+    with dibs.connect(sqlite_url) as client, dibs.connect(sqlite_url) as other:
+        lease = client.lock("a").acquire() if what == "lock" else client.multilock(["a", "b"]).acquire()
+        assert lease is not None
+
+        def release() -> bool:
+            return lease.release() and other.holder("a") is None
+
+        assert at_once([release] * SEVERAL) == [True] * SEVERAL
+        assert release(), "and whoever does it once more later"
+
+
+def test_a_release_that_the_store_has_not_heard_of_is_confirmed_to_nobody(sqlite_url: str) -> None:
+    with dibs.connect(sqlite_url, request_timeout=0.2, patience=0.4) as client:
+        lease = client.lock("a").acquire()
+        assert lease is not None
+        file = connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            assert at_once([lease.release] * SEVERAL) == [False] * SEVERAL
+        finally:
+            file.execute("ROLLBACK")
+            file.close()
+        assert not lease.release()
+
+
+def test_a_batch_of_which_it_is_unknown_whether_it_is_done_stays_so(sqlite_url: str) -> None:
+    """Who says it a second time is not told that it is."""
+    with dibs.connect(sqlite_url, request_timeout=0.2, patience=0.4, ttl=1.0) as client:
+        queue = client.queue("q")
+        queue.put("x")
+        batch = queue.take()
+        file = connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            with pytest.raises(StoreUnavailable):
+                batch.done()
+        finally:
+            file.execute("ROLLBACK")
+            file.close()
+        with pytest.raises(StoreUnavailable):
+            batch.done()
+
+
+def test_a_release_that_is_awaited_twice(sqlite_url: str) -> None:
+    """Once it has returned it does so again; while another task awaits it, that says so."""
+
+    async def work() -> None:
+        async with dibs.connect_async(sqlite_url) as client:
+            for _ in range(2):
+                lease = await client.lock("a").acquire()
+                assert lease is not None
+                release = lease.release()
+
+                async def wait(release: Awaitable[bool] = release) -> bool:
+                    return await release
+
+                told = await in_tasks([wait, wait])
+                assert told[0] is True
+                assert isinstance(told[1], RuntimeError)
+                assert "call the method again" in str(told[1])
+                assert await release
+
+    asyncio.run(work())
+
+
+def test_a_client_that_several_close(sqlite_url: str) -> None:
+    for _ in range(10):
+        client = dibs.connect(sqlite_url)
+        lease = client.lock("a").acquire()
+        assert at_once([client.close] * SEVERAL) == [None] * SEVERAL
+        assert lease is not None
+        assert not lease.held
+    with dibs.connect(sqlite_url) as client:
+        assert not client.leases()
