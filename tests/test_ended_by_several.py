@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from sqlite3 import connect
 from typing import Any
 
@@ -37,6 +38,15 @@ def at_once(acts: list[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.join(WAIT_S)
     return told
+
+
+@contextmanager
+def kept_busy(url: str) -> Iterator[None]:
+    """Nobody else can write to the file."""
+    with closing(connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+        file.execute("BEGIN IMMEDIATE")
+        yield
+        file.execute("ROLLBACK")
 
 
 async def in_tasks(acts: list[Callable[[], Awaitable[object]]]) -> list[Any]:
@@ -136,13 +146,8 @@ def test_a_release_that_the_store_has_not_heard_of_is_confirmed_to_nobody(sqlite
     with dibs.connect(sqlite_url, request_timeout=0.2, patience=0.4) as client:
         lease = client.lock("a").acquire()
         assert lease is not None
-        file = connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
-        file.execute("BEGIN IMMEDIATE")
-        try:
+        with kept_busy(sqlite_url):
             assert at_once([lease.release] * SEVERAL) == [False] * SEVERAL
-        finally:
-            file.execute("ROLLBACK")
-            file.close()
         assert not lease.release()
 
 
@@ -152,14 +157,8 @@ def test_a_batch_of_which_it_is_unknown_whether_it_is_done_stays_so(sqlite_url: 
         queue = client.queue("q")
         queue.put("x")
         batch = queue.take()
-        file = connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
-        file.execute("BEGIN IMMEDIATE")
-        try:
-            with pytest.raises(StoreUnavailable):
-                batch.done()
-        finally:
-            file.execute("ROLLBACK")
-            file.close()
+        with kept_busy(sqlite_url), pytest.raises(StoreUnavailable):
+            batch.done()
         with pytest.raises(StoreUnavailable):
             batch.done()
 
@@ -169,19 +168,19 @@ def test_a_release_that_is_awaited_twice(sqlite_url: str) -> None:
 
     async def work() -> None:
         async with dibs.connect_async(sqlite_url) as client:
-            for _ in range(2):
-                lease = await client.lock("a").acquire()
-                assert lease is not None
+            lease = await client.lock("a").acquire()
+            assert lease is not None
+            with kept_busy(sqlite_url):
                 release = lease.release()
 
-                async def wait(release: Awaitable[bool] = release) -> bool:
+                async def wait() -> bool:
                     return await release
 
-                told = await in_tasks([wait, wait])
-                assert told[0] is True
-                assert isinstance(told[1], RuntimeError)
-                assert "call the method again" in str(told[1])
-                assert await release
+                first = asyncio.create_task(wait())
+                with pytest.raises(RuntimeError, match="call the method again"):
+                    await asyncio.create_task(wait())
+            assert await first
+            assert await release
 
     asyncio.run(work())
 
