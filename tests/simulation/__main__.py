@@ -89,7 +89,7 @@ def main() -> int:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
         parser.error("--steps is for worlds of locks")
-    if worlds.signals and worlds.kind.startswith("task"):
+    if worlds.signals and worlds.kind.startswith(("task", "shared")):  # what is shared lives on with what it holds
         parser.error(f"--signals is for worlds without {worlds.kind}")
     if options.show is not None:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):
