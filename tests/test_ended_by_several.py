@@ -59,23 +59,22 @@ async def in_tasks(acts: list[Callable[[], Awaitable[object]]]) -> list[Any]:
 
 
 def test_all_who_wait_for_an_answer_have_it() -> None:
-    """Threads that sleep, and listeners, of which one has gone before."""
+    """Whoever asked, threads and listeners beside it, and who comes when it has been answered."""
     ask, letters, woken = Ask(None, float("inf")), list[int](), list[bool]()
-    threads = [threading.Thread(target=lambda: woken.append(ask.wait(RealClock(), WAIT_S))) for _ in range(SEVERAL)]
+    asks = [ask, *(ask.echo() for _ in range(SEVERAL))]
+    threads = [threading.Thread(target=lambda ask=ask: woken.append(ask.wait(RealClock(), WAIT_S))) for ask in asks]
     for thread in threads:
         thread.start()
-    assert not ask.wait(RealClock(), 0.01)
-    for letter in range(3):
-        ask.listen(letters.append, letter)
-    ask.unlisten(letters.append, 1)
+    assert not ask.echo().wait(RealClock(), 0.01)
+    ask.echo().listen(letters.append, 1)
+    ask.trouble = StoreUnavailable("away")
     ask.settle("done")
     for thread in threads:
         thread.join(WAIT_S)
-    assert woken == [True] * SEVERAL
-    assert letters == [0, 2]
-    assert not ask._waiters, "what is settled keeps nobody"
-    ask.listen(letters.append, 3)
-    assert letters[2:] == [3], "who comes later is told at once"
+    assert woken == [True] * len(asks)
+    ask.echo().listen(letters.append, 2)
+    assert letters == [1, 2]
+    assert {(echo.outcome, echo.maybe_applied) for echo in (*asks, ask.echo())} == {("done", ask.maybe_applied)}
 
 
 def test_a_job_that_several_finish(sqlite_url: str) -> None:

@@ -511,7 +511,7 @@ def test_ctrl_c_while_another_is_told_its_answer_keeps_it_from_nobody(how: str, 
             told.set()
 
         threading.Thread(target=wait, daemon=True).start()
-        eventually(lambda: other._waiters, "nobody waits")
+        eventually(lambda: other._gate is not None, "nobody waits")
     with pytest.raises(KeyboardInterrupt):
         world.lane.drive(mine)
     assert told.wait(WAIT_S), "it was told nothing"

@@ -6,8 +6,6 @@ It answers for being settled once, and for nobody waiting on after that. Lanes c
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
 
@@ -51,14 +49,16 @@ class Ask:
     pausable = False
     #: What it is told when a transaction has locked its row; None: it is asked for again.
     if_locked: Any = None
+    _gate: Gate | None = None
+    _listener: Callable[[Any], None] | None = None
+    _letter: Any = None
+    _echoes: list[Ask] | None = None
 
     def __init__(self, request: Any, give_up_at: float) -> None:
         #: A Request of the store contract, or for an ``Act`` a function of the store.
         self.request = request
         #: When the lane stops repeating a failed attempt.
         self.give_up_at = give_up_at
-        #: Whom to call, with what, once it is settled: of what ends a lease or a job, there may be several.
-        self._waiters: list[tuple[Callable[[Any], None], Any]] = []
 
     @property
     def maybe_applied(self) -> bool:
@@ -77,18 +77,24 @@ class Ask:
         if error is not None:
             self.error = error
         self.settled = True
-        # A waiter looks at `settled` after it has said here whom to call, so one of the two sees the other.
-        if self._waiters:
-            try:
-                self._tell()
-            except BaseException:  # Ctrl-C on the way there: it is settled, so nobody else would wake whoever waits
-                self._tell()
-                raise
-
-    def _tell(self) -> None:
-        for listener, letter in self._waiters[:]:  # a copy, as those who are told may go
-            listener(letter)
-        self._waiters.clear()
+        # The waiter looks at `settled` after it has left its gate or listener here, so one of the two sees the other.
+        gate = self._gate
+        listener = self._listener
+        try:
+            if gate is not None:
+                self._gate = None
+                gate.open()
+            if listener is not None:
+                listener(self._letter)
+            if self._echoes is not None:
+                self._echo()
+        except BaseException:  # Ctrl-C on the way there: it is settled, so nobody else would wake whoever waits
+            if gate is not None:
+                gate.open()
+            if listener is not None:
+                listener(self._letter)
+            self._echo()
+            raise
 
     def received(self, outcome: Any) -> None:
         """Called by whoever serves the lane, under the mutex; perhaps again with the same outcome after a Ctrl-C."""
@@ -99,33 +105,38 @@ class Ask:
         self.settle(None, error)
 
     def wait(self, clock: Clock, timeout: float | None) -> bool:
-        """Block this thread until settled; False when ``timeout`` seconds went by first."""
+        """Block this thread until settled; False when ``timeout`` seconds went by first. One thread may wait here."""
         if self.settled:
             return True
-        gate = clock.gate()
-        self._waiters.append((_open, gate))
+        gate = self._gate = clock.gate()
         if self.settled:
             return True
         try:
             return gate.wait(timeout) or self.settled
         finally:
-            if not self.settled:
-                self.unlisten(_open, gate)
+            self._gate = None
 
     def listen(self, listener: Callable[[Any], None], letter: Any) -> None:
-        """Call ``listener(letter)`` once settled, in any thread; at least once, perhaps twice."""
-        self._waiters.append((listener, letter))
+        """Call ``listener(letter)`` once settled, in any thread; at least once, perhaps twice. One may listen here."""
+        self._letter = letter
+        self._listener = listener
         if self.settled:
             listener(letter)
 
-    def unlisten(self, listener: Callable[[Any], None], letter: Any) -> None:
-        """Nobody waits there any more."""
-        with suppress(ValueError):  # it has just been settled
-            self._waiters.remove((listener, letter))
+    def echo(self) -> Ask:
+        """Another that is settled with this one: for who waits for the same answer, beside whoever asked."""
+        echo = Ask(self.request, self.give_up_at)
+        echo.in_lane, echo.trouble = self.in_lane, self.trouble  # so that whoever waits for it serves the lane
+        # In one step, as two threads may do this at the same time.
+        self.__dict__.setdefault("_echoes", []).append(echo)
+        if self.settled:
+            self._echo()
+        return echo
 
-
-def _open(gate: Gate) -> None:
-    gate.open()
+    def _echo(self) -> None:
+        for echo in list(self._echoes or ()):
+            echo.in_lane, echo.trouble = False, self.trouble
+            echo.settle(self.outcome, self.error)
 
 
 class Act(Ask):

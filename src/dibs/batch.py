@@ -98,7 +98,8 @@ class Ends:
             if end is None:
                 break
             key, value, ask = end
-            yield self.session, ask, None
+            if not ask.settled:
+                yield self.session, ask.echo(), None
             with suppress(ValueError):  # another thread was waiting for it, too
                 self.pending.remove(end)
             # After trouble, Gone may be the trace of a first attempt whose answer was lost.

@@ -252,7 +252,7 @@ class Crew:
         """Count the end that a handler has sent by itself, when the store answers; False if there is none."""
         ask = job._hold.ends.get(job.id)
         if ask is not None:
-            ask.listen(self._told, [ask])
+            ask.echo().listen(self._told, [ask])
         return ask is not None
 
     def _end(self, job: JobFacts, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> None:

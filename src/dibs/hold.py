@@ -60,7 +60,7 @@ class Hold:
     pins: tuple[Door, ...] = ()
     #: It is a claim on jobs (``dibs.job_hold``), not a lease.
     of_jobs = False
-    #: What tells the store that it was released.
+    #: What tells the store that it has ended.
     ending: Ask | None = None
     #: The release that waits for the renewal under way to be over, or what must be answered before it.
     after_renewal: Ask | None = None

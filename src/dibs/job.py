@@ -254,7 +254,8 @@ class JobFacts:
         if first is None and end != BACK and self._is_given_back():
             raise LeaseLost(self._why())
         # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
-        ask = first or self._hold.ends.get(self.id)
+        ended = self._hold.ends.get(self.id)
+        ask = first or (ended and ended.echo())
         if ask is not None:
             yield from confirmed(self._session, ask)
             if self._is_lost():

@@ -192,7 +192,7 @@ class JobBatchFacts(Generic[J]):
             if ask is None:
                 break
             if not ask.settled:
-                yield claim.session, ask, None
+                yield claim.session, ask.echo(), None
             if ask.error is not None and ask.request.end == DONE:
                 unknown = unknown or ask.error
             try:

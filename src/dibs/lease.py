@@ -192,9 +192,9 @@ class LeaseFacts:
                     raise LeaseLost(self._why())
                 # It was released before, perhaps by another thread a moment ago: what the store says to that is told
                 # here, too. (But without what was to be kept of it.)
-                ask = hold.ending
-                if ask is None or keep:
+                if hold.ending is None or keep:
                     return hold.exported is None and not keep
+                ask = hold.ending.echo()
             if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
                 session.lane.start()
@@ -257,7 +257,7 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
             elif lease._hold.state == LOST:
                 lost = lost or LeaseLost(lease._why())
             elif lease._hold.ending is not None:  # released before: see ``_releasing``
-                asks.append((lease, lease._hold.ending))
+                asks.append((lease, lease._hold.ending.echo()))
         for _, ask in asks:
             if not ask.settled:
                 yield session, ask, None

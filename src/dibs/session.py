@@ -336,7 +336,8 @@ class Session:
             if self._aside is not None:
                 self._aside.close()
                 self._aside = None
-        return [*self.rings.close(), self.waiting.close(), self.renewer.close(), self.lane.close()]
+        ends = [*self.rings.close(), self.waiting.close(), self.renewer.close(), self.lane.close()]
+        return [end.echo() for end in ends]  # several threads may close one client
 
 
 def _log(message: str) -> None:

@@ -40,7 +40,6 @@ class AcquireAsk(Ask):
         now = session.clock.now()
         self.request = request
         self.give_up_at = now + session.patience_s
-        self._waiters = []
         self.started_at = now
         self.terms = terms
         self.owner = owner

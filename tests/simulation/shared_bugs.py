@@ -25,6 +25,6 @@ SHARED_JOB_BUGS = (
         "an answer of which one thread alone is told",
         ("liveness",),
         120,
-        (Edit(Ask, "wait", "self._waiters.append((_open, gate))", "self._waiters[:] = [(_open, gate)]"),),
+        (Edit(Ask, "echo", "echo = Ask(self.request, self.give_up_at)", "return self"),),
     ),
 )

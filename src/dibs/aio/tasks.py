@@ -150,8 +150,6 @@ def take(steps: Steps[T]) -> Generator[_Letter, None, T]:
                             yield letter
                         finally:
                             timer.cancel()
-                            if not ask.settled:
-                                ask.unlisten(mailbox.post, letter)
             except BaseException as error:
                 if type(error) is GeneratorExit and session.is_busy_here():
                     unattended(steps.close)
