@@ -24,7 +24,7 @@ SHARED_JOB_BUGS = (
     Bug(
         "an answer of which one thread alone is told",
         ("liveness",),
-        120,
+        160,
         (Edit(Ask, "echo", "echo = Ask(self.request, self.give_up_at)", "return self"),),
     ),
 )
