@@ -125,6 +125,8 @@ class Ask:
 
     def echo(self) -> Ask:
         """Another that is settled with this one: for who waits for the same answer, beside whoever asked."""
+        if self.settled:
+            return self
         echo = Ask(self.request, self.give_up_at)
         echo.in_lane, echo.trouble = self.in_lane, self.trouble  # so that whoever waits for it serves the lane
         # In one step, as two threads may do this at the same time.
