@@ -152,7 +152,7 @@ def test_which_settings_a_failover_needs(standbys: int, names: str, commit: str,
 
 def locks_in_vain(url: str, counted: Callable[[], int]) -> None:
     """A program that goes on asking while no commit ends leaves one session that is at work, and hears what that is."""
-    with dibs.connect(url, request_timeout=0.3, patience=0.1) as client:
+    with dibs.connect(url, request_timeout=1.0, patience=0.1) as client:  # time to see it, on a busy machine, too
         for number in range(12):
             with pytest.raises(dibs.StoreUnavailable) as told:
                 client.lock(f"in vain {number}").acquire(timeout=0)

@@ -254,10 +254,9 @@ class JobFacts:
         if first is None and end != BACK and self._is_given_back():
             raise LeaseLost(self._why())
         # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
-        ended = self._hold.ends.get(self.id)
-        ask = first or (ended and ended.echo())
+        ask = first or self._hold.ends.get(self.id)
         if ask is not None:
-            yield from confirmed(self._session, ask)
+            yield from confirmed(self._session, ask if ask is first else ask.echo())
             if self._is_lost():
                 self._claim.load.count(late=first is not None)
                 raise LeaseLost(self._why())
