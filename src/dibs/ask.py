@@ -125,20 +125,22 @@ class Ask:
 
     def echo(self) -> Ask:
         """Another that is settled with this one: for who waits for the same answer, beside whoever asked."""
-        if self.settled:
-            return self
         echo = Ask(self.request, self.give_up_at)
         echo.in_lane, echo.trouble = self.in_lane, self.trouble  # so that whoever waits for it serves the lane
-        # In one step, as two threads may do this at the same time.
-        self.__dict__.setdefault("_echoes", []).append(echo)
+        if not self.settled:
+            # In one step, as two threads may do this at the same time.
+            self.__dict__.setdefault("_echoes", []).append(echo)
         if self.settled:
-            self._echo()
+            self._answer(echo)
         return echo
 
     def _echo(self) -> None:
         for echo in list(self._echoes or ()):
-            echo.in_lane, echo.trouble = False, self.trouble
-            echo.settle(self.outcome, self.error)
+            self._answer(echo)
+
+    def _answer(self, echo: Ask) -> None:
+        echo.in_lane, echo.trouble = False, self.trouble
+        echo.settle(self.outcome, self.error)
 
 
 class Act(Ask):

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable
-from dibs.hold import LOST, RELEASED
+from dibs.hold import RELEASED
 from dibs.lock import LockCore
 from dibs.lockable import Lockable
 from dibs.owners import this_thread
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import run
-from tests.simulation.checker import Checker
 from tests.simulation.permits import LIMIT, PermitChecker
 from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
+from tests.simulation.several import SeveralChecker
 from tests.simulation.world import Interrupted
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dibs.terms import Terms
     from tests.simulation.checker import Tenure
     from tests.simulation.programs import SimSession
-    from tests.simulation.world import World
 
 # One block in the other, at most.
 DEPTH_MAX = 3
@@ -195,13 +194,8 @@ class SharedPermitProgram(SharedProgram):
             super()._release_what_is_held(lock)
 
 
-class SharedChecker(Checker):
-    """Besides what is promised of locks: their ``on_lost`` does not say whose lease was lost."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        #: When it was called of a lease whose acquire had not returned yet.
-        self._early: dict[Callable[[], object], list[float]] = {}
+class SharedChecker(SeveralChecker):
+    """Besides, a reentrant lock gives the same lease again, and another thread may release what is not in hand yet."""
 
     def latest(self, lease: Lease) -> Tenure:
         tenure = self._tenure(lease.claim_id)
@@ -217,18 +211,7 @@ class SharedChecker(Checker):
         self.claims[hold.claim_id].broken |= released
         tenure = super().acquired(who, session, hold, min_hold, told)
         tenure.release_called = released
-        on_lost = hold.terms.on_lost
-        if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
-            told.append(self._early[on_lost].pop())
         return tenure
-
-    def told_lost(self, on_lost: Callable[[], object]) -> None:
-        """It was called, of a lock with several users."""
-        for tenure in self.tenures:
-            if tenure.hold.terms.on_lost is on_lost and tenure.hold.state == LOST and not tenure.told:
-                tenure.told.append(self.world.now)
-                return
-        self._early.setdefault(on_lost, []).append(self.world.now)
 
 
 class SharedPermitChecker(SharedChecker, PermitChecker):

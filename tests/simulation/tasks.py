@@ -15,9 +15,9 @@ from dibs.aio.tasks import owner
 from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lock import LockCore
-from tests.simulation.checker import Checker
 from tests.simulation.loop import SimLoop
 from tests.simulation.programs import NAMES, TTLS_S, Program
+from tests.simulation.several import SeveralChecker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from dibs.hold import Hold
     from dibs.terms import Terms
     from tests.simulation.checker import Tenure
-    from tests.simulation.programs import Habits, Host, SimSession
-    from tests.simulation.world import World
+    from tests.simulation.programs import Habits, Host
 
 TASKS_MAX = 3
 # Before 3.11 nobody knows of two cancellations, that by a loss and another, that they were two.
@@ -326,33 +325,8 @@ class TaskProgram(Program):
         SimLoop(self.world, self.process).work([self.MEMBER(self, number).run() for number in range(members)])
 
 
-class TaskChecker(Checker):
+class TaskChecker(SeveralChecker):
     """What is promised to tasks besides what is promised to threads."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        #: When on_lost of a lock with several users was called whose acquire had not returned yet.
-        self._early: dict[Callable[[], object], list[float]] = {}
-
-    def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
-        tenure = super().acquired(who, session, hold, min_hold, told)
-        on_lost = hold.terms.on_lost
-        if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
-            told.append(self._early[on_lost].pop())
-        return tenure
-
-    def told_lost(self, on_lost: Callable[[], object]) -> None:
-        """It was called, of a lock with several users."""
-        for tenure in self.tenures:
-            if tenure.hold.terms.on_lost is on_lost and tenure.hold.state == LOST and not tenure.told:
-                tenure.told.append(self.world.now)
-                return
-        self._early.setdefault(on_lost, []).append(self.world.now)
-
-    def finish(self) -> None:
-        super().finish()
-        if any(self._early.values()) and not self.interrupts:
-            self.world.broken("loss is loud: on_lost of a lock with several users is called, and nothing was lost")
 
     def release_begun(self, tenure: Tenure) -> None:
         """A release was called, and is not awaited yet."""

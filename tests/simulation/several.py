@@ -1,0 +1,45 @@
+"""Locks that several threads or tasks use: their ``on_lost`` does not say whose lease was lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dibs.hold import LOST
+from tests.simulation.checker import Checker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dibs.hold import Hold
+    from tests.simulation.checker import Tenure
+    from tests.simulation.programs import SimSession
+    from tests.simulation.world import World
+
+
+class SeveralChecker(Checker):
+    """Each call of such an ``on_lost`` is for a lease that was lost."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        #: When it was called of a lease whose acquire had not returned yet.
+        self._early: dict[Callable[[], object], list[float]] = {}
+
+    def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
+        tenure = super().acquired(who, session, hold, min_hold, told)
+        on_lost = hold.terms.on_lost
+        if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
+            told.append(self._early[on_lost].pop())
+        return tenure
+
+    def told_lost(self, on_lost: Callable[[], object]) -> None:
+        """It was called."""
+        for tenure in self.tenures:
+            if tenure.hold.terms.on_lost is on_lost and tenure.hold.state == LOST and not tenure.told:
+                tenure.told.append(self.world.now)
+                return
+        self._early.setdefault(on_lost, []).append(self.world.now)
+
+    def finish(self) -> None:
+        super().finish()
+        if any(self._early.values()) and not self.interrupts:
+            self.world.broken("loss is loud: on_lost of a lock with several users is called, and nothing was lost")
