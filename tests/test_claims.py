@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.batch import Ends
 from dibs.steps import Steps
 from dibs.store import GONE, Acquire, Release, Request
 from dibs.tries import DeadItem
@@ -253,13 +252,13 @@ def test_what_is_given_back_just_as_it_ends_is_not_finished(
     """Where another thread closes the client between the last look at the item and its end, its worker is told so."""
     batch = client.claims("rows").take([1])
     (item,) = batch.items
-    release = Ends.release_one
+    end = dibs.Item._end
 
-    def late(*arguments: Any) -> bool:
+    def late(*arguments: Any) -> None:
         in_a_thread(client.close)
-        return release(*arguments)
+        end(*arguments)
 
-    monkeypatch.setattr(Ends, "release_one", late)
+    monkeypatch.setattr(dibs.Item, "_end", late)
     with pytest.raises(dibs.LeaseLost, match="'rows/1' was given back unfinished: others may have claimed it"):
         getattr(item, how)()
     assert batch.lost == batch.failed == []

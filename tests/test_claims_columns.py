@@ -406,7 +406,8 @@ def test_a_release_that_waits_for_a_row_keeps_nobody_waiting(served: Yard) -> No
         batch = served.claims(client).take([1, 2])
         connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")
         batch.items[0].done()
-        (_, _, ask) = batch._ends.pending[-1]
+        ask = batch.items[0]._hold.ending
+        assert ask is not None
         until(lambda: ask.trouble is not None)
         for number in range(10):
             with client.lock(f"other/{number}"), served.claims(client).take([3 + number]) as other:

@@ -182,7 +182,9 @@ def test_partitioned_tables_keep_claims(served: Yard) -> None:
         assert claims.take([11]).busy == [11]
         batch.items[1].done()
         with claims.take(query="SELECT id FROM parts") as other:
-            until(lambda: batch._ends.pending[0][2].settled)
+            ask = batch.items[1]._hold.ending
+            assert ask is not None
+            until(lambda: ask.settled)
             assert other.won in ([], [11])
     assert batch.lost == []
 
@@ -468,7 +470,8 @@ def test_a_loss_behind_a_lock_is_told(served: Yard) -> None:
         cursor = connection.cursor()
         cursor.execute("UPDATE event SET dibs_token = 2, dibs_claim = 'x else/1' WHERE id = 1")
         batch.items[0].done()
-        (_, _, ask) = batch._ends.pending[-1]
+        ask = batch.items[0]._hold.ending
+        assert ask is not None
         until(lambda: ask.trouble is not None)
         connection.commit()
     assert batch.lost == [1]
@@ -482,7 +485,8 @@ def test_a_client_closes_beside_a_locked_row(served: Yard) -> None:
         batch = served.claims(client).take([1, 2, 3])
         connection.cursor().execute("UPDATE event SET kind = 'x' WHERE id = 1")
         batch.items[0].done()
-        (_, _, ask) = batch._ends.pending[-1]
+        ask = batch.items[0]._hold.ending
+        assert ask is not None
         until(lambda: ask.trouble is not None)
         began = time.monotonic()
         client.close()

@@ -193,3 +193,28 @@ def test_a_client_that_several_close(sqlite_url: str) -> None:
         assert not lease.held
     with dibs.connect(sqlite_url) as client:
         assert not client.leases()
+
+
+@pytest.mark.parametrize("second", ["done", "skip", "fail"])
+@pytest.mark.parametrize("first", ["done", "skip", "fail"])
+def test_an_item_ends_as_the_first_says(
+    first: str, second: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes second in the same moment is told nothing, and changes nothing."""
+    end = dibs.Item._end
+    with dibs.connect(sqlite_url) as client:
+        claims = client.claims("rows", max_tries=1)
+        with claims.take([1]) as batch:
+            (item,) = batch.items
+
+            def late(*arguments: Any) -> None:
+                monkeypatch.undo()
+                assert at_once([getattr(item, first)]) == [None]
+                end(*arguments)
+
+            monkeypatch.setattr(dibs.Item, "_end", late)
+            getattr(item, second)()
+        assert (batch.failed, batch.left, batch.lost) == ([1] if first == "fail" else [], [], [])
+        assert [dead.key for dead in claims.dead()] == (["1"] if first == "fail" else [])
+        with claims.take([1]) as again:
+            assert again.won == ([] if first == "fail" else [1])

@@ -32,13 +32,15 @@ SLOWER = {
     "tasks-switched": 30,
     "shared": 3,
     "shared-permits": 3,
+    "shared-claims": 3,
     "shared-queues": 3,
     "shared-switched": 20,
+    "shared-claims-switched": 30,
 }
 # Worlds with planted bugs, and some in which nothing is planted.
 WORLDS = (
     *dict.fromkeys(PLANTED.values()),
-    Worlds("shared-permits"),
+    *(Worlds(kind) for kind in ("shared-permits", "shared-claims")),
     *(Worlds(kind, switches=True) for kind in ("permits", "multilocks", "queues", "tasks", "shared")),
 )
 

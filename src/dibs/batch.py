@@ -22,7 +22,7 @@ from dibs._typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from dibs.door import door_to
 from dibs.errors import LeaseLost
 from dibs.guarding import converse, release_after_commit
-from dibs.hold import HELD, LOST
+from dibs.hold import HELD, LOST, Finish
 from dibs.lease import LeaseFacts
 from dibs.names import check_seconds
 from dibs.store import Gone, Release
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from datetime import datetime
 
-    from dibs.ask import Ask
     from dibs.door import Door
     from dibs.guarding import Talk
     from dibs.hold import Hold
@@ -47,45 +46,24 @@ V = TypeVar("V")
 class Ends:
     """How the items of one batch end; shared by the batch and its items, so that neither keeps the other alive."""
 
-    __slots__ = ("failed", "lost", "pending", "session", "tries")
+    __slots__ = ("holds", "lost", "session", "tries")
 
     def __init__(self, session: Session, tries: Tries | None = None) -> None:
         self.session = session
         self.tries = tries
-        #: Releases on their way, and of what.
-        self.pending: list[tuple[str, Any, Ask]] = []
-        #: What was not held any more when it ended, by its key.
-        self.lost: dict[str, Any] = {}
-        #: What has failed, by its key.
-        self.failed: dict[str, Any] = {}
+        #: What was granted, by the keys of its items; without what has ended in a transaction, which waits by itself.
+        self.holds: dict[str, Hold] = {}
+        #: The keys of what was not held any more when it was to be worked, or ended.
+        self.lost: set[str] = set()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("claimed items cannot be pickled or copied: this process holds them; give another their keys")
 
-    def release(self, *items: Item[Any]) -> bool:
-        """Send the releases of items on their way, in one call; False if one was lost. The caller starts the lane."""
-        if self.forked():
-            return False
-        kept = True
-        for item, ask in zip(items, self.session.keeper.release_all([item._hold for item in items]), strict=True):
-            if ask is not None:
-                self.pending.append((item.key, item.value, ask))
-            elif item._hold.state == LOST:
-                self.lost[item.key] = item.value
-                kept = False
-        return kept
-
-    def release_one(self, item: Item[Any], keep: float = 0.0, info: str | None = None) -> bool:
-        """The same for one, as its worker says; False, too, if somebody else has given it back meanwhile.
-
-        Nobody is to have it for ``keep`` seconds, and it is shown with ``info`` then.
-        """
-        if self.forked():
-            return False
-        ask = self.session.keeper.release(item._hold, keep, info)
-        if ask is not None:
-            self.pending.append((item.key, item.value, ask))
-        return ask is not None or (item._hold.state != LOST and item._finished)
+    def release(self, *items: Item[Any]) -> None:
+        """Send the releases of items on their way, in one call. The caller starts the lane."""
+        if not self.forked():
+            self.session.keeper.release_all([item._hold for item in items])
+            self.lost.update(item.key for item in items if item._hold.state == LOST)
 
     def forked(self) -> bool:
         """Whether this is a forked child, which holds nothing of it, and whose lane is its parent's."""
@@ -93,34 +71,33 @@ class Ends:
 
     def settling(self) -> Steps[None]:
         """Wait until the store has answered to every release, and learn what had been lost by then."""
-        while not self.forked():
-            end = next(iter(self.pending), None)
-            if end is None:
-                break
-            key, value, ask = end
+        if self.forked():
+            return
+        for key, hold in list(self.holds.items()):
+            ask = hold.ending
+            # Of what was lost it is known, and where the caller's own transaction is open, the answer waits for that.
+            if ask is None or hold.state == LOST or (hold.pins and hold.waits_for_us()):
+                continue
             if not ask.settled:
                 yield self.session, ask.echo(), None
-            with suppress(ValueError):  # another thread was waiting for it, too
-                self.pending.remove(end)
             # After trouble, Gone may be the trace of a first attempt whose answer was lost.
             if isinstance(ask.outcome, Gone) and not ask.maybe_applied:
-                self.lost[key] = value
+                self.lost.add(key)
 
 
 class Item(LeaseFacts, Generic[V]):
     """One item of a batch, as won: a lease on ``source/key`` with the ``value`` that was given to ``take``."""
 
-    __slots__ = ("_ends", "_finished", "_key", "_refused", "_try", "_value")
+    __slots__ = ("_ends", "_key", "_refused", "_try", "_value")
 
     def __init__(self, session: Session, hold: Hold, name: str, key: str, value: V, ends: Ends) -> None:
         super().__init__(session, hold, name)
         self._key = key
         self._value = value
         self._ends = ends
+        ends.holds[key] = hold
         #: Where tries count: this one.
         self._try: Try | None = None
-        #: Its worker has said how it ends. (Else it was given back by the end of its batch, or with its client.)
-        self._finished = False
         #: With what a transaction has refused to end it, and nobody has said again how it ends.
         self._refused: str | None = None
 
@@ -150,19 +127,18 @@ class Item(LeaseFacts, Generic[V]):
             door = door_to(connection)
             converse(self._done_in(door), door)
         elif not self._has_ended():
-            self._check_held()
-            if self._try is not None and self._ends.tries is not None:
-                self._ends.tries.done(self)
-            self._freed(self._ends.release_one(self))
+            tries, counted = self._ends.tries, self._try
+            self._end_as(Finish() if tries is None or counted is None else tries.done(counted))
 
     def _done_in(self, door: Door) -> Talk[None]:
         tally = None if self._try is None else Release(self._try.name, self._try.claim_id)
         try:
             yield from release_after_commit(self, door, tally)
-            self._finished = True
+            self._hold.finish = self._hold.finish or Finish()
+            self._ends.holds.pop(self._key, None)
         except LeaseLost:
             if self._hold.state == LOST:
-                self._ends.lost[self.key] = self.value
+                self._ends.lost.add(self._key)
             raise
         except BaseException as error:
             self._refused = error_text(error)
@@ -174,8 +150,9 @@ class Item(LeaseFacts, Generic[V]):
         Raises LeaseLost when it was not held any more: others may have claimed it since.
         """
         if not self._given_back:
-            self._check_held()
-            self._freed(self._ends.release(self))
+            self._end(Finish(first=self._hold.first))
+            if not self._given_back:  # also by another thread in that moment
+                self._check_ended()
 
     def fail(self, error: BaseException | str | None = None, *, retry_in: Seconds = 0) -> None:
         """It was tried in vain: free it for the next try, and note it in ``batch.failed``. May be called twice.
@@ -191,42 +168,42 @@ class Item(LeaseFacts, Generic[V]):
         text = error_text(error)
         if self._has_ended():
             return
-        self._check_held()
-        ends, info = self._ends, None
-        if self._try is not None and ends.tries is not None:
-            dead = ends.tries.failed(ends.session, self, text)
-            if dead is not None:
-                keep, info = dead
-        self._freed(ends.release_one(self, keep, info))
-        ends.failed[self.key] = self.value
+        tries, counted = self._ends.tries, self._try
+        if tries is None or counted is None:
+            self._end_as(Finish(keep, failed=True))
+        else:
+            self._end_as(tries.failed(self._session, counted, keep, text))
 
     def _has_ended(self) -> bool:
         """Whether its worker has said before how it ends. What others may be at is not finished by saying so late."""
-        if self._given_back and not self._finished:
-            raise self._unfinished()
+        if self._given_back:
+            self._check_ended()
         return self._given_back
+
+    def _end_as(self, finish: Finish) -> None:
+        """End it so, unless another thread has said in the same moment how it ends."""
+        self._end(finish)
+        self._check_ended()
 
     def _is_left(self) -> bool:
         """Whether nobody has finished it; it may have been given back."""
-        return not self._finished and self._hold.state != LOST
+        return self._hold.finish is None and self._hold.state != LOST
 
-    def _unfinished(self) -> LeaseLost:
-        return LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
+    def _has_failed(self) -> bool:
+        return self._hold.finish is not None and self._hold.finish.failed
 
-    def _check_held(self) -> None:
-        if not self.held:
-            self._end()
-            self._freed(False)
+    def _was_lost(self) -> bool:
+        """Whether it was not held any more when it was to be worked, finished, or given back."""
+        return self._key in self._ends.lost
 
-    def _freed(self, kept: bool) -> None:
-        ends = self._ends
-        if not kept:
-            if self._given_back:  # meanwhile, by another thread
-                raise self._unfinished()
-            ends.lost[self.key] = self.value
-            raise LeaseLost(self._why())
-        self._finished = True
-        ends.session.lane.start()
+    def _check_ended(self) -> None:
+        """Raise LeaseLost unless its worker has said how it ends."""
+        if self._hold.finish is not None:
+            return
+        if self._given_back:  # by the end of its batch, or with its client
+            raise LeaseLost(f"{self._name!r} was given back unfinished: others may have claimed it since")
+        self._ends.lost.add(self._key)
+        raise LeaseLost(self._why())
 
 
 class BatchFacts(Generic[V]):
@@ -273,19 +250,18 @@ class BatchFacts(Generic[V]):
     def left(self) -> list[V]:
         """Of what was won: what is not finished. Once the batch has ended: what was given back unfinished."""
         # The end of a lease may be noticed only when it is given back. (What ``client.close`` gave back is left, too.)
-        lost = self._ends.lost
-        return [item.value for item in self._items if item._is_left() and item.key not in lost]
+        return [item.value for item in self._items if item._is_left() and not item._was_lost()]
 
     @property
     def lost(self) -> list[V]:
         """Of what was won: what was not held any more when it was to be worked, finished, or given back."""
-        return list(self._ends.lost.values())
+        return [item.value for item in self._items if item._was_lost()]
 
     @property
     def failed(self) -> list[V]:
         """Of what was won: what was freed by ``fail()``."""
         # As above.
-        return [value for key, value in self._ends.failed.items() if key not in self._ends.lost]
+        return [item.value for item in self._items if item._has_failed() and not item._was_lost()]
 
     @property
     def token(self) -> int | None:
@@ -349,7 +325,7 @@ class BatchFacts(Generic[V]):
             if item._given_back:  # finished by somebody who did not iterate, say
                 self._rest.popleft()
             elif not held:
-                self._ends.lost[item.key] = item.value
+                self._ends.lost.add(item.key)
                 self._rest.popleft()
             elif item.remaining() <= self._margin_s:
                 break

@@ -209,7 +209,8 @@ class ClaimsCore(Generic[B]):
         for item in exhausted:
             won.remove(item)
             busy.append(item.value)
-            ends.release_one(item, *tries.death(item))
+            assert item._try is not None
+            session.keeper.release(item._hold, tries.death(item._try))
         if exhausted:
             session.lane.start()
 

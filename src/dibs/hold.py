@@ -7,7 +7,7 @@ and looks again (``Keeper.expire``) before it says so.
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, Any
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import ROW_MARK, Renew, Renewed
 
 if TYPE_CHECKING:
@@ -24,6 +24,18 @@ RELEASED = 1
 LOST = 2
 FOREVER = float("inf")
 GONE_REASON = "the store no longer knows it: it expired, was broken by an operator, or was deleted"
+
+
+class Finish(NamedTuple):
+    """How whoever is at work under a hold says that it ends."""
+
+    #: Nobody is to have the name for so many seconds from now; it is shown with ``info`` then.
+    keep: float = 0.0
+    info: str | None = None
+    #: What the store must be told before it is told of the release.
+    first: Request | None = None
+    #: The work was tried in vain.
+    failed: bool = False
 
 
 class Hold:
@@ -68,6 +80,8 @@ class Hold:
     first: Request | None = None
     #: That, on its way.
     before: Ask | None = None
+    #: How it ended, if whoever was at work has said so; set with ``state``.
+    finish: Finish | None = None
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dibs.clock import Clock
+    from dibs.hold import Finish
     from dibs.holdings import Holdings
     from dibs.lane import Lane
     from dibs.store import Store
@@ -64,27 +65,29 @@ class Keeper:
         self._holdings.add(hold)
         self.renewer.track(hold, t0)
 
-    def release(self, hold: Hold, keep: float = 0.0, info: str | None = None) -> Ask | None:
+    def release(self, hold: Hold, finish: Finish | None = None) -> Ask | None:
         """End a hold; None when it had ended before. The trust is over at once, the store is told by the ask.
 
         Of one that was lost the store is told, too, but nobody needs to wait for that.
 
-        With ``keep``, the name is kept for that many seconds from now, and shown with ``info``. The ask's outcome is
-        Released or Gone.
+        ``finish`` is how it ends, of several who say so at once that of the first. The ask's outcome is Released or
+        Gone.
         """
         try:
             with self._mutex:
                 now = self._clock.now()
                 late = hold.state != HELD or now >= hold.trusted_until
                 if not late:
+                    if finish is not None:
+                        hold.finish, hold.first = finish, finish.first
                     hold.state = RELEASED
                     listeners, hold.listeners = hold.listeners, None
-                    ask = self._end(hold, now, keep, info)
+                    ask = self._end(hold, now, finish)
         except BaseException:
             # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
             with self._mutex:
                 if hold.state == RELEASED:
-                    self._end(hold, self._clock.now(), keep, info)
+                    self._end(hold, self._clock.now(), hold.finish)
             self._lane.start()
             raise
         if late:
@@ -161,12 +164,13 @@ class Keeper:
             keep = max(keep, PIN_KEEP_S)
         return Release(hold.key, hold.claim_id, ANY_SLOT if hold.any_slot else hold.granted.slot, None, keep, info)
 
-    def _end(self, hold: Hold, now: float, keep: float = 0.0, info: str | None = None) -> Ask:
+    def _end(self, hold: Hold, now: float, finish: Finish | None = None) -> Ask:
         """Stop looking after a hold and queue its release. The caller holds the mutex and serves the lane."""
         self._holdings.remove(hold)
         hold.watch = None
         if hold.of_jobs:
             return self._end_of_jobs(hold, now)
+        keep, info = (0.0, None) if finish is None else finish[:2]
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)

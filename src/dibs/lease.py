@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dibs.ask import Ask
     from dibs.copies import LostLease
-    from dibs.hold import Hold
+    from dibs.hold import Finish, Hold
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -121,11 +121,11 @@ class LeaseFacts:
     def _when_over(self, listener: Callable[[], None]) -> Callable[[], None]:
         return self._session.keeper.when_over(self._hold, listener)
 
-    def _end(self) -> None:
+    def _end(self, finish: Finish | None = None) -> None:
         """Give it back, if that has not begun, without waiting for the answer."""
         session = self._session
         if session.pid == os.getpid():
-            session.keeper.release(self._hold)
+            session.keeper.release(self._hold, finish)
             session.lane.start()
 
     def remaining(self) -> float:
@@ -181,19 +181,19 @@ class LeaseFacts:
         if not renewed(session, hold, ask):
             raise LeaseLost(self._why())
 
-    def _releasing(self, keep: float = 0.0, info: str | None = None) -> Steps[bool]:
+    def _releasing(self, finish: Finish | None = None) -> Steps[bool]:
         session, hold = self._session, self._hold
         try:
             if session.pid != os.getpid():
                 return False
-            ask = session.keeper.release(hold, keep, info)
+            ask = session.keeper.release(hold, finish)
             if ask is None:
                 if hold.state == LOST:
                     raise LeaseLost(self._why())
                 # It was released before, perhaps by another thread a moment ago: what the store says to that is told
                 # here, too. (But without what was to be kept of it.)
-                if hold.ending is None or keep:
-                    return hold.exported is None and not keep
+                if hold.ending is None or finish is not None:
+                    return hold.exported is None and finish is None
                 ask = hold.ending.echo()
             if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
@@ -206,7 +206,7 @@ class LeaseFacts:
         except BaseException:  # whoever was interrupted, it is released, and what was queued is sent
             if session.pid == os.getpid():
                 if hold.state == HELD:
-                    session.keeper.release(hold, keep, info)
+                    session.keeper.release(hold, finish)
                 session.lane.start()
             raise
         return type(ask.outcome) is Released or self._confirmed(ask)

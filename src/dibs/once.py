@@ -21,7 +21,7 @@ from functools import wraps
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
-from dibs.hold import RELEASED
+from dibs.hold import RELEASED, Finish
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore, check_decorated, ran, wait_limit
 from dibs.names import check_flag, check_info, check_name, check_seconds
@@ -194,7 +194,7 @@ class OnceCore(Generic[L, R]):
             return
         lease._check_at_end()
         text, problem = self._mark(begun)
-        told = yield from lease._releasing(self.keep_s, text)
+        told = yield from lease._releasing(Finish(self.keep_s, text))
         if not told:
             yield from self._make_sure(lease)
         if problem is not None:

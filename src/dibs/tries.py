@@ -20,7 +20,7 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import InvalidOption, StoreUnavailable, Unsupported
-from dibs.hold import HELD
+from dibs.hold import HELD, Finish
 from dibs.names import check_info, info_in
 from dibs.once_keys import check_key
 from dibs.steps import acting, settling
@@ -171,30 +171,24 @@ class Tries:
 
     # -- at the end -----------------------------------------------------------------------------------------------
 
-    def done(self, item: Item[Any]) -> None:
-        """The tally of this item is to go with it."""
-        assert item._try is not None
-        item._hold.first = Release(item._try.name, item._try.claim_id)
+    def done(self, counted: Try) -> Finish:
+        """This tally is to go with its item."""
+        return Finish(first=Release(counted.name, counted.claim_id))
 
-    def failed(self, session: Session, item: Item[Any], error: str | None) -> tuple[float, str] | None:
-        """The try of this item counts; how long to keep its name under which mark, if it was the last."""
-        counted = item._try
-        assert counted is not None
+    def failed(self, session: Session, counted: Try, keep: float, error: str | None) -> Finish:
+        """This try counts; nobody has the item for ``keep`` seconds, or ever, if it was the last."""
         if counted.tries >= self.max_tries:
-            return self.death(item, error)
-        if error is None:
-            item._hold.first = None
-        else:
+            return self.death(counted, error)
+        first = None
+        if error is not None:
             told = counted._replace(claim_id=session.new_claim(), error=error)
-            item._hold.first = self._transfer(session, counted, told)
-        return None
+            first = self._transfer(session, counted, told)
+        return Finish(keep, None, first, failed=True)
 
-    def death(self, item: Item[Any], error: str | None = None) -> tuple[float, str]:
-        """How long to keep the name of this item, whose tries are over, and under which mark. The tally stays."""
-        counted = item._try
-        assert counted is not None
-        item._hold.first = None
-        return self._keep_s, self.mark(counted.tries, counted.error if error is None else error)
+    def death(self, counted: Try, error: str | None = None) -> Finish:
+        """The tries of an item are over: its name is kept under a mark. The tally stays."""
+        mark = self.mark(counted.tries, counted.error if error is None else error)
+        return Finish(self._keep_s, mark, failed=True)
 
     def mark(self, tries: int, error: str | None) -> str:
         """The info that says dead, with the error if there is room for it."""

@@ -42,15 +42,19 @@ class Work:
         self.key = item._key
         self.tenure = tenure
         self.item: Item[str] | None = item
-        #: How its program has ended it, or is about to: "done", "skip", "fail", "left"; "" while it is at work.
-        self.how = ""
+        #: How its program has ended it, or is about to: "done", "skip", "fail", "left"; nothing while it is at work.
+        #: Of threads that say so at the same time, each.
+        self.hows: set[str] = set()
         self.told_lost = False
-        self.retry_in = 0.0
+        self.retry_in = math.inf
         #: It was about to say so: it may also be left.
         self.interrupted = False
         #: Where tries count: which one this is, and under which claim.
         self.tries = 0
         self.tried: str | None = None
+
+    def said(self) -> str:
+        return " and ".join(sorted(self.hows)) or "nothing"
 
 
 class Tally(NamedTuple):
@@ -148,8 +152,8 @@ class ClaimChecker(Checker):
         if work is None:  # it was never handed out
             if "skip" not in hows:
                 self.world.broken(f"tries: {tally} of {key} ends as {hows[0]}, and nobody has had it")
-        elif work.how not in hows and not ((work.interrupted or work.tenure.session.closed) and "left" in hows):
-            self.world.broken(f"tries: {tally} of {key} ends as {' or '.join(hows)}; its program said {work.how!r}")
+        elif not work.hows & {*hows} and not ((work.interrupted or work.tenure.session.closed) and "left" in hows):
+            self.world.broken(f"tries: {tally} of {key} ends as {' or '.join(hows)}; its program said {work.said()}")
 
     def _released(self, request: Release) -> None:
         claim_id, key = request.claim_id, request.name[len(_ITEMS) :]
@@ -163,8 +167,8 @@ class ClaimChecker(Checker):
             counted = tally is not None and self.max_tries is not None and tally.tries >= self.max_tries
             if not counted and key not in self.late:
                 self.world.broken(f"tries: {key} is dead, and {tally} were counted of {self.max_tries}")
-            elif work is not None and work.how != "fail":
-                self.world.broken(f"tries: {key} is dead, and its program said {work.how!r}")
+            elif work is not None and "fail" not in work.hows:
+                self.world.broken(f"tries: {key} is dead, and its program said {work.said()}")
         elif (
             work is not None
             and work.tried is not None
@@ -172,9 +176,12 @@ class ClaimChecker(Checker):
             and work.tenure.hold.state != LOST
             and self._sure()
         ):
-            tries = 0 if work.how == "done" else work.tries - (work.how != "fail")
-            if (0 if tally is None else tally.tries) != tries and not work.tenure.session.closed:
-                self.world.broken(f"tries: {key} is free, {work.how}, and its tally is {tally}, not {tries}")
+            finish = work.tenure.hold.finish
+            failed = finish is not None and finish.failed
+            hows = [how for how in work.hows or ("left",) if (how == "fail") == failed]
+            tries = [0 if how == "done" else work.tries - (how != "fail") for how in hows]
+            if (0 if tally is None else tally.tries) not in tries and not work.tenure.session.closed:
+                self.world.broken(f"tries: {key} is free, {work.said()}, and its tally is {tally}, not {tries}")
 
     def _sure(self) -> bool:
         """Whether nothing goes wrong, nor is interrupted at places where a step may be left out."""
@@ -299,7 +306,8 @@ class ClaimChecker(Checker):
 
     def ending(self, work: Work, how: str) -> None:
         """An item is about to end, as its program says; what was said first counts."""
-        work.how = work.how or how
+        if not work.hows:
+            work.hows = {how}
         self.releasing(work.tenure)
 
     def all_ending(self, works: list[Work]) -> None:
@@ -313,6 +321,11 @@ class ClaimChecker(Checker):
         """The program heard from an item that it had been lost."""
         work.told_lost = True
 
+    def told_ended(self, work: Work, item: Item[str]) -> None:
+        """It was said how an item ends, and nothing was raised."""
+        if item._is_left() and not work.tenure.session.closed:
+            self.world.broken(f"batch: {work.key} has ended, as its program was told, and it is left")
+
     def batch_over(self, batch: BatchFacts[str], works: list[Work]) -> None:
         """The block of a batch was left without an error."""
         lost, left, failed = set(batch.lost), set(batch.left), set(batch.failed)
@@ -324,9 +337,9 @@ class ClaimChecker(Checker):
             if work.told_lost and how != "lost":
                 self.world.broken(f"batch: {work.key} was told to be lost, and it is {how or 'finished'}")
             closed = work.tenure.session.closed  # that has given back what was not finished by then
-            expected = "" if work.how in ("done", "skip") else work.how
-            if how not in ("lost", expected) and not ((closed or work.interrupted) and how == "left"):
-                self.world.broken(f"batch: {work.key} was {work.how}, and it is {how or 'finished'}")
+            expected = {"" if each in ("done", "skip") else each for each in work.hows}
+            if how not in {"lost", *expected} and not ((closed or work.interrupted) and how == "left"):
+                self.world.broken(f"batch: {work.key} was {work.said()}, and it is {how or 'finished'}")
             confirmed, gone = work.tenure.claim_id in self.released, work.tenure.claim_id in self._gone
             if (gone and how != "lost" and not closed) or (confirmed and how == "lost" and hold.state != LOST):
                 self.world.broken(f"batch: {work.key} is {how or 'finished'}, and the store says {confirmed}")

@@ -93,8 +93,10 @@ class AtItems:
 
     def _say(self, item: Item[str], *, implicit: bool) -> None:
         """How the work on an item has ended. ``implicit``: it is done when the loop goes on to the next one."""
+        self._say_of(next(work for work in self.works if work.tenure.hold is item._hold), item, implicit)
+
+    def _say_of(self, work: Work, item: Item[str], implicit: bool) -> None:
         rand = self.world.random
-        work = next(work for work in self.works if work.tenure.hold is item._hold)
         chance = rand()
         if chance < 0.05:
             raise Failed
@@ -105,12 +107,15 @@ class AtItems:
             if how == "done":
                 if not implicit or rand() < 0.5:
                     item.done()
+                    self.checker.told_ended(work, item)
             elif how == "skip":
                 item.skip()
             else:
                 error = None if rand() < 0.3 else "it did not work"
-                work.retry_in = 0.0 if rand() < 0.5 else RETRY_IN_MAX_S * rand()
-                item.fail(error, retry_in=work.retry_in)
+                retry_in = 0.0 if rand() < 0.5 else RETRY_IN_MAX_S * rand()
+                work.retry_in = min(work.retry_in, retry_in)
+                item.fail(error, retry_in=retry_in)
+                self.checker.told_ended(work, item)
         except LeaseLost:
             self.checker.told_item_lost(work)
             raise
@@ -238,13 +243,17 @@ class ClaimProgram(AtItems, Program):
             self.note("drops its batch")
             return
         with batch:
-            if chance < 0.6:
-                for item in batch:
-                    self._work_on(item, implicit=True)
-            else:
-                for item in sorted(batch.items, key=lambda _: rand()):
-                    if rand() < 0.9:
-                        self._work_on(item, implicit=False)
+            self._work_all(batch, chance < 0.6)
+
+    def _work_all(self, batch: SimBatch, in_order: bool) -> None:
+        rand = self.world.random
+        if in_order:
+            for item in batch:
+                self._work_on(item, implicit=True)
+        else:
+            for item in sorted(batch.items, key=lambda _: rand()):
+                if rand() < 0.9:
+                    self._work_on(item, implicit=False)
 
     def _stream(self, claims: SimClaims) -> None:
         rand, world = self.world.random, self.world

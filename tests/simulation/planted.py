@@ -14,7 +14,7 @@ from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
 from tests.simulation.pause_bugs import PAUSE_BUGS
 from tests.simulation.scenario import simulate
-from tests.simulation.shared_bugs import SHARED_BUGS, SHARED_JOB_BUGS
+from tests.simulation.shared_bugs import SHARED_BUGS, SHARED_CLAIM_BUGS, SHARED_JOB_BUGS
 from tests.simulation.switch_bugs import SWITCH_BUGS
 from tests.simulation.switches import switches
 from tests.simulation.task_bugs import (
@@ -87,6 +87,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("workers"), WORKER_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),
         (Worlds(switches=True), SWITCH_BUGS),
+        (Worlds("shared-claims", switches=True), SHARED_CLAIM_BUGS),
     )
     for bug in bugs
 }

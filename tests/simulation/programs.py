@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dibs.store import StoreAddress
     from dibs.terms import Terms
     from dibs.wishes import AcquireAsk, TakeOver
+    from tests.simulation.claim_books import Work
     from tests.simulation.network import Network
     from tests.simulation.process import Process
 
@@ -120,6 +121,8 @@ class Host:
         self.locks: dict[tuple[str, bool], Lockable[Lease]] = {}
         #: Jobs that several threads end.
         self.jobs: list[Job] = []
+        #: Items that several threads end.
+        self.works: list[Work] = []
         address = network.address(process)
         request_timeout_s, patience_s = timeouts
         self.session = SimSession(

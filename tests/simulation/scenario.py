@@ -17,6 +17,7 @@ from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPermitProgram, SharedProgram
+from tests.simulation.shared_claims import SharedClaimChecker, SharedClaimProgram
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
@@ -52,6 +53,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "pauses": (PauseProgram, PauseChecker),
     "shared": (SharedProgram, SharedChecker),
     "shared-permits": (SharedPermitProgram, SharedPermitChecker),
+    "shared-claims": (SharedClaimProgram, SharedClaimChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
 KEPT_MAX_S = {
@@ -61,6 +63,7 @@ KEPT_MAX_S = {
     "task-elections": OFFERED_MAX_S,
     "claims": RETRY_IN_MAX_S,
     "task-claims": RETRY_IN_MAX_S,
+    "shared-claims": RETRY_IN_MAX_S,
 }
 # Programs more in each process of a world with a crowd.
 CROWD = 5
@@ -115,6 +118,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     if calm and kind in (
         "claims",
         "task-claims",
+        "shared-claims",
         "pauses",
     ):  # who revives items, or pauses, keeps the lane for many calls
         network.latency_max_s = min(network.latency_max_s, 0.03)

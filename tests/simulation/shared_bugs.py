@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dibs.ask import Ask
 from dibs.grips import Gripped
+from dibs.keeper import Keeper
+from dibs.lease import LeaseFacts
 from tests.simulation.bugs import Bug, Edit
 
 SHARED_BUGS = (
@@ -26,5 +28,21 @@ SHARED_JOB_BUGS = (
         ("liveness",),
         160,
         (Edit(Ask, "echo", "echo = Ask(self.request, self.give_up_at)", "return self"),),
+    ),
+)
+SHARED_CLAIM_BUGS = (
+    Bug(
+        "an item of which it is noted late how it has ended",
+        ("batch",),
+        240,
+        (
+            Edit(Keeper, "release", "hold.finish, hold.first = finish, finish.first", "hold.first = finish.first"),
+            Edit(
+                LeaseFacts,
+                "_end",
+                "release(self._hold, finish)",
+                "release(self._hold, finish); self._hold.finish = finish",
+            ),
+        ),
     ),
 )
