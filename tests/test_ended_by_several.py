@@ -15,6 +15,8 @@ import dibs
 from dibs.ask import Ask
 from dibs.clock import RealClock
 from dibs.errors import LeaseLost, StoreUnavailable
+from dibs.steps import run
+from dibs.waiting import Waiting
 
 WAIT_S = 20.0
 SEVERAL = 4
@@ -218,3 +220,26 @@ def test_an_item_ends_as_the_first_says(
         assert [dead.key for dead in claims.dead()] == (["1"] if first == "fail" else [])
         with claims.take([1]) as again:
             assert again.won == ([] if first == "fail" else [1])
+
+
+@pytest.mark.parametrize("how", ["release", "done"])
+def test_what_is_ended_once_more_after_ctrl_c_was_not_lost(
+    how: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that was interrupted may be sent twice; that the store does not know the second proves nothing."""
+    with dibs.connect(sqlite_url) as client:
+        lease: Any = client.lock("red").acquire() if how == "release" else client.claims("rows").take([1]).items[0]
+        nudge = Waiting.nudge
+
+        def interrupted(*arguments: Any) -> None:
+            monkeypatch.undo()
+            nudge(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Waiting, "nudge", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(lease, how)()
+        getattr(lease, how)()
+        if how == "done":
+            run(lease._ends.settling())
+            assert not lease._ends.lost

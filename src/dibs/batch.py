@@ -176,9 +176,10 @@ class Item(LeaseFacts, Generic[V]):
 
     def _has_ended(self) -> bool:
         """Whether its worker has said before how it ends. What others may be at is not finished by saying so late."""
-        if self._given_back:
-            self._check_ended()
-        return self._given_back
+        if not self._given_back:
+            return False
+        self._check_ended()
+        return True
 
     def _end_as(self, finish: Finish) -> None:
         """End it so, unless another thread has said in the same moment how it ends."""

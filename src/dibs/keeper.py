@@ -15,6 +15,7 @@ import os
 from dibs._typing import TYPE_CHECKING
 from dibs.ask import Ask, JobAsk
 from dibs.before import Before
+from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.renewer import Renewer
 from dibs.store import ANY_SLOT, PIN_KEEP_S, Release
@@ -174,7 +175,11 @@ class Keeper:
         # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
         if hold.terms.min_hold and hold.state == RELEASED:
             keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        ask = hold.ending = Ask(self.release_of(hold, keep, info), now + self._patience_s)
+        ask, before = Ask(self.release_of(hold, keep, info), now + self._patience_s), hold.ending
+        hold.ending = ask
+        if before is not None:  # after a Ctrl-C: to the one that the store hears of second, it says Gone
+            ask.trouble = StoreUnavailable("the release was interrupted")
+            before.trouble = before.trouble or ask.trouble
         sent = ask
         if hold.first is not None and hold.state == RELEASED:
             sent = hold.before = Before(hold.first, ask, self._lane, self._waiting)
