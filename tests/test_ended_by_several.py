@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dibs
+import dibs.campaign
 from dibs.ask import Ask
 from dibs.clock import RealClock
 from dibs.errors import LeaseLost, StoreUnavailable
@@ -243,3 +244,24 @@ def test_what_is_ended_once_more_after_ctrl_c_was_not_lost(
         if how == "done":
             run(lease._ends.settling())
             assert not lease._ends.lost
+
+
+@pytest.mark.parametrize("through", ["term", "election"])
+@pytest.mark.parametrize("where", ["check_offer", "offering"])
+def test_who_is_interrupted_while_it_resigns_has_resigned(
+    where: str, through: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the first step of it, and although the election, which others use, lives on."""
+
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with dibs.connect(sqlite_url) as client:
+        election = client.election("shard-7", value="a")
+        term = election.campaign()
+        assert term is not None
+        monkeypatch.setattr(dibs.campaign, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            (term if through == "term" else election).resign(to="b")
+        assert not term.held
+        assert election.leader() is None

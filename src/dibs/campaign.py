@@ -76,10 +76,16 @@ class TermFacts(LeaseFacts):
     __slots__ = ()
 
     def _resigning(self, to: Any, timeout: Seconds) -> Steps[bool]:
-        if to is None:
-            check_seconds("timeout", timeout)
-            return (yield from self._releasing())
-        return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
+        try:
+            if to is None:
+                check_seconds("timeout", timeout)
+                return (yield from self._releasing())
+            return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
+        except Exception:
+            raise
+        except BaseException:  # wherever Ctrl-C comes in, it has resigned
+            self._end()
+            raise
 
     @property
     def number(self) -> int:
@@ -171,14 +177,19 @@ class ElectionCore(LockCore[L]):
                 self._refusal = f"{many} by already, where standby_max is {self.standby_max}"
             return None
         try:
-            term = None
-            if not self._is_over(until):
-                term = yield from self._stand_by(owner, until, seat)
-            if term is None:  # whoever is told that it stands by no more finds the seat free
-                yield from seat.left(self._time_left(until))
-            return term
-        finally:
-            seat.leave()
+            try:
+                term = None
+                if not self._is_over(until):
+                    term = yield from self._stand_by(owner, until, seat)
+                if term is None:  # whoever is told that it stands by no more finds the seat free
+                    yield from seat.left(self._time_left(until))
+                return term
+            finally:
+                seat.leave()
+        except BaseException:  # Ctrl-C on the way out: nobody has it in hand
+            if term is not None:
+                term._end()
+            raise
 
     def _stand_by(self, owner: object, until: float | None, seat: Seat | None) -> Steps[L | None]:
         """Wait in line, and look up now and then: for a term that is offered to this candidate, and after its seat."""
@@ -250,12 +261,20 @@ class ElectionCore(LockCore[L]):
         if to is None:
             check_seconds("timeout", timeout)
             return (yield from self.release(owner))
-        offer = check_offer(self._desk.session(), to, timeout)
         grip = self._find(owner)
-        lease = None if grip is None else self._let_go(grip)
-        if lease is None:
-            raise NotHeld(f"{self.name!r} is not led through this object")
-        return (yield from offering(lease, to, *offer))
+        try:
+            offer = check_offer(self._desk.session(), to, timeout)
+            if grip is None:
+                raise NotHeld(f"{self.name!r} is not led through this object")
+            lease = self._let_go(grip)
+            assert lease is not None  # a term is acquired once
+            return (yield from offering(lease, to, *offer))
+        except Exception:
+            raise
+        except BaseException:  # as in ``release``
+            if grip is not None:
+                self._cut_short(grip, 0)
+            raise
 
     def refuse_own(self, owner: object) -> None:
         try:

@@ -37,6 +37,7 @@ KINDS = {
     "shared": "locks that threads share",
     "shared-permits": "semaphores and read/write locks that threads share",
     "shared-claims": "claims on items that threads share",
+    "shared-elections": "elections that threads share",
     "queues": "queues of jobs",
     "task-queues": "queues of jobs that tasks work",
     "shared-queues": "queues of jobs that threads share",

@@ -58,16 +58,19 @@ class SimSession(Session):
 
     def wish(self, key: str, terms: Terms, owner: object, blocking: bool) -> AcquireAsk:
         ask = super().wish(key, terms, owner, blocking)
-        if owner is this_thread():  # as the shipped faces say; the threads of a world are none that Python knows
-            assert self.world.current is not None
-            owner = self.world.current.name
-        self.checker.wished(owner, ask)
+        self.checker.wished(self._who(owner), ask)
         return ask
 
     def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
         ask = super().wish_for(key, from_claim, slot, terms, owner)
-        self.checker.wished(owner, ask)
+        self.checker.wished(self._who(owner), ask)
         return ask
+
+    def _who(self, owner: object) -> object:
+        if owner is not this_thread():
+            return owner
+        assert self.world.current is not None  # the threads of a world are none that Python knows
+        return self.world.current.name
 
     def is_busy_here(self) -> bool:
         """Who closes a stream in a world is in the midst of nothing: it has no garbage collector."""

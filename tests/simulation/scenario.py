@@ -18,6 +18,7 @@ from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPermitProgram, SharedProgram
 from tests.simulation.shared_claims import SharedClaimChecker, SharedClaimProgram
+from tests.simulation.shared_elections import SharedElectionChecker, SharedElectionProgram
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
@@ -54,6 +55,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "shared": (SharedProgram, SharedChecker),
     "shared-permits": (SharedPermitProgram, SharedPermitChecker),
     "shared-claims": (SharedClaimProgram, SharedClaimChecker),
+    "shared-elections": (SharedElectionProgram, SharedElectionChecker),
 }
 # What is kept for longer than a ttl there, though nobody holds it.
 KEPT_MAX_S = {
@@ -64,6 +66,7 @@ KEPT_MAX_S = {
     "claims": RETRY_IN_MAX_S,
     "task-claims": RETRY_IN_MAX_S,
     "shared-claims": RETRY_IN_MAX_S,
+    "shared-elections": OFFERED_MAX_S,
 }
 # Programs more in each process of a world with a crowd.
 CROWD = 5

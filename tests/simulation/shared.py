@@ -6,6 +6,8 @@ in the other where they are reentrant, and by ``acquire()`` and ``release()``, a
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable
@@ -22,13 +24,15 @@ from tests.simulation.several import SeveralChecker
 from tests.simulation.world import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dibs.hold import Hold
     from dibs.lease import Lease
     from dibs.terms import Terms
     from tests.simulation.checker import Tenure
+    from tests.simulation.process import Process
     from tests.simulation.programs import SimSession
+    from tests.simulation.world import World
 
 # One block in the other, at most.
 DEPTH_MAX = 3
@@ -47,7 +51,7 @@ class SharedProgram(Program):
         self._maybe_interrupt()
         chance = rand()
         if chance < 0.6:
-            self._block(lock, None, 1)
+            self._block(lock, None, 1, lock._core.terms.timeout)
         elif chance < 0.9 or lock._core.terms.reentrant:
             self._acquire_and_release(lock)
         else:
@@ -74,17 +78,17 @@ class SharedProgram(Program):
     def _lock(self, name: str, terms: Terms) -> Lockable[Lease]:
         return Lockable(LockCore(self.host.desk, name, terms, SimLease))
 
-    def _take(self, lock: Lockable[Lease], acquire: Callable[[], Lease | None], timeout: float | None) -> Lease | None:
+    def _take(self, refuses: bool, acquire: Callable[[], Lease | None], timeout: float | None) -> Lease | None:
         """Acquire, seen by the checker; None when it could not be had."""
         checker = self.checker
         checker.attempt(self.name, self.process, timeout)
         lease = None
         try:
             lease = acquire()
-            if lease is None and timeout is None:
+            if lease is None and timeout is None and not refuses:
                 self.world.broken("P12 who waits without limit is told that it could not be had in time")
         except LockTimeout as error:
-            if timeout is None:
+            if timeout is None and not refuses:
                 self.world.broken(f"P12 who waits without limit is told {error}")
         except self.CANNOT as error:
             self.world.note(self.process.name, "cannot have it: %s", str(error))
@@ -97,9 +101,9 @@ class SharedProgram(Program):
             checker.acquired(self.name, self.host.session, lease._hold, lease._hold.terms.min_hold, [])
         return lease
 
-    def _block(self, lock: Lockable[Lease], outer: Lease | None, depth: int) -> None:
+    def _block(self, lock: Lockable[Lease], outer: Lease | None, depth: int, timeout: float | None) -> None:
         """As in ``with lock as lease``, perhaps in another such block, and with others in it."""
-        lease = self._take(lock, lock.__enter__, lock._core.terms.timeout)
+        lease = self._take(self._refuses(lock), lock.__enter__, timeout)
         if lease is None:
             return
         failed: BaseException | None = None
@@ -127,7 +131,7 @@ class SharedProgram(Program):
             if rand() < habits.own_renewal:
                 lease.renew()
             if lock._core.terms.reentrant and depth < DEPTH_MAX and rand() < 0.4 and lease.held:
-                self._block(lock, lease, depth + 1)
+                self._block(lock, lease, depth + 1, lock._core.terms.timeout)
             if rand() < 0.1:
                 raise Failed
             lease.check()
@@ -135,7 +139,7 @@ class SharedProgram(Program):
     def _acquire_and_release(self, lock: Lockable[Lease]) -> None:
         rand = self.world.random
         timeout = 0.0 if rand() < 0.5 else lock._core.terms.timeout
-        lease = self._take(lock, lambda: lock.acquire(timeout=timeout), timeout)
+        lease = self._take(self._refuses(lock), lambda: lock.acquire(timeout=timeout), timeout)
         if lease is None:
             return
         try:
@@ -145,24 +149,38 @@ class SharedProgram(Program):
         finally:
             if not self.world.closing:
                 if rand() < 0.5:
-                    tenure = self.checker.latest(lease)
-                    self.checker.releasing(tenure)
-                    confirmed = self._release(lease.release)
-                    if confirmed is not None:
-                        self.checker.release_returned(tenure, confirmed)
+                    self._release_own(lease)
                 else:
                     self._release_what_is_held(lock)
 
+    def _refuses(self, lock: Lockable[Lease]) -> bool:
+        """Whether it may turn away who has time."""
+        return False
+
+    def _release_own(self, lease: Lease) -> None:
+        tenure = self.checker.latest(lease)
+        self.checker.releasing(tenure)
+        confirmed = self._release(lease.release)
+        if confirmed is not None:
+            self.checker.release_returned(tenure, confirmed)
+
     def _release_what_is_held(self, lock: Lockable[Lease]) -> None:
         """Its own, or that of another thread: a plain lock may be released by anybody."""
-        self._let_go_of(lock._core)
-        self._release(lock.release)
+        with self._letting_go(lock._core):
+            self._release(lock.release)
 
-    def _let_go_of(self, core: Any) -> None:
-        """Whichever it is that will be released: to the checker, all of them may be."""
+    @contextmanager
+    def _letting_go(self, core: Any) -> Iterator[None]:
+        """Whichever it is that is released: to the checker, all of them may be."""
+        at = self.process, core._key
         for tenure in self.checker.tenures:
-            if tenure.process is self.process and tenure.hold.key == core._key:
+            if (tenure.process, tenure.hold.key) == at:
                 self.checker.releasing(tenure)
+        self.checker.let_go[at] += 1
+        try:
+            yield
+        finally:
+            self.checker.let_go[at] -= 1
 
     def _release(self, release: Callable[[], bool]) -> bool | None:
         """Whether the store confirmed it; None when it raised."""
@@ -188,14 +206,19 @@ class SharedPermitProgram(SharedProgram):
     def _release_what_is_held(self, lock: Lockable[Lease]) -> None:
         core = lock._core
         if isinstance(core, SemaphoreCore) and self.world.random() < 0.5:
-            self._let_go_of(core)
-            self._release(lambda: run(core.release_some(this_thread(), 1)))
+            with self._letting_go(core):
+                self._release(lambda: run(core.release_some(this_thread(), 1)))
         else:
             super()._release_what_is_held(lock)
 
 
 class SharedChecker(SeveralChecker):
     """Besides, a reentrant lock gives the same lease again, and another thread may release what is not in hand yet."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        #: How many threads of a process are about to release whatever that holds of a name.
+        self.let_go: Counter[tuple[Process, str]] = Counter()
 
     def latest(self, lease: Lease) -> Tenure:
         tenure = self._tenure(lease.claim_id)
@@ -207,7 +230,8 @@ class SharedChecker(SeveralChecker):
         if tenure is not None:  # of a reentrant lock, which it holds
             self._over(who, session)
             return tenure
-        released = hold.state == RELEASED  # by another thread, before it was in hand here
+        # By another thread, before it was in hand here.
+        released = hold.state == RELEASED or self.let_go[self.attempts[who].process, hold.key] > 0
         self.claims[hold.claim_id].broken |= released
         tenure = super().acquired(who, session, hold, min_hold, told)
         tenure.release_called = released
