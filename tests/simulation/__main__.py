@@ -36,6 +36,7 @@ KINDS = {
     "pauses": "pauses",
     "shared": "locks that threads share",
     "shared-permits": "semaphores and read/write locks that threads share",
+    "shared-multilocks": "locks of several names that threads share",
     "shared-claims": "claims on items that threads share",
     "shared-elections": "elections that threads share",
     "queues": "queues of jobs",

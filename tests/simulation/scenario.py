@@ -19,6 +19,7 @@ from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
 from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPermitProgram, SharedProgram
 from tests.simulation.shared_claims import SharedClaimChecker, SharedClaimProgram
 from tests.simulation.shared_elections import SharedElectionChecker, SharedElectionProgram
+from tests.simulation.shared_multilocks import SharedMultiChecker, SharedMultiProgram
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
@@ -54,6 +55,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "pauses": (PauseProgram, PauseChecker),
     "shared": (SharedProgram, SharedChecker),
     "shared-permits": (SharedPermitProgram, SharedPermitChecker),
+    "shared-multilocks": (SharedMultiProgram, SharedMultiChecker),
     "shared-claims": (SharedClaimProgram, SharedClaimChecker),
     "shared-elections": (SharedElectionProgram, SharedElectionChecker),
 }

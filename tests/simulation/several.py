@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dibs.hold import Hold
     from tests.simulation.checker import Tenure
+    from tests.simulation.process import Process
     from tests.simulation.programs import SimSession
     from tests.simulation.world import World
 
@@ -24,8 +25,8 @@ class SeveralChecker(Checker):
         #: When it was called of a lease whose acquire had not returned yet.
         self._early: dict[Callable[[], object], list[float]] = {}
 
-    def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
-        tenure = super().acquired(who, session, hold, min_hold, told)
+    def _given(self, process: Process, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
+        tenure = super()._given(process, session, hold, min_hold, told)
         on_lost = hold.terms.on_lost
         if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
             told.append(self._early[on_lost].pop())

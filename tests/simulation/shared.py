@@ -14,6 +14,7 @@ from dibs.errors import LeaseLost, LockTimeout, NotHeld, StoreUnavailable
 from dibs.hold import RELEASED
 from dibs.lock import LockCore
 from dibs.lockable import Lockable
+from dibs.multilock import MultiCore
 from dibs.owners import this_thread
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
@@ -97,9 +98,16 @@ class SharedProgram(Program):
                 checker.not_acquired(self.name, self.host.session)
                 self.world.note(self.process.name, "goes without")
         if lease is not None:
-            self.world.note(self.process.name, "holds %s", lease.claim_id)
-            checker.acquired(self.name, self.host.session, lease._hold, lease._hold.terms.min_hold, [])
+            self._has(lease)
         return lease
+
+    def _has(self, lease: Lease) -> None:
+        self.world.note(self.process.name, "holds %s", lease.claim_id)
+        self.checker.acquired(self.name, self.host.session, lease._hold, lease._hold.terms.min_hold, [])
+
+    def _tenures(self, lease: Lease) -> list[Tenure]:
+        """What the checker knows of it."""
+        return [self.checker.latest(lease)]
 
     def _block(self, lock: Lockable[Lease], outer: Lease | None, depth: int, timeout: float | None) -> None:
         """As in ``with lock as lease``, perhaps in another such block, and with others in it."""
@@ -111,16 +119,16 @@ class SharedProgram(Program):
             self._work(lock, lease, depth)
         except (Failed, Interrupted, LeaseLost, StoreUnavailable) as error:
             failed = error
-        tenure = self.checker.latest(lease)
-        if lease is not outer:
+        tenures = [] if lease is outer else self._tenures(lease)
+        for tenure in tenures:
             self.checker.releasing(tenure)
         try:
             lock.__exit__(None if failed is None else type(failed), None, None)
-            if lease is not outer and failed is None:
+            for tenure in tenures if failed is None else ():
                 self.checker.release_returned(tenure, False)
         except (LeaseLost, StoreUnavailable) as error:
             self.world.note(self.process.name, "is told: %s", str(error))
-        self.world.note(self.process.name, "has left a block of %s", lease.claim_id)
+        self.world.note(self.process.name, "has left a block of %s", [tenure.claim_id for tenure in tenures])
         if isinstance(failed, Interrupted):
             raise failed
 
@@ -158,11 +166,12 @@ class SharedProgram(Program):
         return False
 
     def _release_own(self, lease: Lease) -> None:
-        tenure = self.checker.latest(lease)
-        self.checker.releasing(tenure)
+        tenures = self._tenures(lease)
+        for tenure in tenures:
+            self.checker.releasing(tenure)
         confirmed = self._release(lease.release)
-        if confirmed is not None:
-            self.checker.release_returned(tenure, confirmed)
+        for tenure in tenures if confirmed is not None else ():
+            self.checker.release_returned(tenure, confirmed is True)
 
     def _release_what_is_held(self, lock: Lockable[Lease]) -> None:
         """Its own, or that of another thread: a plain lock may be released by anybody."""
@@ -172,15 +181,16 @@ class SharedProgram(Program):
     @contextmanager
     def _letting_go(self, core: Any) -> Iterator[None]:
         """Whichever it is that is released: to the checker, all of them may be."""
-        at = self.process, core._key
+        cores = core._cores if isinstance(core, MultiCore) else (core,)
+        at = [(self.process, core._key) for core in cores]
         for tenure in self.checker.tenures:
-            if (tenure.process, tenure.hold.key) == at:
+            if (tenure.process, tenure.hold.key) in at:
                 self.checker.releasing(tenure)
-        self.checker.let_go[at] += 1
+        self.checker.let_go.update(at)
         try:
             yield
         finally:
-            self.checker.let_go[at] -= 1
+            self.checker.let_go.subtract(at)
 
     def _release(self, release: Callable[[], bool]) -> bool | None:
         """Whether the store confirmed it; None when it raised."""
@@ -230,10 +240,13 @@ class SharedChecker(SeveralChecker):
         if tenure is not None:  # of a reentrant lock, which it holds
             self._over(who, session)
             return tenure
+        return super().acquired(who, session, hold, min_hold, told)
+
+    def _given(self, process: Process, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         # By another thread, before it was in hand here.
-        released = hold.state == RELEASED or self.let_go[self.attempts[who].process, hold.key] > 0
+        released = hold.state == RELEASED or self.let_go[process, hold.key] > 0
         self.claims[hold.claim_id].broken |= released
-        tenure = super().acquired(who, session, hold, min_hold, told)
+        tenure = super()._given(process, session, hold, min_hold, told)
         tenure.release_called = released
         return tenure
 
