@@ -32,7 +32,10 @@ SLOWER = {
     "tasks-switched": 30,
     "shared": 3,
     "shared-permits": 3,
-    "shared-claims": 3,
+    "shared-multilocks": 5,
+    "shared-once": 5,
+    "shared-elections": 5,
+    "shared-claims": 5,
     "shared-queues": 3,
     "shared-switched": 20,
     "shared-claims-switched": 30,
@@ -40,7 +43,7 @@ SLOWER = {
 # Worlds with planted bugs, and some in which nothing is planted.
 WORLDS = (
     *dict.fromkeys(PLANTED.values()),
-    *(Worlds(kind) for kind in ("shared-permits", "shared-claims")),
+    *(Worlds(f"shared-{what}") for what in ("permits", "multilocks", "once", "elections", "claims")),
     *(Worlds(kind, switches=True) for kind in ("permits", "multilocks", "queues", "tasks", "shared")),
 )
 

@@ -31,7 +31,8 @@ class Batch(BatchFacts[V]):
     """What was won, for one thread: ``with claims.take(rows) as batch: for item in batch: …``.
 
     Going on to the next item finishes the one before. The loop stops a margin before the deadline. What is left at
-    the end of the ``with`` block, however it ends, is given back. Its items may be ended by other threads, too.
+    the end of the ``with`` block, however it ends, is given back. Its items may be ended by other threads, too: an item
+    ends as the first says who ends it.
     """
 
     __slots__ = ()

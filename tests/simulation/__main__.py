@@ -37,6 +37,7 @@ KINDS = {
     "shared": "locks that threads share",
     "shared-permits": "semaphores and read/write locks that threads share",
     "shared-multilocks": "locks of several names that threads share",
+    "shared-once": "works that threads share and are to do once",
     "shared-claims": "claims on items that threads share",
     "shared-elections": "elections that threads share",
     "queues": "queues of jobs",

@@ -7,17 +7,21 @@ which everything is checked that is checked of locks.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dibs.errors import LeaseLost, StoreUnavailable
-from dibs.once import OnceCore, OnceRun, once_options
+from dibs.once import Once, OnceCore, OnceRun, once_options
 from dibs.store import Granted, Release, Released
 from tests.simulation.checker import Checker
 from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dibs.lease import Lease
     from dibs.once_record import OnceRecord
+    from dibs.steps import Steps
     from dibs.store import Acquire, Outcome, Request, Transfer
     from tests.simulation.network import Call
     from tests.simulation.world import World
@@ -45,14 +49,18 @@ class OnceProgram(Program):
         name = NAMES[int(rand() * habits.names)]
         core: OnceCore[Lease, OnceRun] = OnceCore(desk, name, None, options, SimLease, OnceRun)
         self._maybe_interrupt()
-        begun = self._begin(core, timeout)
+        begun = self._begin(core, timeout, core.begin(self.name))
         if begun is None or not begun:
             return
-        lease = begun.lease
+        self._do(begun, begun, told)
+
+    def _do(self, block: Once | OnceRun, begun: OnceRun, told: list[float]) -> None:
+        """As in ``with`` of the one or the other, of which the once was entered."""
+        world, lease, name = self.world, begun.lease, begun._core.name
         tenure = self.checker.acquired(self.name, self.host.session, lease._hold, 0.0, told)
         world.note(self.process.name, "does %s under %s", name, lease.claim_id)
         try:
-            with begun:
+            with begun if block is begun else self._entered(block):
                 try:
                     self._work(begun)
                 finally:
@@ -70,7 +78,17 @@ class OnceProgram(Program):
         finally:
             # The block is over, and with it the run: who was interrupted on the way in has given it back, too.
             tenure.release_called = True
-            del core, lease, begun
+            del lease, block, begun
+
+    @contextmanager
+    def _entered(self, once: Once | OnceRun) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            once.__exit__(type(error))
+            raise
+        else:
+            once.__exit__(None)
 
     def _work(self, begun: OnceRun) -> None:
         habits, rand = self.habits, self.world.random
@@ -83,13 +101,15 @@ class OnceProgram(Program):
         self._meet_renewal(begun.lease)
         begun.result = begun.lease.claim_id
 
-    def _begin(self, core: OnceCore[Lease, OnceRun], timeout: float | None) -> OnceRun | None:
+    def _begin(
+        self, core: OnceCore[Lease, OnceRun], timeout: float | None, steps: Steps[OnceRun], *also: type[Exception]
+    ) -> OnceRun | None:
         """What was begun, or found to be done."""
         world = self.world
         world.note(self.process.name, "is to do %s once, waits %s", core.name, timeout)
         since = world.now
         # It asks several times, and looks in between: the time of one request is not its limit.
-        begun = self._attempt(core.begin(self.name), None)
+        begun = self._attempt(steps, None, *also)
         if begun is not None and not begun:
             self.checker.not_acquired(self.name, self.host.session)
         if begun is not None and begun.done is not None:

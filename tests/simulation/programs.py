@@ -27,6 +27,7 @@ from tests.simulation.world import Interrupted, Task, World
 if TYPE_CHECKING:
     from dibs.hold import Hold
     from dibs.lockable import Lockable
+    from dibs.once import Once
     from dibs.queue import Job
     from dibs.steps import Steps
     from dibs.store import StoreAddress
@@ -122,6 +123,8 @@ class Host:
         self.exported = network.exported
         #: Locks that several threads use, by their names and whether they are reentrant.
         self.locks: dict[tuple[str, bool], Lockable[Lease]] = {}
+        #: Works that several threads are to do once, by their names.
+        self.onces: dict[str, Once] = {}
         #: Jobs that several threads end.
         self.jobs: list[Job] = []
         #: Items that several threads end.

@@ -20,6 +20,7 @@ from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPe
 from tests.simulation.shared_claims import SharedClaimChecker, SharedClaimProgram
 from tests.simulation.shared_elections import SharedElectionChecker, SharedElectionProgram
 from tests.simulation.shared_multilocks import SharedMultiChecker, SharedMultiProgram
+from tests.simulation.shared_onces import SharedOnceChecker, SharedOnceProgram
 from tests.simulation.steps import STEPS_MAX, StepChecker, Sweeper, set_clock
 from tests.simulation.task_claims import ClaimTaskChecker, ClaimTasks
 from tests.simulation.task_kinds import (
@@ -56,6 +57,7 @@ KINDS: dict[str, tuple[type[Program], type[Checker]]] = {
     "shared": (SharedProgram, SharedChecker),
     "shared-permits": (SharedPermitProgram, SharedPermitChecker),
     "shared-multilocks": (SharedMultiProgram, SharedMultiChecker),
+    "shared-once": (SharedOnceProgram, SharedOnceChecker),
     "shared-claims": (SharedClaimProgram, SharedClaimChecker),
     "shared-elections": (SharedElectionProgram, SharedElectionChecker),
 }
@@ -68,6 +70,7 @@ KEPT_MAX_S = {
     "claims": RETRY_IN_MAX_S,
     "task-claims": RETRY_IN_MAX_S,
     "shared-claims": RETRY_IN_MAX_S,
+    "shared-once": max(KEEPS_S),
     "shared-elections": OFFERED_MAX_S,
 }
 # Programs more in each process of a world with a crowd.
