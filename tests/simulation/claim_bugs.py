@@ -41,7 +41,7 @@ CLAIM_BUGS = (
         "an item that is to be left alone for a while and is not",
         ("retry_in",),
         50,
-        (Edit(Item, "fail", "ends.release_one(self, keep, info)", "ends.release_one(self, keep / 2, info)"),),
+        (Edit(Item, "fail", "most=limits.ttl_max_s)", "most=limits.ttl_max_s) / 2"),),
     ),
     Bug(
         "what was won and is not wanted kept",
@@ -53,7 +53,7 @@ CLAIM_BUGS = (
         "a loss that the last answer tells, and nobody hears",
         ("batch",),
         60,
-        (Edit(Ends, "settling", "self.lost[key] = value", "pass"),),
+        (Edit(Ends, "settling", "self.lost.add(key)", "pass"),),
     ),
     Bug(
         "what is not due any more kept",
