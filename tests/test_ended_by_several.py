@@ -13,6 +13,7 @@ import pytest
 
 import dibs
 import dibs.campaign
+import dibs.succession
 from dibs.ask import Ask
 from dibs.clock import RealClock
 from dibs.errors import LeaseLost, StoreUnavailable
@@ -260,7 +261,8 @@ def test_who_is_interrupted_while_it_resigns_has_resigned(
         election = client.election("shard-7", value="a")
         term = election.campaign()
         assert term is not None
-        monkeypatch.setattr(dibs.campaign, where, interrupted)
+        module = dibs.succession if through == "term" else dibs.campaign
+        monkeypatch.setattr(module, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             (term if through == "term" else election).resign(to="b")
         assert not term.held

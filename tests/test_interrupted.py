@@ -14,7 +14,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from traceback import format_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+T = TypeVar("T")
 HOME = str(Path(dibs.__file__).parent)
 
 
@@ -39,7 +40,7 @@ def _ours(frame: FrameType | None) -> bool:
 def _ends(frame: FrameType) -> bool:
     """Whether a block or lease is to end, and not a line of that has run: nothing can be done about a Ctrl-C there."""
     name = frame.f_code.co_name
-    return name == "__exit__" or (name == "release" and not _ours(frame.f_back))
+    return name in ("__exit__", "given_back") or (name in ("release", "resign") and not _ours(frame.f_back))
 
 
 def interrupted(act: Callable[[], object], at: int) -> str | None:
@@ -67,13 +68,22 @@ def interrupted(act: Callable[[], object], at: int) -> str | None:
     return None
 
 
+#: Objects that live on, as those of a module do: what one holds is not let go of with it.
+KEPT: list[object] = []
+
+
+def kept(made: T) -> T:
+    KEPT.append(made)
+    return made
+
+
 def _lock(client: dibs.Client, name: str) -> None:
     with client.lock(name):
         pass
 
 
 def _named(client: dibs.Client, name: str) -> None:
-    lock = client.lock(name)
+    lock = kept(client.lock(name))
     with lock as lease:
         lease.check()
 
@@ -89,11 +99,43 @@ def _released(client: dibs.Client, name: str) -> None:
 
 
 def _released_by_the_lock(client: dibs.Client, name: str) -> None:
-    lock = client.lock(name)
+    lock = kept(client.lock(name))
+    lock.acquire()
+    lock.release()
+
+
+def _released_twice(client: dibs.Client, name: str) -> None:
+    lock = kept(client.lock(name, reentrant=True))
+    lock.acquire()
     try:
         lock.acquire()
+        lock.release()
     finally:
         lock.release()
+
+
+def _some_released(client: dibs.Client, name: str) -> None:
+    semaphore = kept(client.semaphore(name, 3))
+    semaphore.acquire()
+    semaphore.release()
+
+
+def _all_released(client: dibs.Client, name: str) -> None:
+    multilock = kept(client.multilock([name, f"{name}/2"]))
+    multilock.acquire()
+    multilock.release()
+
+
+def _resigned(client: dibs.Client, name: str) -> None:
+    election = kept(client.election(name))
+    election.campaign()
+    election.resign()
+
+
+def _resigned_for_another(client: dibs.Client, name: str) -> None:
+    election = kept(client.election(name, value="a"))
+    election.campaign()
+    election.resign(to="b", timeout=0)
 
 
 def _decorated(client: dibs.Client, name: str) -> None:
@@ -146,6 +188,12 @@ ACTS = (
     _named,
     _reentrant,
     _released,
+    _released_by_the_lock,
+    _released_twice,
+    _some_released,
+    _all_released,
+    _resigned,
+    _resigned_for_another,
     _decorated,
     _semaphore,
     _writer,
@@ -169,6 +217,7 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
         assert at > 20  # it was interrupted at all
         client.ping()  # after what was on its way
         assert [record for record in client.leases() if "once" not in (record.info or {})] == []
+    KEPT.clear()
 
 
 # In a process of its own, whose main thread does nothing else. It says how often a mutex was left had, and of how many.

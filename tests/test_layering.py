@@ -720,7 +720,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.handover": {*CONTRACT, *DATA},
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
-    "dibs.succession": {*CONTRACT, *DATA},
+    "dibs.succession": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.absence": set(),
     "dibs.campaign": {
         *CONTRACT,

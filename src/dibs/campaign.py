@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dibs.desk import Desk, LeaseRecord
+    from dibs.grips import Aim
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
@@ -68,34 +69,6 @@ class Leader(NamedTuple):
     value: Any
     holder: str
     since: datetime
-
-
-class TermFacts(LeaseFacts):
-    """What a term has besides what every lease has."""
-
-    __slots__ = ()
-
-    def _resigning(self, to: Any, timeout: Seconds) -> Steps[bool]:
-        try:
-            if to is None:
-                check_seconds("timeout", timeout)
-                return (yield from self._releasing())
-            return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
-        except Exception:
-            raise
-        except BaseException:  # wherever Ctrl-C comes in, it has resigned
-            self._end()
-            raise
-
-    @property
-    def number(self) -> int:
-        """The number of the term: its fencing token, greater than that of every earlier term."""
-        return self.fencing_token
-
-    @property
-    def value(self) -> Any:
-        """What the candidate tells observers about itself."""
-        return (self.info or {}).get(VALUE)
 
 
 class ElectionCore(LockCore[L]):
@@ -199,30 +172,36 @@ class ElectionCore(LockCore[L]):
         if seat is None and self._value is None:
             return (yield from waiting)
         looked: set[int] = set()  # the token of whom it looked at last
+        term: L | None = None
         try:
-            session, ask, timeout = next(waiting)
-            while True:
-                end = None if timeout is None else clock.now() + timeout
-                settled = False
-                while not settled and (end is None or clock.now() < end):
-                    settled = yield session, ask, LOOK_UP_S if end is None else min(LOOK_UP_S, end - clock.now())
-                    if settled:
-                        break
-                    if seat is not None and not self._is_over(until) and not (yield from seat.kept()):
-                        with session.mutex:
-                            self.refused = (session.waiting.seen(self._key), clock.now() - began)
-                        self._refusal = (
-                            f"this standby was replaced by a newer one, {people_call(seat.taken_by() or '?')}"
-                        )
-                        return None
-                    term = yield from self._called(owner, session, looked, until)
-                    if term is not None:
-                        return term
-                session, ask, timeout = waiting.send(settled or ask.settled)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            waiting.close()  # which leaves the line, wherever this ends
+            try:
+                session, ask, timeout = next(waiting)
+                while True:
+                    end = None if timeout is None else clock.now() + timeout
+                    settled = False
+                    while not settled and (end is None or clock.now() < end):
+                        settled = yield session, ask, LOOK_UP_S if end is None else min(LOOK_UP_S, end - clock.now())
+                        if settled:
+                            break
+                        if seat is not None and not self._is_over(until) and not (yield from seat.kept()):
+                            with session.mutex:
+                                self.refused = (session.waiting.seen(self._key), clock.now() - began)
+                            newer = people_call(seat.taken_by() or "?")
+                            self._refusal = f"this standby was replaced by a newer one, {newer}"
+                            return None
+                        term = yield from self._called(owner, session, looked, until)
+                        if term is not None:
+                            return term
+                    session, ask, timeout = waiting.send(settled or ask.settled)
+            except StopIteration as stop:
+                term = stop.value
+                return term
+            finally:
+                waiting.close()  # which leaves the line, wherever this ends
+        except BaseException:  # as above
+            if term is not None:
+                term._end()
+            raise
 
     def _called(self, owner: object, session: Session, looked: set[int], until: float | None) -> Steps[L | None]:
         """A term that is offered to this candidate. It looks once at each lease that it hears of while it waits."""
@@ -258,22 +237,27 @@ class ElectionCore(LockCore[L]):
 
     def resign(self, owner: object, to: Any, timeout: Seconds) -> Steps[bool]:
         """Give up what this owner leads through this object, for the candidate with this value if there is one."""
-        if to is None:
-            check_seconds("timeout", timeout)
-            return (yield from self.release(owner))
-        grip = self._find(owner)
+        return self.resigning(self.aim(owner), to, timeout)
+
+    def aim(self, owner: object) -> Aim[L]:
         try:
+            return super().aim(owner)
+        except NotHeld:
+            raise NotHeld(f"{self.name!r} is not led through this object") from None
+
+    def resigning(self, aim: Aim[L], to: Any, timeout: Seconds) -> Steps[bool]:
+        try:
+            if to is None:
+                check_seconds("timeout", timeout)
+                return (yield from self.releasing(aim))
             offer = check_offer(self._desk.session(), to, timeout)
-            if grip is None:
-                raise NotHeld(f"{self.name!r} is not led through this object")
-            lease = self._let_go(grip)
+            lease = self._let_go(aim[0][0])
             assert lease is not None  # a term is acquired once
             return (yield from offering(lease, to, *offer))
         except Exception:
             raise
-        except BaseException:  # as in ``release``
-            if grip is not None:
-                self._cut_short(grip, 0)
+        except BaseException:
+            self.make_sure(aim)
             raise
 
     def refuse_own(self, owner: object) -> None:

@@ -6,16 +6,15 @@ A module of its own because ``dibs run``, which stands in crontabs, has no need 
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.campaign import TermFacts
 from dibs.errors import LeaseLost
 from dibs.leaders import Over, Watch
 from dibs.lease import Lease
 from dibs.lock import check_decorated
-from dibs.lockable import Lockable
+from dibs.lockable import Lockable, given_back
 from dibs.names import check_flag, check_timeout
 from dibs.owners import this_thread
 from dibs.steps import run
-from dibs.succession import OFFER_S
+from dibs.succession import OFFER_S, TermFacts
 from dibs.threads import aside
 
 if TYPE_CHECKING:
@@ -165,7 +164,8 @@ class Election:
         Raises NotHeld when it does not lead through this object, LeaseLost when the term had been lost. Returns
         False when the store did not confirm; the term then ends by its ttl.
         """
-        return run(self._core.resign(this_thread(), to, timeout))
+        core = self._core
+        return given_back(core, lambda aim: core.resigning(aim, to, timeout))
 
     def leader(self) -> Leader | None:
         """Who leads now, or None."""

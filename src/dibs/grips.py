@@ -75,6 +75,11 @@ def _ours(grip: Grip[L]) -> bool:
     return grip.lease._session.pid == os.getpid()
 
 
+if TYPE_CHECKING:
+    #: Grips to be loosened, and how often each is to be held afterwards.
+    Aim = list[tuple[Grip[L], int]]
+
+
 class Gripped(ABC, Generic[L]):
     """What was acquired through one object, so that it can be released through it."""
 
@@ -129,18 +134,26 @@ class Gripped(ABC, Generic[L]):
 
     def release(self, owner: object) -> Steps[bool]:
         """Release as ``threading.Lock`` and ``RLock`` do: what this owner acquired, else (plain locks) what is held."""
+        return self.releasing(self.aim(owner))
+
+    def aim(self, owner: object) -> Aim[L]:
+        """What such a release is to loosen. Raises NotHeld."""
         grip = self._find(owner)
         if grip is None:
             if self.terms.reentrant and self._grips:
                 raise NotHeld(f"{self.name!r} was acquired by another owner; only its owner can release it")
             raise NotHeld(f"release of {self.name!r}, which is not held through this lock")
+        return [(grip, grip.count - 1)]
+
+    def releasing(self, aim: Aim[L]) -> Steps[bool]:
+        ((grip, _),) = aim
         try:
             lease = self._let_go(grip)
             return True if lease is None else (yield from lease._releasing())
         except Exception:
             raise
         except BaseException:
-            self._cut_short(grip, 0)
+            self.make_sure(aim)
             raise
 
     def _latest(self) -> list[Grip[L]]:
@@ -214,6 +227,17 @@ class Gripped(ABC, Generic[L]):
             lease = grip.lease
         if lease is not None:
             lease._end()
+
+    def make_sure(self, aim: Aim[L]) -> None:
+        """This was being loosened."""
+        for grip, count in aim:
+            with suppress(NotHeld):
+                while grip.count > max(count, 1):
+                    self._let_go(grip)
+                if not count:
+                    self._let_go(grip)
+            if not count:
+                grip.lease._end()
 
     def _find(self, owner: object) -> Grip[L] | None:
         grips = [grip for grip in self._grips[::-1] if _ours(grip)]

@@ -136,20 +136,31 @@ class Keeper:
 
         The trust is over at once. The ask, which has no request, is settled when no renewal is under way any more.
         """
-        with self._mutex:
-            if hold.state != HELD or self._clock.now() >= hold.trusted_until:
-                return False
-            hold.exported = ask
-            hold.state = RELEASED
-            listeners, hold.listeners = hold.listeners, None
-            self._holdings.remove(hold)
-            if self.renewer.forget(hold):
-                hold.after_renewal = ask
-            else:
-                ask.settle(None)
+        try:
+            with self._mutex:
+                if hold.state != HELD or self._clock.now() >= hold.trusted_until:
+                    return False
+                hold.exported = ask
+                listeners = self._part_with(hold, ask)
+        except BaseException:  # Ctrl-C in between: it is given away all the same
+            with self._mutex:
+                if hold.exported is ask:
+                    self._part_with(hold, ask)
+            raise
         for listener in listeners or ():
             listener()
         return True
+
+    def _part_with(self, hold: Hold, ask: Ask) -> list[Callable[[], None]] | None:
+        """Stop looking after a hold whose lease goes on; whom to tell. Under the mutex."""
+        hold.state = RELEASED
+        listeners, hold.listeners = hold.listeners, None
+        self._holdings.remove(hold)
+        if self.renewer.forget(hold):
+            hold.after_renewal = ask
+        else:
+            ask.settle(None)
+        return listeners
 
     def take_back(self, hold: Hold, ask: Ask) -> None:
         """Release what was exported by this ask, if it was: its state will never be known to anybody."""

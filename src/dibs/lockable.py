@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import wraps
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,12 +16,26 @@ from dibs.steps import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dibs.grips import Gripped
+    from dibs.grips import Aim, Gripped
     from dibs.names import Seconds
     from dibs.steps import Steps
 
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T", bound=Releasable)
+
+
+def given_back(core: Gripped[T], releasing: Callable[[Aim[T]], Steps[bool]], *how_many: int) -> bool:
+    """Take the steps that release what this thread has of it; also where Ctrl-C comes in, it is given back."""
+    aim: Aim[T] | None = None
+    try:
+        aim = core.aim(this_thread(), *how_many)
+        return run(releasing(aim))
+    except Exception:
+        raise
+    except BaseException:
+        with suppress(Exception):  # nothing was held
+            core.make_sure(core.aim(this_thread(), *how_many) if aim is None else aim)
+        raise
 
 
 class Lockable(Generic[T]):
@@ -47,7 +62,7 @@ class Lockable(Generic[T]):
         Raises NotHeld (a RuntimeError) when nothing is held, LeaseLost when it had been lost. Returns False when the
         store did not confirm; the lease then ends by its ttl.
         """
-        return run(self._core.release(this_thread()))
+        return given_back(self._core, self._core.releasing)
 
     def locked(self) -> bool:
         """Whether it is held, as far as this process knows; ``client.holder(name)`` asks the store.
@@ -106,7 +121,7 @@ class Lockable(Generic[T]):
         count = 1
         if grip is not None:
             count, grip.count = grip.count, 1
-        run(self._core.release(this_thread()))
+        given_back(self._core, self._core.releasing)
         return count
 
     def _acquire_restore(self, count: int) -> None:

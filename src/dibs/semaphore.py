@@ -14,17 +14,16 @@ from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
 from dibs.hold import LOST
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore
-from dibs.lockable import Lockable
+from dibs.lockable import Lockable, given_back
 from dibs.names import check_flag
-from dibs.owners import this_thread
 from dibs.steps import run
 from dibs.store import PERMITS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dibs.desk import Desk
-    from dibs.grips import Grip
+    from dibs.grips import Aim
     from dibs.hold import Hold
     from dibs.session import Session
     from dibs.steps import Steps
@@ -57,45 +56,59 @@ class SemaphoreCore(LockCore[L]):
 
     def release_some(self, owner: object, count: int) -> Steps[bool]:
         """Give back ``count`` of what was acquired through this object, this owner's first."""
+        return self.releasing(self.aim(owner, count))
+
+    def aim(self, owner: object, count: int = 1) -> Aim[L]:
+        """What this owner is to loosen: its own, the latest first, and then that of others unless it is reentrant."""
         check_permits("n", count, PERMITS_MAX)
-        held = 0
-        for grip in self._to_release(owner):
-            held += grip.count
-            if held >= count:
-                break
+        aim: Aim[L] = []
+        left = count
+        grips, pid = self._grips[::-1], os.getpid()
+        for own in (True,) if self.terms.reentrant else (True, False):
+            for grip in grips:
+                lease = grip.lease
+                if (grip.owner == owner) is not own or lease._session.pid != pid:
+                    continue
+                if lease._over and not (
+                    own and lease._hold.state == LOST
+                ):  # one that was lost is its owner's to hear of
+                    continue
+                loosened = min(grip.count, left)
+                aim.append((grip, grip.count - loosened))
+                left -= loosened
+                if not left:
+                    return aim
+        raise self._too_many(count - left, count)
+
+    def releasing(self, aim: Aim[L]) -> Steps[bool]:
         leases: list[L] = []
-        left = count if held >= count else 0
-        for grip in self._to_release(owner):
-            if not left:
-                break
-            while left and grip in self._grips:
-                try:
-                    lease = self._let_go(grip)
-                except NotHeld:  # another thread was quicker
-                    break
-                left -= 1
-                if lease is not None:
-                    leases.append(lease)
-        confirmed = yield from releasing_all(leases)
-        if left or held < count:
-            whose = "by this owner through it" if self.terms.reentrant else "through it"
-            raise ValueError(
-                f"semaphore {self.name!r} released too many times: {held} held {whose}, {count} to be released"
-            )
+        had = missed = 0
+        try:
+            for grip, count in aim:
+                for _ in range(grip.count - count):
+                    try:
+                        lease = self._let_go(grip)
+                    except NotHeld:  # another thread was quicker
+                        missed += 1
+                        continue
+                    had += 1
+                    if lease is not None:
+                        leases.append(lease)
+            confirmed = yield from releasing_all(leases)
+        except Exception:
+            raise
+        except BaseException:
+            self.make_sure(aim)
+            raise
+        if missed:
+            raise self._too_many(had, had + missed)
         return confirmed
 
-    def _to_release(self, owner: object) -> Iterator[Grip[L]]:
-        """What this owner may release: its own, the latest first, and then that of others unless it is reentrant."""
-        grips, pid = self._grips[::-1], os.getpid()
-        for grip in grips:
-            lease = grip.lease
-            # One that was lost is its owner's to hear of.
-            if grip.owner == owner and lease._session.pid == pid and (not lease._over or lease._hold.state == LOST):
-                yield grip
-        if not self.terms.reentrant:
-            for grip in grips:
-                if grip.owner != owner and grip.lease._session.pid == pid and not grip.lease._over:
-                    yield grip
+    def _too_many(self, held: int, count: int) -> ValueError:
+        whose = "by this owner through it" if self.terms.reentrant else "through it"
+        return ValueError(
+            f"semaphore {self.name!r} released too many times: {held} held {whose}, {count} to be released"
+        )
 
     def refuse_own(self, owner: object) -> None:
         allowed = self.terms.permits - self.terms.take
@@ -161,7 +174,7 @@ class Semaphore(Lockable[Lease]):
         Raises ValueError when so many are not held through it, LeaseLost when one had been lost. Returns False when the
         store did not confirm; those leases then end by their ttl.
         """
-        return run(self._core.release_some(this_thread(), n))
+        return given_back(self._core, self._core.releasing, n)
 
     def available(self) -> int:
         """How many permits are free now: for people and metrics, as it may change at once.

@@ -14,11 +14,11 @@ import json
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.lease import LeaseFacts
 from dibs.names import check_info, check_seconds, info_in
 from dibs.store import Gone, Release, Transfer
 
 if TYPE_CHECKING:
-    from dibs.lease import LeaseFacts
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -33,6 +33,34 @@ OFFER_S = 5.0
 SPARE_S = 5.0
 # How often the maker of an offer looks whether it has been taken up.
 LOOK_S = 0.2
+
+
+class TermFacts(LeaseFacts):
+    """What a term has besides what every lease has."""
+
+    __slots__ = ()
+
+    def _resigning(self, to: Any, timeout: Seconds) -> Steps[bool]:
+        try:
+            if to is None:
+                check_seconds("timeout", timeout)
+                return (yield from self._releasing())
+            return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
+        except Exception:
+            raise
+        except BaseException:  # wherever Ctrl-C comes in, it has resigned
+            self._end()
+            raise
+
+    @property
+    def number(self) -> int:
+        """The number of the term: its fencing token, greater than that of every earlier term."""
+        return self.fencing_token
+
+    @property
+    def value(self) -> Any:
+        """What the candidate tells observers about itself."""
+        return (self.info or {}).get(VALUE)
 
 
 def same(one: Any, other: Any) -> bool:

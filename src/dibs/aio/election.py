@@ -8,12 +8,11 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.aio.lease import AsyncLease
 from dibs.aio.lockable import AsyncLockable
 from dibs.aio.tasks import Begun, owner, take
-from dibs.campaign import TermFacts
 from dibs.errors import LeaseLost
 from dibs.leaders import Over, Watch
 from dibs.lock import check_decorated
 from dibs.names import check_flag, check_timeout
-from dibs.succession import OFFER_S
+from dibs.succession import OFFER_S, TermFacts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
