@@ -43,6 +43,11 @@ def _ends(frame: FrameType) -> bool:
     return name in ("__exit__", "given_back") or (name in ("release", "resign") and not _ours(frame.f_back))
 
 
+def _goes_on(frame: FrameType) -> bool:
+    """Whether a stream is closed or asked for the next: what comes then is raised in it, and not in front of it."""
+    return frame.f_code.co_name == "_stream" and frame.f_lineno != frame.f_code.co_firstlineno
+
+
 def interrupted(act: Callable[[], object], at: int) -> str | None:
     """Do it with a Ctrl-C at the point of this number, and say which that was; None when it was over before."""
     left = at
@@ -51,7 +56,7 @@ def interrupted(act: Callable[[], object], at: int) -> str | None:
         nonlocal left
         if event not in POINTS or not _ours(frame):
             return
-        if frame.f_code.co_name == "<genexpr>" or (event == "call" and _ends(frame)):
+        if frame.f_code.co_name == "<genexpr>" or (event == "call" and (_ends(frame) or _goes_on(frame))):
             return
         left -= 1
         if left < 0:
@@ -183,6 +188,25 @@ def _claimed(client: dibs.Client, name: str) -> None:
         batch.release()
 
 
+def _verified(client: dibs.Client, name: str) -> None:
+    batch = client.claims(name).take([1, 2, 3], verify=lambda won: won[:1])
+    batch.release()
+
+
+def _streamed(client: dibs.Client, name: str) -> None:
+    stream = client.claims(name, max_tries=3).stream(lambda: [1, 2, 3], n=2)
+    try:
+        for number, _ in enumerate(stream):
+            if number == 2:  # in the second batch
+                break
+    finally:
+        stream.close()
+
+
+def _told(client: dibs.Client, name: str) -> None:
+    kept(client.election(name)).run(lambda term: None, lambda term: None)
+
+
 ACTS = (
     _lock,
     _named,
@@ -202,6 +226,9 @@ ACTS = (
     _led,
     _once,
     _claimed,
+    _verified,
+    _streamed,
+    _told,
 )
 
 

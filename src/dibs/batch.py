@@ -290,10 +290,10 @@ class BatchFacts(Generic[V]):
         """Give back what is not due any more, by the keys of what is. Nothing is waited for."""
         stale = [item for item in self._items if item.key not in due]
         if stale:
+            self._give_back(stale)  # first: after a Ctrl-C in it all are given back
             self._stale += [item.value for item in stale]
             self._items = [item for item in self._items if item.key in due]
             self._rest = deque(self._items)
-            self._give_back(stale)
 
     def _give_back(self, items: Iterable[Item[V]]) -> None:
         if self._ends.forked():
@@ -338,10 +338,9 @@ class BatchFacts(Generic[V]):
 
     def _ending(self) -> Steps[None]:
         """Give back what is left, in one call, and wait for the answers to every release."""
-        unfinished = self._unfinished()
-        self._current = None
         # Also those that were lost: nobody is at work on them any more.
-        self._give_back([*unfinished, *(item for item in self._items if item._hold.state == LOST)])
+        self._give_back([*self._unfinished(), *(item for item in self._items if item._hold.state == LOST)])
+        self._current = None
         yield from self._ends.settling()
 
     def __len__(self) -> int:

@@ -42,16 +42,7 @@ class Batch(BatchFacts[V]):
 
         What it gives no answer to for the client's ``patience`` ends by its ttl.
         """
-        self._end(None)
-
-    def _end(self, exc_type: type[BaseException] | None) -> None:
-        try:
-            self._ends.session.end(self._ending(), exc_type)
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C on the way
-            self._give_back(self._unfinished())
-            raise
+        self.__exit__(None)
 
     def __iter__(self) -> Iterator[Item[V]]:
         return self
@@ -66,7 +57,13 @@ class Batch(BatchFacts[V]):
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        self._end(exc_type)
+        try:
+            self._ends.session.end(self._ending(), exc_type)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way
+            self._give_back(self._unfinished())
+            raise
 
 
 class Claims:
@@ -125,9 +122,10 @@ class Claims:
         """
         core = self._core
         batch: Batch[Any] = run(core.take(this_thread(), items, key, limit, query, n, params, verify))
-        if verify is not None and len(batch):
+        if verify is not None:
             try:
-                batch._keep_due(core.due(verify(batch.won), key, query))
+                if len(batch):
+                    batch._keep_due(core.due(verify(batch.won), key, query))
             except BaseException:
                 run(batch._ending())
                 raise
@@ -189,10 +187,15 @@ class Claims:
         self, take: Callable[[], Batch[Any]], idle_s: float, stopped: Callable[[], bool]
     ) -> Generator[Item[Any], None, None]:
         while not stopped():
-            with take() as batch:
+            batch = take()
+            try:  # and no ``with``: a Ctrl-C as that is entered would leave what was won to its ttl
                 while not stopped() and (item := batch._move_on()) is not None:
                     yield item
                 batch._finish()
+            except BaseException as error:
+                batch.__exit__(type(error))
+                raise
+            batch.__exit__(None)
             if not batch.won:
                 run(self._core.pausing(idle_s, stopped))
 

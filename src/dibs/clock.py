@@ -62,6 +62,9 @@ class Mutex(Protocol):
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
+    def locked(self) -> bool:
+        """Whether anybody has it."""
+        ...
 
 
 class Clock(Protocol):

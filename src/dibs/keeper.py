@@ -74,6 +74,7 @@ class Keeper:
         ``finish`` is how it ends, of several who say so at once that of the first. The ask's outcome is Released or
         Gone.
         """
+        ask = None
         try:
             with self._mutex:
                 now = self._clock.now()
@@ -82,27 +83,33 @@ class Keeper:
                     if finish is not None:
                         hold.finish, hold.first = finish, finish.first
                     hold.state = RELEASED
-                    listeners, hold.listeners = hold.listeners, None
                     ask = self._end(hold, now, finish)
+            if not late and hold.listeners is not None:
+                self._tell_released(hold)
         except BaseException:
             # Ctrl-C in between: the lease is over for this process, and a release sent twice does no harm.
             with self._mutex:
-                if hold.state == RELEASED:
+                if hold.state == RELEASED and ask is None:
                     self._end(hold, self._clock.now(), hold.finish)
             self._lane.start()
+            self._tell_released(hold)
             raise
         if late:
             self.lose(hold, hold.why_over())
             self._let_go(hold)
-            return None
-        for listener in listeners or ():
-            listener()
         return ask
+
+    def _tell_released(self, *holds: Hold) -> None:
+        """Tell whoever listens, as far as these were released. After a Ctrl-C some hear it twice."""
+        for hold in holds:
+            if hold.state == RELEASED:
+                for listener in hold.listeners or ():  # left in their place until they were called
+                    listener()
+                hold.listeners = None
 
     def release_all(self, holds: Sequence[Hold]) -> list[Ask | None]:
         """``release`` of several, queued at once so that they travel in one call; an ask or None for each."""
         asks: list[Ask | None] = [None] * len(holds)
-        listeners: list[Callable[[], None]] = []
         late: list[Hold] = []
         try:
             with self._mutex:
@@ -112,23 +119,20 @@ class Keeper:
                         late.append(hold)
                         continue
                     hold.state = RELEASED
-                    listeners += hold.listeners or ()
-                    hold.listeners = None
                     asks[place] = self._end(hold, now)
+            self._tell_released(*holds)
         except BaseException:
             # As above; of those that were not reached, the caller's own clean-up takes care.
             with self._mutex:
-                for hold in holds:
-                    if hold.state != RELEASED:
-                        continue
-                    self._end(hold, self._clock.now())
+                for hold, ask in zip(holds, asks, strict=True):
+                    if hold.state == RELEASED and ask is None:
+                        self._end(hold, self._clock.now(), hold.finish)
             self._lane.start()
+            self._tell_released(*holds)
             raise
         for hold in late:
             self.lose(hold, hold.why_over())
         self._let_go(*late)
-        for listener in listeners:
-            listener()
         return asks
 
     def export(self, hold: Hold, ask: Ask) -> bool:
@@ -141,26 +145,25 @@ class Keeper:
                 if hold.state != HELD or self._clock.now() >= hold.trusted_until:
                     return False
                 hold.exported = ask
-                listeners = self._part_with(hold, ask)
+                self._part_with(hold, ask)
+            self._tell_released(hold)
         except BaseException:  # Ctrl-C in between: it is given away all the same
             with self._mutex:
                 if hold.exported is ask:
                     self._part_with(hold, ask)
+            self._tell_released(hold)
             raise
-        for listener in listeners or ():
-            listener()
         return True
 
-    def _part_with(self, hold: Hold, ask: Ask) -> list[Callable[[], None]] | None:
-        """Stop looking after a hold whose lease goes on; whom to tell. Under the mutex."""
+    def _part_with(self, hold: Hold, ask: Ask) -> None:
+        """Stop looking after a hold whose lease goes on. Under the mutex."""
         hold.state = RELEASED
-        listeners, hold.listeners = hold.listeners, None
         self._holdings.remove(hold)
+        hold.watch = None
         if self.renewer.forget(hold):
             hold.after_renewal = ask
         else:
             ask.settle(None)
-        return listeners
 
     def take_back(self, hold: Hold, ask: Ask) -> None:
         """Release what was exported by this ask, if it was: its state will never be known to anybody."""

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Nobody has the mutex for that long; whoever waits for it longer has it.
+# Nobody has the mutex for that long; whoever sees it had for longer has it. So often that one looks.
 MUTEX_S = 0.25
+MUTEX_LOOK_S = 0.001
 REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
 
@@ -227,10 +228,13 @@ class Session:
         """
         if is_own():
             return True
-        free = self.mutex.acquire(True, MUTEX_S)
-        if free:
-            self.mutex.release()
-        return not free
+        # Another thread soon lets go of it. It is looked at and not taken: a Ctrl-C behind that would leave it had.
+        until = self.clock.now() + MUTEX_S
+        while self.mutex.locked():
+            if self.clock.now() >= until:
+                return True
+            self.clock.sleep(MUTEX_LOOK_S)
+        return False
 
     def end(self, steps: Steps[object], error: type[BaseException] | None) -> None:
         """Take the steps in this thread that end a block which was left by an error of this type, if by any.

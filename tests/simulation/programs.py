@@ -81,7 +81,7 @@ class SimSession(Session):
         """Somebody has the mutex: whoever asks for the truth now would have to wait for it."""
         mutex = self.mutex
         assert isinstance(mutex, Mutex)
-        return mutex.taken
+        return mutex.locked()
 
 
 class SimLease(Lease):
