@@ -267,8 +267,8 @@ BUGS = (
     Bug(
         "an export that does not wait for the renewal under way",
         ("P10",),
-        60,
-        (Edit(Keeper, "export", "hold.after_renewal = ask", "ask.settle(None)"),),
+        92,
+        (Edit(Keeper, "_part_with", "hold.after_renewal = ask", "ask.settle(None)"),),
     ),
     Bug(
         "a new claim id for a retry",

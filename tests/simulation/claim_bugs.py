@@ -71,7 +71,7 @@ CLAIM_BUGS = (
         "a stream that is closed and keeps its items",
         ("P9",),
         80,
-        (Edit(Batch, "_end", "self._ends.session.end(", "exc_type is GeneratorExit or self._ends.session.end("),),
+        (Edit(Batch, "__exit__", "self._ends.session.end(", "exc_type is GeneratorExit or self._ends.session.end("),),
     ),
 )
 CLAIM_TASK_BUGS = (

@@ -25,7 +25,7 @@ ELECTION_BUGS = (
         "an offer made while the leader trusts its term",
         ("P5", "P1", "P10"),
         20,
-        (Edit(Keeper, "export", "hold.state = RELEASED", "pass"),),
+        (Edit(Keeper, "_part_with", "hold.state = RELEASED", "pass"),),
     ),
     Bug(
         "an offer that is not withdrawn",

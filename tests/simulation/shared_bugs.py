@@ -34,7 +34,7 @@ SHARED_CLAIM_BUGS = (
     Bug(
         "an item of which it is noted late how it has ended",
         ("batch",),
-        240,
+        400,
         (
             Edit(Keeper, "release", "hold.finish, hold.first = finish, finish.first", "hold.first = finish.first"),
             Edit(
