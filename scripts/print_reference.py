@@ -412,7 +412,8 @@ INSIDE = {
     "dibs.session": {
         "REQUEST_TIMEOUT_S": "one call to the store takes at most this long (option `request_timeout`)",
         "PATIENCE_S": "a store that was reached before is tried again for this long (option `patience`)",
-        "MUTEX_S": "a thread that closes a generator and waits this long for the mutex has it: garbage is collected",
+        "MUTEX_S": "a thread that closes a generator and sees the mutex had for this long has it: garbage is collected",
+        "MUTEX_LOOK_S": "so often it looks",
     },
     "dibs.trust": {
         "DRIFT": "by which part clocks may run faster or slower than each other",
