@@ -240,17 +240,18 @@ class ElectionCore(LockCore[L]):
         return self.resigning(self.aim(owner), to, timeout)
 
     def aim(self, owner: object) -> Aim[L]:
-        try:
-            return super().aim(owner)
-        except NotHeld:
-            raise NotHeld(f"{self.name!r} is not led through this object") from None
+        """Nothing, if it is not led through this object: what is wrong with the call is told first."""
+        grip = self._find(owner)
+        return [] if grip is None else [(grip, 0)]
 
     def resigning(self, aim: Aim[L], to: Any, timeout: Seconds) -> Steps[bool]:
         try:
-            if to is None:
-                check_seconds("timeout", timeout)
+            check_seconds("timeout", timeout)
+            offer = None if to is None else check_offer(self._desk.session(), to, timeout)
+            if not aim:
+                raise NotHeld(f"{self.name!r} is not led through this object")
+            if offer is None:
                 return (yield from self.releasing(aim))
-            offer = check_offer(self._desk.session(), to, timeout)
             lease = self._let_go(aim[0][0])
             assert lease is not None  # a term is acquired once
             return (yield from offering(lease, to, *offer))

@@ -58,8 +58,10 @@ class SemaphoreCore(LockCore[L]):
         """Give back ``count`` of what was acquired through this object, this owner's first."""
         return self.releasing(self.aim(owner, count))
 
-    def aim(self, owner: object, count: int = 1) -> Aim[L]:
+    def aim(self, owner: object, count: int | None = None) -> Aim[L]:
         """What this owner is to loosen: its own, the latest first, and then that of others unless it is reentrant."""
+        if count is None:
+            return super().aim(owner)
         check_permits("n", count, PERMITS_MAX)
         aim: Aim[L] = []
         left = count
