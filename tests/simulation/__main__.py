@@ -93,7 +93,9 @@ def main() -> int:
         worlds = next(found for bug, found in PLANTED.items() if bug.name == options.bug)
     if worlds.steps and worlds.kind != "locks":
         parser.error("--steps is for worlds of locks")
-    if worlds.signals and worlds.kind.startswith(("task", "shared")):  # what is shared lives on with what it holds
+    # A lock object that is shared lives on with what it holds, where a signal comes in front of its end.
+    lives_on = worlds.kind in ("shared", "shared-permits", "shared-elections")
+    if worlds.signals and (lives_on or worlds.kind.startswith("task")):
         parser.error(f"--signals is for worlds without {worlds.kind}")
     if options.show is not None:
         for _, story in hunt(options.show, 1, worlds, options.bug, TIME_LINE_MAX):
