@@ -232,6 +232,32 @@ def test_release_after_commit(scene: Scene, end: str) -> None:
 
 
 @every_kind
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_ends_within_the_block(scene: Scene, end: str) -> None:
+    """The end of the block finds the lease given back, and so does another release: neither takes it for lost."""
+    caller = scene.caller()
+    with scene.holder.lock("x") as lease:
+        lease.release_after_commit(caller.given)
+        getattr(caller, end)()
+    lease.release()
+    assert not lease.lost.is_set()
+    scene.enters().release()
+
+
+@every_kind
+def test_several_names_are_given_back_before_the_commit(scene: Scene) -> None:
+    """Nor does the end of their block wait for the transaction, which ends after it."""
+    caller = scene.caller()
+    with within(2, "the end of the block waited for the caller's own transaction"):
+        with scene.holder.multilock(["x", "y"]) as leases:
+            leases["x"].guard(caller.given)
+            leases["y"].guard(caller.given)
+    assert scene.kept_out()
+    caller.commit()
+    scene.enters().release()
+
+
+@every_kind
 def test_a_second_transaction_of_one_lease(scene: Scene) -> None:
     """A lease can be pinned again and again, and a transaction that has ended is not asked any more."""
     caller = scene.caller()
@@ -516,7 +542,7 @@ def test_a_release_that_does_not_know_the_slot_leaves_the_pin(scene: Scene) -> N
     assert lease is not None
     lease.guard(caller.given)
     lease._hold.any_slot = True  # as after a downgrade without an answer
-    assert lease.release()
+    lease.release()
     assert scene.other.semaphore("s", 2).acquire(timeout=0) is None
     caller.commit()
     again = scene.other.semaphore("s", 2).acquire(timeout=3)

@@ -11,6 +11,7 @@ import _thread
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from traceback import format_tb
@@ -99,6 +100,12 @@ def _reentrant(client: dibs.Client, name: str) -> None:
         pass
 
 
+def _waited(client: dibs.Client, name: str) -> None:
+    condition = threading.Condition(kept(client.lock(name, reentrant=True)))
+    with condition, condition:
+        condition.wait(0)
+
+
 def _released(client: dibs.Client, name: str) -> None:
     client.lock(name).acquire().release()  # type: ignore[union-attr]
 
@@ -180,12 +187,17 @@ def _once(client: dibs.Client, name: str) -> None:
 
 
 def _claimed(client: dibs.Client, name: str) -> None:
-    batch = client.claims(name).take([1, 2, 3])
-    try:
+    with client.claims(name).take([1, 2, 3]) as batch:
         for item in batch:
             item.check()
-    finally:
-        batch.release()
+
+
+def _ended_one_by_one(client: dibs.Client, name: str) -> None:
+    with client.claims(name, max_tries=3).take([1, 2, 3]) as batch:
+        done, failed, skipped = batch.items
+        done.done()
+        failed.fail("x")
+        skipped.skip()
 
 
 def _verified(client: dibs.Client, name: str) -> None:
@@ -203,6 +215,55 @@ def _streamed(client: dibs.Client, name: str) -> None:
         stream.close()
 
 
+def _worked(client: dibs.Client, name: str) -> None:
+    with _three_jobs(client, name).take(3) as batch:
+        for job in batch:
+            job.check()
+
+
+def _three_jobs(client: dibs.Client, name: str) -> dibs.Queue:
+    queue = client.queue(name)
+    queue.put_many([1, 2, 3])
+    return queue
+
+
+def _all_worked(client: dibs.Client, name: str) -> None:
+    with _three_jobs(client, name).take(3) as batch:
+        batch.done()
+
+
+def _worked_one_by_one(client: dibs.Client, name: str) -> None:
+    with _three_jobs(client, name).take(3) as batch:
+        done, failed, skipped = batch.won
+        done.done()
+        failed.fail("x")
+        skipped.skip()
+
+
+def _failed(client: dibs.Client, name: str) -> None:
+    with suppress(ValueError), _three_jobs(client, name).take(3) as batch:
+        for _ in batch:
+            raise ValueError("x")
+
+
+def _given_back(client: dibs.Client, name: str) -> None:
+    batch = _three_jobs(client, name).take(3)
+    try:
+        batch.won[0].skip()
+    finally:
+        batch.release()
+
+
+def _jobs_streamed(client: dibs.Client, name: str) -> None:
+    stream = _three_jobs(client, name).stream(2)
+    try:
+        for number, _ in enumerate(stream):
+            if number == 2:  # in the second batch
+                break
+    finally:
+        stream.close()
+
+
 def _told(client: dibs.Client, name: str) -> None:
     kept(client.election(name)).run(lambda term: None, lambda term: None)
 
@@ -211,6 +272,7 @@ ACTS = (
     _lock,
     _named,
     _reentrant,
+    _waited,
     _released,
     _released_by_the_lock,
     _released_twice,
@@ -226,8 +288,15 @@ ACTS = (
     _led,
     _once,
     _claimed,
+    _ended_one_by_one,
     _verified,
     _streamed,
+    _worked,
+    _all_worked,
+    _worked_one_by_one,
+    _failed,
+    _given_back,
+    _jobs_streamed,
     _told,
 )
 
@@ -240,6 +309,8 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
         while (where := interrupted(partial(act, client, f"x{at}"), at)) is not None:
             assert not holdings.held, where
             assert not holdings.owned, where
+            client.ping()  # behind what asks for what a take was granted, which is then given back
+            assert not client.queue(f"x{at}").jobs("claimed"), where
             at += 1
         assert at > 20  # it was interrupted at all
         client.ping()  # after what was on its way

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.batch import BatchFacts, Item
 from dibs.claiming import N_DEFAULT, check_functions, check_stream
+from dibs.entry import itself
 from dibs.owners import this_thread
 from dibs.steps import run
 
@@ -53,8 +54,11 @@ class Batch(BatchFacts[V]):
             raise StopIteration
         return item
 
-    def __enter__(self) -> Batch[V]:
-        return self
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Batch[V]: ...
+    else:
+        __enter__ = itself
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:

@@ -42,7 +42,7 @@ def finish_within(job: JobFacts, door: Door, note: str | None, keep_s: float) ->
         statements = yield from _statements(session, door, request)
         # From here on it is the transaction's: no renewal waits for its row, and nobody gives it back.
         hold.within.add(job.id)
-        forsaken = forsake(session, hold, [job.id])
+        forsake(session, hold, [job.id], forsaken)
         outcome = yield from _outcome(session, door, request, statements)
     except BaseException as error:
         # Nothing has ended, since that transaction will be undone: the job is its worker's as before, who may say it

@@ -45,10 +45,6 @@ class Term(TermFacts, Lease):
         """
         return run(self._resigning(to, timeout))
 
-    def __enter__(self) -> Term:
-        self.check()  # a block that is entered after the end would hold nothing
-        return self
-
 
 class Leaders:
     """Who leads, one after the other: an iterator of ``Leader``, and of None when nobody does. For one thread."""

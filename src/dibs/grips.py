@@ -168,6 +168,12 @@ class Gripped(ABC, Generic[L]):
                 grip.blocks += 1
                 return
 
+    def enter_again(self, grip: Grip[L], blocks: int) -> None:
+        """It stands for what was released inside so many blocks of its owner, as ``threading.Condition`` does it."""
+        for _ in range(min(blocks, self._released_inside.count(grip.owner))):
+            grip.blocks += 1
+            self._released_inside.remove(grip.owner)
+
     def block_of(self, owner: object) -> Grip[L] | None:
         """The innermost ``with`` block that this owner has entered and not left; None without any."""
         for grip in self._latest():

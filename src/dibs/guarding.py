@@ -93,6 +93,7 @@ def release_after_commit(lease: LeaseFacts, door: Door, also: Release | None = N
         # the release that waits behind it does it.
         keep = lease._hold.t0 + lease._hold.terms.min_hold - lease._session.clock.now()
         yield Said(pin.release(keep))
+        lease._hold.ends_within = True
     yield lease._releasing()
 
 

@@ -70,6 +70,8 @@ class Hold:
     in_flight = False
     #: Not empty once it was pinned: the last transaction, and others that may have to be waited for.
     pins: tuple[Door, ...] = ()
+    #: Its last transaction gives it back, too, if that is committed: to the release behind that the store says Gone.
+    ends_within = False
     #: It is a claim on jobs (``dibs.job_hold``), not a lease.
     of_jobs = False
     #: What tells the store that it has ended.

@@ -85,9 +85,11 @@ class Claim:
         keep_s: float = 0.0,
         *,
         lost: bool = False,
+        sent: list[JobAsk] | None = None,
     ) -> JobAsk | None:
         """Send the end of jobs on its way; None when none of them was held any more. Whoever calls starts the lane."""
-        ask = finish(self.session, self.hold, [job.id for job in jobs], end, note, delay_s, keep_s, lost=lost)
+        ids = [job.id for job in jobs]
+        ask = finish(self.session, self.hold, ids, end, note, delay_s, keep_s, lost=lost, sent=sent)
         if ask is None:
             return None
         count = len(ask.request.ids)

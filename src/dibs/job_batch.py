@@ -16,6 +16,7 @@ from dibs.jobs import BACK, DONE, RETRY, Finished
 from dibs.new_jobs import error_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from dibs.ask import JobAsk
@@ -92,21 +93,18 @@ class JobBatchFacts(Generic[J]):
         if claim is not None and claim.here():
             self._current = None
             self._rest.clear()
-            tell(forsake(claim.session, claim.hold, [job.id for job in self._held()]))
+            forsaken: dict[int, list[Callable[[], None]]] = {}
+            forsake(claim.session, claim.hold, [job.id for job in self._held()], forsaken)
+            tell(forsaken)
 
-    def _finish_soon(self, jobs: list[J]) -> None:
-        """Send ``done`` for jobs on its way; what came too late is learned at the end."""
-        if jobs and self._claim is not None:
-            ask = self._claim.send(jobs, DONE, keep_s=self._claim.keep_s)
-            if ask is not None:
-                self._pending.append(ask)
-                self._claim.session.lane.start()
-
-    def _fail_soon(self, job: J, error: str) -> None:
-        ask = job._claim.send([job], RETRY, error, job._retry_s(None))
-        if ask is not None:
-            self._pending.append(ask)
-            job._claim.session.lane.start()
+    def _send(self, jobs: list[J], end: str, note: str | None = None, delay_s: float = 0.0) -> None:
+        """Send the end of jobs on its way; what came too late is learned at the end."""
+        claim = self._claim
+        if jobs and claim is not None:
+            try:
+                claim.send(jobs, end, note, delay_s, claim.keep_s if end == DONE else 0.0, sent=self._pending)
+            finally:
+                claim.session.lane.start()
 
     def _move_on(self) -> J | None:
         """Finish the job at hand; the next one, or None at the end, or when too little is left of the time."""
@@ -127,9 +125,9 @@ class JobBatchFacts(Generic[J]):
         if current is not None and current.held:
             error = current._hold.refused.get(current.id)
             if error is None:
-                self._finish_soon([current])
+                self._send([current], DONE)
             else:
-                self._fail_soon(current, error)
+                self._send([current], RETRY, error, current._retry_s(None))
 
     def _finishing(self) -> Steps[None]:
         """Finish all that is left, in one call."""
@@ -146,9 +144,8 @@ class JobBatchFacts(Generic[J]):
             raise LeaseLost(f"{len(closed)} of {len(self._jobs)} jobs were not finished in time: {closed[0]._why()}")
         self._current = None
         self._rest.clear()
-        ask = claim.send(jobs, DONE, keep_s=claim.keep_s) if jobs else None
-        if ask is not None:
-            self._pending.append(ask)
+        if jobs:
+            claim.send(jobs, DONE, keep_s=claim.keep_s, sent=self._pending)
         yield from self._settling()
         for end in [claim.hold.ends.get(job.id) for job in self._jobs]:
             if end is not None and end.error is not None and end.request.end == DONE:
@@ -162,23 +159,30 @@ class JobBatchFacts(Generic[J]):
         claim, current = self._claim, self._current
         if claim is None or not claim.here():
             return
-        self._current = None
-        self._rest.clear()
         left = self._held()
         failing = current if current in left and isinstance(error, Exception) else None
-        left = [job for job in left if job is not failing]
-        if self._left is None:
-            self._left = left
-        try:
-            if failing is not None and isinstance(error, Exception):
-                self._fail_soon(failing, error_text(error))
-            ask = claim.send(left, BACK) if left else None
-            self._pending += [] if ask is None else [ask]
-        finally:
-            claim.session.lane.start()
+        if failing is not None:
+            left.remove(failing)
+        self._close(left)
+        if failing is not None and isinstance(error, Exception):
+            self._send([failing], RETRY, error_text(error), failing._retry_s(None))
+        self._send(left, BACK)
         unknown = yield from self._settling()
         if unknown is not None and error is None:
             raise once_more(unknown)  # what was done may be done again: that must be known
+
+    def _close(self, left: list[J]) -> None:
+        self._current = None
+        self._rest.clear()
+        if self._left is None:
+            self._left = left
+
+    def _give_up(self) -> None:
+        """After a Ctrl-C on the way out: give back what is held yet, and wait for nothing."""
+        if self._claim is not None and self._claim.here():
+            left = self._held()
+            self._close(left)
+            self._send(left, BACK)
 
     def _settling(self) -> Steps[BaseException | None]:
         """Wait until the store has answered to every end, and learn what had been lost by then.

@@ -46,10 +46,6 @@ class JobHold(Hold):
         # The end of a job of a group lets the next of the group be taken.
         self.grouped = any(job.group is not None for job in taken.jobs)
 
-    def without(self, ids: Sequence[int]) -> dict[int, list[Callable[[], None]]]:
-        """Take these out of those that are live; who was to be told of each. Under the mutex."""
-        return {job: self.live.pop(job) for job in ids if job in self.live}
-
     def renewal(self, ttl: float) -> Extend:
         return Extend(self.key, tuple(self.live), self.granted.fencing_token, ttl)
 
@@ -114,57 +110,94 @@ def finish(
     keep: float = 0.0,
     *,
     lost: bool = False,
+    sent: list[JobAsk] | None = None,
 ) -> JobAsk | None:
     """End the claim on some of its jobs; None when none of them is held any more. Whoever calls serves the lane.
 
     The ask is answered Finished. It is repeated until the claim has certainly ended: what was done is not to be done
-    again for a store that is away for a moment. ``lost``: whoever still works them is to hear that they are.
+    again for a store that is away for a moment. ``lost``: whoever still works them is to hear that they are. ``sent``
+    gets the ask, also where a Ctrl-C comes in before it is returned.
     """
     if session.pid != os.getpid():
         return None
+    ask: JobAsk | None = None
+    mine: tuple[int, ...] = ()
     listeners: list[Callable[[], None]] = []
-    with session.mutex:
-        if hold.state != HELD:
-            return None
-        now = session.clock.now()
-        over = now >= hold.trusted_until
-        mine = () if over else tuple(job for job in ids if job in hold.live)
-        if mine:
-            request = Finish(hold.key, mine, hold.granted.fencing_token, end, note, delay, keep)
-            ask = EndAsk(request, max(now + session.patience_s, hold.trusted_until), session, hold)
-            ask.weight = len(note or "")
-            for job in mine:
-                listeners += hold.live.pop(job)
-                hold.ends[job] = ask
-            if lost:
-                hold.lost.update(mine)
-            if not hold.live:
-                hold.state = RELEASED
-                hold.watch = None
-                session.renewer.forget(hold)
-                listeners += hold.listeners or ()
-                hold.listeners = None
-            session.lane.put(ask)
-            if end != DONE or hold.grouped:
-                session.waiting.nudge(hold.key)
+    try:
+        with session.mutex:
+            if hold.state != HELD:
+                return None
+            now = session.clock.now()
+            over = now >= hold.trusted_until
+            if not over:
+                mine = tuple(job for job in ids if job in hold.live)
+            if mine:
+                request = Finish(hold.key, mine, hold.granted.fencing_token, end, note, delay, keep)
+                ask = EndAsk(request, max(now + session.patience_s, hold.trusted_until), session, hold)
+                ask.weight = len(note or "")
+                hold.ends.update(dict.fromkeys(mine, ask))  # with this it is decided
+                _end(session, hold, ask, lost, sent, listeners)
+        _call(listeners)
+    except BaseException:
+        # Ctrl-C in between: what was decided is carried out. (An ask that is sent twice is answered by the first.)
+        if ask is not None and hold.ends.get(mine[0]) is ask:
+            with session.mutex:
+                _end(session, hold, ask, lost, sent, listeners)
+            session.lane.start()
+            _call(listeners)
+        raise
     if over:
         session.keeper.lose(hold, hold.why_over())
+    return ask
+
+
+def _end(
+    session: Session,
+    hold: JobHold,
+    ask: JobAsk,
+    lost: bool,
+    sent: list[JobAsk] | None,
+    listeners: list[Callable[[], None]],
+) -> None:
+    """Look after its jobs no more, queue it, and add who is to be told. Under the mutex; again after a Ctrl-C."""
+    for job in ask.request.ids:
+        listeners += hold.live.get(job, ())
+        hold.live.pop(job, None)
+    if lost:
+        hold.lost.update(ask.request.ids)
+    if not hold.live:
+        hold.state = RELEASED
+        hold.watch = None
+        session.renewer.forget(hold)
+        listeners += hold.listeners or ()
+        hold.listeners = None
+    if sent is not None and ask not in sent:
+        sent.append(ask)
+    if not ask.in_lane:
+        session.lane.put(ask)
+    if ask.request.end != DONE or hold.grouped:
+        session.waiting.nudge(hold.key)
+
+
+def _call(listeners: Sequence[Callable[[], None]]) -> None:
     for listener in listeners:
         listener()
-    return ask if mine else None
 
 
-def forsake(session: Session, hold: JobHold, ids: Sequence[int]) -> dict[int, list[Callable[[], None]]]:
+def forsake(session: Session, hold: JobHold, ids: Sequence[int], forsaken: dict[int, list[Callable[[], None]]]) -> None:
     """Look after some of its jobs no more, and leave them to the end of the claim, or to whoever ends it elsewhere.
 
-    Who is to be told that they are over is for the caller to tell.
+    ``forsaken`` gets them, also before a Ctrl-C. Who is to be told that they are over is for the caller to tell.
     """
     with session.mutex:
-        forsaken = hold.without(ids)
+        for job in ids:
+            listeners = hold.live.get(job)
+            if listeners is not None:
+                forsaken[job] = listeners
+                hold.live.pop(job)
         if not hold.live and hold.state == HELD:
             hold.state = RELEASED
             session.renewer.forget(hold)
-    return forsaken
 
 
 def take_up(session: Session, hold: JobHold, forsaken: dict[int, list[Callable[[], None]]]) -> None:
@@ -179,5 +212,4 @@ def take_up(session: Session, hold: JobHold, forsaken: dict[int, list[Callable[[
 def tell(forsaken: dict[int, list[Callable[[], None]]]) -> None:
     """Tell who waits for it that these jobs are over."""
     for listeners in forsaken.values():
-        for listener in listeners:
-            listener()
+        _call(listeners)

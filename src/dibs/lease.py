@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dibs._typing import TYPE_CHECKING, Any
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.dropped import Watch, told
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
+
+L = TypeVar("L", bound="Lease")
 
 
 class LeaseFacts:
@@ -214,6 +216,8 @@ class LeaseFacts:
     def _confirmed(self, ask: Ask) -> bool:
         """Whether the store confirmed the release. Raises LeaseLost if the lease was gone already."""
         gone = isinstance(ask.outcome, Gone)
+        if gone and self._hold.ends_within:
+            return True
         if gone and not ask.maybe_applied:
             self._session.keeper.found_gone(self._hold)
             raise LeaseLost(self._why())
@@ -258,15 +262,19 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
                 lost = lost or LeaseLost(lease._why())
             elif lease._hold.ending is not None:  # released before: see ``_releasing``
                 asks.append((lease, lease._hold.ending.echo()))
+        # As in ``_releasing``: the caller's own transaction keeps the file locked.
+        unknown = any(lease._hold.pins and lease._hold.waits_for_us() for lease in leases)
+        if unknown:
+            session.lane.start()
         for _, ask in asks:
-            if not ask.settled:
+            if not (ask.settled or unknown):
                 yield session, ask, None
     except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody
         for lease in leases:
             lease._end()
         session.lane.start()
         raise
-    confirmed = len(leases) == given
+    confirmed = len(leases) == given and not unknown
     for lease, ask in asks:
         try:
             confirmed = lease._confirmed(ask) and confirmed
@@ -360,8 +368,14 @@ class Lease(LeaseFacts):
         door = door_to(connection)
         guarding.converse(guarding.release_after_commit(self, door), door)
 
-    def __enter__(self) -> Lease:
-        self.check()  # a block that is entered after the end would hold nothing
+    def __enter__(self: L) -> L:
+        try:
+            self.check()  # a block that is entered after the end would hold nothing
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in front of the block
+            self._end()
+            raise
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

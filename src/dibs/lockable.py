@@ -116,19 +116,20 @@ class Lockable(Generic[T]):
     def _is_owned(self) -> bool:
         return self._core._find(this_thread()) is not None
 
-    def _release_save(self) -> int:
+    def _release_save(self) -> tuple[int, int]:
         grip = self._core._find(this_thread())
-        count = 1
+        count, blocks = 1, 0
         if grip is not None:
-            count, grip.count = grip.count, 1
+            count, blocks, grip.count = grip.count, grip.blocks, 1
         given_back(self._core, self._core.releasing)
-        return count
+        return count, blocks
 
-    def _acquire_restore(self, count: int) -> None:
+    def _acquire_restore(self, had: tuple[int, int]) -> None:
         run(self._core.acquire(this_thread(), True, None))
         grip = self._core._find(this_thread())
         if grip is not None:
-            grip.count = count
+            grip.count, blocks = had
+            self._core.enter_again(grip, blocks)
 
     def __call__(self, function: F) -> F:
         """Decorate: each call holds the lock. When it cannot be had: LockTimeout, or with on_busy="skip" None."""

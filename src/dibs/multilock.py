@@ -348,8 +348,14 @@ class MultiLease(MultiLeaseFacts[Lease]):
             raise
 
     def __enter__(self) -> MultiLease:
-        if not any(lease.held for lease in self.leases.values()):
-            self.check()  # a block that is entered after the end would hold nothing
+        try:
+            if not any(lease.held for lease in self.leases.values()):
+                self.check()  # a block that is entered after the end would hold nothing
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in front of the block
+            self._end()
+            raise
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

@@ -292,8 +292,14 @@ class OnceRun(OnceRunFacts[Lease]):
     __slots__ = ()
 
     def __enter__(self) -> OnceRun:
-        if self._lease is not None:
-            self._lease.check()
+        try:
+            if self._lease is not None:
+                self._lease.check()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in front of the block
+            self._give_up()
+            raise
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:

@@ -7,6 +7,7 @@ verbs for tasks.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, Literal
+from dibs.entry import itself
 from dibs.errors import JobFailed
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
@@ -106,7 +107,7 @@ class JobBatch(JobBatchFacts[Job]):
 
     def release(self) -> None:
         """Give back what is left, and wait until the store has confirmed everything; ``lost`` is exact then."""
-        run(self._closing(None))
+        self.__exit__(None, None, None)
 
     def __iter__(self) -> Iterator[Job]:
         return self
@@ -117,12 +118,21 @@ class JobBatch(JobBatchFacts[Job]):
             raise StopIteration
         return job
 
-    def __enter__(self) -> JobBatch:
-        return self
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> JobBatch: ...
+    else:
+        __enter__ = itself
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if self._claim is not None:
-            self._claim.session.end(self._closing(error), kind)
+        try:
+            if self._claim is not None:
+                self._claim.session.end(self._closing(error), kind)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way
+            self._give_up()
+            raise
 
 
 class Queue:
@@ -239,14 +249,20 @@ class Queue:
         while (look_s := patience.look_s()) is not None:
             batch = run(self._core.taking(this_thread(), n, look_s))
             try:
-                patience.saw(len(batch), look_s)
-                while not patience.stopped() and (job := batch._move_on()) is not None:
-                    yield job
-                batch._move_past()
-            except BaseException as error:
-                self._core.desk.session().end(batch._closing(left_in_the_middle(error)), type(error))
+                try:
+                    patience.saw(len(batch), look_s)
+                    while not patience.stopped() and (job := batch._move_on()) is not None:
+                        yield job
+                    batch._move_past()
+                except BaseException as error:
+                    self._core.desk.session().end(batch._closing(left_in_the_middle(error)), type(error))
+                    raise
+                run(batch._closing(None))
+            except (Exception, GeneratorExit):
                 raise
-            run(batch._closing(None))
+            except BaseException:  # Ctrl-C on the way
+                batch._give_up()
+                raise
 
     def run(
         self,

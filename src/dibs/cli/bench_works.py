@@ -21,9 +21,10 @@ from dibs.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dibs.claims import Batch
     from dibs.clock import Clock
     from dibs.lockable import Lock
-    from dibs.queue import Queue
+    from dibs.queue import JobBatch, Queue
 
 PREFIX = "dibs-bench/"
 THREADS = 8
@@ -52,6 +53,8 @@ class Place:
         self.stopped = False
         #: What could not be put away, as the store was gone.
         self.left: list[str] = []
+        #: The last batch, also after a Ctrl-C in front of the first line of its end: it is given back with the client.
+        self.last: Batch[int] | JobBatch | None = None
 
     def name(self, what: str) -> str:
         return self._prefix + what
@@ -170,9 +173,10 @@ def _batch(place: Place) -> Samples:
     claims, items = place.client.claims(place.name("batch")), range(BATCH)
 
     def take() -> None:
-        with claims.take(items) as batch:
-            if batch.busy:
-                raise CommandError(BUSY, f"{len(batch.busy)} of {BATCH} names were not to be had: were they paused?")
+        with claims.take(items) as place.last:
+            busy = len(place.last.busy)
+            if busy:
+                raise CommandError(BUSY, f"{busy} of {BATCH} names were not to be had: were they paused?")
 
     return _again_and_again(place, take).samples
 
@@ -234,10 +238,10 @@ def _queue(place: Place) -> Samples:
 
     def put_and_work() -> None:
         queue.put(None)
-        with queue.take(timeout=WAIT_S) as batch:
-            if not batch:
+        with queue.take(timeout=WAIT_S) as place.last:
+            if not place.last:
                 raise CommandError(BUSY, "a job that was put was not to be had: was its queue paused?")
-            batch.done()
+            place.last.done()
 
     try:
         return _again_and_again(place, put_and_work).samples
