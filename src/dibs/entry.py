@@ -5,8 +5,20 @@ been taken in ``with claims.take(…)``: it is not in its block yet, and nothing
 is written in C.
 """
 
-from functools import lru_cache, partial
+from __future__ import annotations
+
+from functools import lru_cache, partial, update_wrapper
+
+from dibs._typing import TypeVar
+
+T = TypeVar("T")
+
+
+def _enter(self: T) -> T:
+    """What ``itself`` looks like to those who ask."""
+    return self
+
 
 # Of an iterator that has ended, ``next`` returns what it is given for that case. A cache that keeps nothing is here for
 # what no other callable in C does: it is bound to its object, as a method.
-itself = lru_cache(maxsize=0)(partial(next, iter(())))
+itself = update_wrapper(lru_cache(maxsize=0)(partial(next, iter(()))), _enter)
