@@ -55,23 +55,23 @@ def exporting(lease: LeaseFacts) -> Steps[dict[str, Any]]:
             raise LeaseLost(lease._why())
         # Until no renewal is under way any more. No time-out here: that one has its own.
         yield session, ask, None
+        granted, terms, info = hold.granted, hold.terms, lease.info
+        state: dict[str, Any] = {
+            "dibs": STATE_VERSION,
+            "store": session.address.capabilities.store,
+            "at": session.address.shown,
+            "namespace": hold.key.partition(":")[0],
+            "name": lease.name,
+            "claim_id": hold.claim_id,
+            "fencing_token": granted.fencing_token,
+            "slot": granted.slot,
+        }
+        if terms.permits:
+            state |= {"permits": terms.permits, "take": terms.take}
+        return state if info is None else {**state, "info": info}
     except BaseException:
         session.keeper.take_back(hold, ask)
         raise
-    granted, terms, info = hold.granted, hold.terms, lease.info
-    state: dict[str, Any] = {
-        "dibs": STATE_VERSION,
-        "store": session.address.capabilities.store,
-        "at": session.address.shown,
-        "namespace": hold.key.partition(":")[0],
-        "name": lease.name,
-        "claim_id": hold.claim_id,
-        "fencing_token": granted.fencing_token,
-        "slot": granted.slot,
-    }
-    if terms.permits:
-        state |= {"permits": terms.permits, "take": terms.take}
-    return state if info is None else {**state, "info": info}
 
 
 def read_state(desk: Desk, state: object) -> Exported:

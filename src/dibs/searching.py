@@ -36,23 +36,27 @@ def searching(
 ) -> Steps[B]:
     """Claim up to ``most`` of what the query yields and nobody holds."""
     query = Query(text, params, f"{core._desk.key_prefix}{core.source}/", most, place=core.place)
-    for _ in range(LOOKS_MAX):
-        rows = core.keyed((yield from _find(core, query)), _key)
-        batch = yield from core.taking(owner, {key: _value(row) for key, row in rows.items()}, None)
-        if len(batch):
-            try:
+    batch: B | None = None
+    try:
+        for _ in range(LOOKS_MAX):
+            rows = core.keyed((yield from _find(core, query)), _key)
+            batch = yield from core.taking(owner, {key: _value(row) for key, row in rows.items()}, None)
+            if batch._items:
                 won = [rows[item.key][0] for item in batch.items]
                 due = core.keyed((yield from _find(core, query._replace(only=won))), _key)
                 batch._keep_due(due)
                 for item in batch.items:
                     item._value = _value(due[item.key])
-            except BaseException:
-                batch._give_back(batch.items)
-                raise
-        if len(batch) or not batch.busy:
-            break
-        # Others were quicker, and have claimed all of them. The next look finds what is behind those.
-    return batch
+                break
+            if not batch.busy:
+                break
+            # Others were quicker, and have claimed all of them. The next look finds what is behind those.
+        assert batch is not None
+        return batch
+    except BaseException:
+        if batch is not None:
+            batch._give_back(batch._items)
+        raise
 
 
 def check_query(core: ClaimsCore[Any], text: object, params: object, n: object) -> int:
