@@ -101,7 +101,7 @@ def _reentrant(client: dibs.Client, name: str) -> None:
 
 
 def _waited(client: dibs.Client, name: str) -> None:
-    condition = threading.Condition(kept(client.lock(name, reentrant=True)))
+    condition = threading.Condition(kept(client.lock(name, reentrant=True)))  # type: ignore[arg-type]
     with condition, condition:
         condition.wait(0)
 
