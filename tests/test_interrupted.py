@@ -11,6 +11,7 @@ import _thread
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -316,6 +317,31 @@ def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None])
         client.ping()  # after what was on its way
         assert [record for record in client.leases() if "once" not in (record.info or {})] == []
     KEPT.clear()
+
+
+def test_a_loss_is_told_once() -> None:
+    """Wherever a Ctrl-C meets whoever notices it."""
+    with dibs.connect("memory://") as client:
+        at = 0
+        while True:
+            calls: list[int] = []
+            lease = client.lock(f"x{at}", on_lost=lambda calls=calls: calls.append(1)).acquire()  # type: ignore[misc]
+            assert lease is not None
+            keeper, hold = client._desk.session().keeper, lease._hold
+            where = interrupted(lambda keeper=keeper, hold=hold: keeper.lose(hold, "it is"), at)  # type: ignore[misc]
+            if lease.held:
+                lease.release()
+            else:
+                while not calls:
+                    time.sleep(0.001)
+                for thread in threading.enumerate():
+                    if thread.name in ("dibs-lost", "dibs-on-lost"):
+                        thread.join()
+                assert calls == [1], where
+            if where is None:
+                break
+            at += 1
+    assert at > 5
 
 
 # In a process of its own, whose main thread does nothing else. It says how often a mutex was left had, and of how many.

@@ -249,19 +249,26 @@ class JobFacts:
 
     def _ending(self, end: str, note: str | None = None, delay_s: float = 0.0, keep_s: float = 0.0) -> Steps[None]:
         """Finish it, unless it is finished, and wait for the answer; LeaseLost when it was not held any more."""
-        first = self._claim.send([self], end, note, delay_s, keep_s) if self.held else None
-        if self._is_lost() or not self._claim.here():
-            raise LeaseLost(self._why())
-        # What others may be at is not done by saying so late. (To skip what was given back is to say it twice.)
-        if first is None and end != BACK and self._is_given_back():
-            raise LeaseLost(self._why())
-        # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
-        ask = first or self._hold.ends.get(self.id)
-        if ask is not None:
-            yield from confirmed(self._session, ask if ask is first else ask.echo())
-            if self._is_lost():
-                self._claim.load.count(late=first is not None)
+        try:
+            first = self._claim.send([self], end, note, delay_s, keep_s) if self.held else None
+            if self._is_lost() or not self._claim.here():
                 raise LeaseLost(self._why())
+            # What others may be at is not done by saying so late. (To skip what was given back is to say it twice.)
+            if first is None and end != BACK and self._is_given_back():
+                raise LeaseLost(self._why())
+            # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
+            ask = first or self._hold.ends.get(self.id)
+            if ask is not None:
+                yield from confirmed(self._session, ask if ask is first else ask.echo())
+                if self._is_lost():
+                    self._claim.load.count(late=first is not None)
+                    raise LeaseLost(self._why())
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C on the way: what was queued is sent
+            if self._claim.here():
+                self._session.lane.start()
+            raise
 
     def _done(self, result: Any = None) -> Steps[None]:
         keep_s = self._claim.keep_s

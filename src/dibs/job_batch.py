@@ -144,9 +144,13 @@ class JobBatchFacts(Generic[J]):
             raise LeaseLost(f"{len(closed)} of {len(self._jobs)} jobs were not finished in time: {closed[0]._why()}")
         self._current = None
         self._rest.clear()
-        if jobs:
-            claim.send(jobs, DONE, keep_s=claim.keep_s, sent=self._pending)
-        yield from self._settling()
+        try:
+            if jobs:
+                claim.send(jobs, DONE, keep_s=claim.keep_s, sent=self._pending)
+            yield from self._settling()
+        except BaseException:  # Ctrl-C on the way: what was queued is sent
+            claim.session.lane.start()
+            raise
         for end in [claim.hold.ends.get(job.id) for job in self._jobs]:
             if end is not None and end.error is not None and end.request.end == DONE:
                 raise once_more(end.error)  # also told to who calls it again

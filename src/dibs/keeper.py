@@ -320,10 +320,18 @@ class Keeper:
             listener()
         hold.listeners = None
         on_lost = hold.terms.on_lost if hold.loud else None
-        hold.told = True
-        if on_lost is not None:
+        if on_lost is None:
+            hold.told = True
+        else:
             # In a thread of its own: a slow callback must not delay the next renewal.
-            aside(self._clock, "dibs-on-lost", on_lost)
+            aside(self._clock, "dibs-on-lost", lambda: self._call(on_lost, hold))
+
+    def _call(self, on_lost: Callable[[], object], hold: Hold) -> None:
+        with self._mutex:
+            if hold.told:  # by another thread, after a Ctrl-C in the one that had begun this
+                return
+            hold.told = True
+        on_lost()
 
     def found_gone(self, hold: Hold) -> None:
         """A release found that the store no longer knew the lease: it had been lost without a sign."""

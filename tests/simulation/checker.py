@@ -178,8 +178,6 @@ class Checker:
         self.prompt = False
         #: Programs are interrupted.
         self.interrupts = False
-        #: Between any two instructions: then what was to be given back at once may be left to its ttl.
-        self.anywhere = False
         self.slack_s = SLACK_S
         self.taken_within_s = TAKEN_WITHIN_S
         self.grants = 0
@@ -406,7 +404,7 @@ class Checker:
         claim.withdrawn_at = self.world.now
         for line in self.lines.values():
             line.pop(ask.request.claim_id, None)
-        claim.excused = session.closed or self.anywhere or (type(ask.outcome) is Hold and ask.outcome.given)
+        claim.excused = session.closed or (type(ask.outcome) is Hold and ask.outcome.given)
         if self.calm and not claim.excused:
             self.world.at(self.world.now + self.slack_s, self._given_back, ask)
 

@@ -185,7 +185,7 @@ class ClaimChecker(Checker):
 
     def _sure(self) -> bool:
         """Whether nothing goes wrong, nor is interrupted at places where a step may be left out."""
-        return self.calm and not self.anywhere
+        return self.calm
 
     def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Any) -> None:
         super()._let_in(request, outcome, trusting)

@@ -180,7 +180,7 @@ class JobChecker(Checker):
 
         (But for what was lost, which is left to its ttl: whoever had it was at work.)
         """
-        if self.calm and not self.anywhere:
+        if self.calm:
             claimed = [(job, books.token) for job, books in self.books.items() if books.claim_id == hold.claim_id]
             self.world.at(self.world.now + self.slack_s, self._look_if_free, hold, claimed)
 
@@ -219,7 +219,7 @@ class JobChecker(Checker):
     # -- every step -----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        if self.AT_ONCE and self.calm and not self.anywhere and self.world.now >= self._next_look:
+        if self.AT_ONCE and self.calm and self.world.now >= self._next_look:
             self._next_look = self.world.now + 0.1
             self._look_for_what_nobody_has()
         holding: dict[int, InHand] = {}

@@ -255,7 +255,6 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
     checker.calm = in_time and not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
     checker.in_order = checker.calm and not world.switched and network.latency_max_s < 0.1
     checker.slack_s += 8 * network.latency_max_s + (SWITCHED_S if world.switched else 0.0)
-    checker.anywhere = signals
     cancels = rand() < 0.3
     checker.group_limit = (0, 0, 1, 1, 2)[int(rand() * 5)]
     work_max_s = (0.05, 0.4, 1.5)[int(rand() * 3)]

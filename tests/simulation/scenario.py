@@ -148,7 +148,6 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
     checker.in_order = calm and network.latency_max_s < 0.1 and not (steps or checker.pauses or world.switched)
     checker.prompt = not (stalls or pauses or closes or world.switched)
     checker.interrupts = interrupts or signals
-    checker.anywhere = signals
     if faults:
         network.fault_part = (0.05, 0.15, 0.4)[int(rand() * 3)]
         network.faults_until = horizon

@@ -59,6 +59,8 @@ _INTERRUPTIBLE = frozenset(
     for name, code in dis.opmap.items()
     if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 )
+# In front of these it does not, where what has just been called is written in Python, as nearly all of that is.
+_RETURNS = frozenset(code for name, code in dis.opmap.items() if name == "RETURN_VALUE")
 
 
 @cache
@@ -429,6 +431,8 @@ class World:
                 before = last.get(frame)
                 last[frame] = frame.f_lasti
                 if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
+                    return trace
+                if frame.f_code.co_code[frame.f_lasti] in _RETURNS:
                     return trace
                 if not _is_handled_alike(frame.f_code, before, frame.f_lasti):
                     return trace
