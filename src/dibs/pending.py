@@ -12,6 +12,8 @@ from dibs.errors import StoreUnavailable
 from dibs.store import Release
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dibs.ask import Ask
 
 # Requests in one call to the store.
@@ -106,14 +108,22 @@ class Pending:
         if not late:
             return
         unsent = StoreUnavailable(str(error), maybe_applied=False)
-        for ask in late:  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
-            ask.dropped = True
-            ask.in_lane = False
-            if not ask.maybe_applied:
-                ask.trouble = unsent
-            ask.failed(unsent)
+        try:
+            _fail(late, unsent)  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
+        except BaseException:
+            _fail(late, unsent)  # the next call may succeed, and nobody would answer them any more
+            raise
         self.asks = [ask for ask in self.asks if ask not in late]
         self.others = sum(ask.kind != LEASES for ask in self.asks)
+
+
+def _fail(late: Iterable[Ask], error: StoreUnavailable) -> None:
+    for ask in late:
+        ask.dropped = True
+        ask.in_lane = False
+        if not ask.maybe_applied:
+            ask.trouble = error
+        ask.failed(error)
 
 
 def _together(asks: list[Ask]) -> int:
