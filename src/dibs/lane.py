@@ -263,57 +263,20 @@ class Lane:
 
         SERVED means that nothing is left and this thread has stopped to serve.
         """
-        batch = self._batch
         if self._outcomes is None:
-            now = self._clock.now()
             try:
-                self._deadline.at = now + self._request_timeout_s
-                pauses, paused = self._pauses, None
-                if pauses is not None and (now >= pauses.stale_at or pauses.some):
-                    try:
-                        paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
-                    except StoreUnavailable:
-                        others = self._put_back_new(batch)
-                        if not others:
-                            raise
-                        batch = others
-                        self._deadline.at = self._clock.now() + self._request_timeout_s
-                dropped = False
-                for ask in batch:
-                    if ask.t0 is None:
-                        ask.t0 = None if paused and ask in paused else now
-                    # In this order: whoever withdraws an ask drops it and then looks whether it has a t0.
-                    if ask.dropped:
-                        dropped = True
-                if dropped:
-                    batch = self._batch = [ask for ask in batch if not ask.dropped]
-                    if not batch:
-                        return 0.0
-                self._outcomes = self._call(batch, self._deadline, paused)
-            except StoreBusy as error:
-                self._busy += 1
-                return self._repeat(batch, error, pause_s(self._busy - 1))
-            except StoreUnavailable as error:
-                if self.wrote or not isinstance(error, TakesNoWrites):
-                    self.outages += 1
-                    self._failures += 1
-                    backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
-                    return self._repeat(batch, error, backoff)
-                wrong_server = SetupRequired(str(error))
-                wrong_server.__cause__ = error.__cause__
-                self._outcomes = [without_frames(wrong_server)] * len(batch)
-            except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
-                if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
-                    error = StoreUnavailable(str(error), maybe_applied=False)
-                self._outcomes = [without_frames(error)] * len(batch)
+                pause = self._carry()
             except BaseException:  # Ctrl-C: the lane's thread sends it again, and what the store has done stands
                 if self._outcomes is None:
-                    for ask in batch:
+                    for ask in self._batch:
                         if ask.t0 is not None and not ask.maybe_applied:
                             ask.trouble = StoreUnavailable("an attempt was interrupted")
                 raise
+            if pause is not None:
+                return pause
             self._failures = self._busy = 0
-        outcomes, later = self._outcomes, len(self.pending.later)
+        batch, outcomes, later = self._batch, self._outcomes, len(self.pending.later)
+        assert outcomes is not None
         with self._mutex:
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
@@ -345,6 +308,52 @@ class Lane:
         if self.pending.releases_only:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
+
+    def _carry(self) -> float | None:
+        """Carry the batch to the store; how long to pause before the next call, None when it has answered."""
+        batch = self._batch
+        now = self._clock.now()
+        try:
+            self._deadline.at = now + self._request_timeout_s
+            pauses, paused = self._pauses, None
+            if pauses is not None and (now >= pauses.stale_at or pauses.some):
+                try:
+                    paused = pauses.refusals(batch, self._opened, self._deadline, self._clock, now)
+                except StoreUnavailable:
+                    others = self._put_back_new(batch)
+                    if not others:
+                        raise
+                    batch = others
+                    self._deadline.at = self._clock.now() + self._request_timeout_s
+            dropped = False
+            for ask in batch:
+                if ask.t0 is None:
+                    ask.t0 = None if paused and ask in paused else now
+                # In this order: whoever withdraws an ask drops it and then looks whether it has a t0.
+                if ask.dropped:
+                    dropped = True
+            if dropped:
+                batch = self._batch = [ask for ask in batch if not ask.dropped]
+                if not batch:
+                    return 0.0
+            self._outcomes = self._call(batch, self._deadline, paused)
+        except StoreBusy as error:
+            self._busy += 1
+            return self._repeat(batch, error, pause_s(self._busy - 1))
+        except StoreUnavailable as error:
+            if self.wrote or not isinstance(error, TakesNoWrites):
+                self.outages += 1
+                self._failures += 1
+                backoff = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 16))
+                return self._repeat(batch, error, backoff)
+            wrong_server = SetupRequired(str(error))
+            wrong_server.__cause__ = error.__cause__
+            self._outcomes = [without_frames(wrong_server)] * len(batch)
+        except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
+            if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
+                error = StoreUnavailable(str(error), maybe_applied=False)
+            self._outcomes = [without_frames(error)] * len(batch)
+        return None
 
     def _put_back_new(self, batch: list[Ask]) -> list[Ask]:
         """The list of pauses is not to be had, and they wait for it who want something new: the others need not.

@@ -132,7 +132,7 @@ BUGS = (
                 "        if mine:\n"
                 "            return Granted(permit.fencing_token, permit.acquired_at + shelf.wall_offset)\n",
             ),
-            Edit(Lane, "_perform", "if ask.t0 is None:", "if True:"),
+            Edit(Lane, "_carry", "if ask.t0 is None:", "if True:"),
         ),
     ),
     Bug(
@@ -358,7 +358,7 @@ BUGS = (
         "a loss that is not told",
         ("loss", "P4"),
         20,
-        (Edit(Keeper, "_tell_loss", "if on_lost is not None:", "if False:"),),
+        (Edit(Keeper, "_tell_loss", "if on_lost is None:", "if True:"),),
     ),
 )
 

@@ -161,6 +161,15 @@ JOB_BUGS = (
         (Edit(Queue, "_stream", ".end(batch._closing(left_in_the_middle(error)), type(error))", ""),),
     ),
 )
+#: Only a Ctrl-C between two instructions brings these to light.
+JOB_SIGNAL_BUGS = (
+    Bug(
+        "an end of jobs that is decided and not sent",
+        ("P9", "liveness"),
+        425,
+        (Edit(dibs.job, "finish", "if ask is not None and hold.ends.get(mine[0]) is ask:", "if False:"),),
+    ),
+)
 JOB_TASK_BUGS = (
     Bug(
         "a stream of jobs for tasks that is closed and keeps them",

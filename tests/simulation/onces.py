@@ -60,7 +60,9 @@ class OnceProgram(Program):
         tenure = self.checker.acquired(self.name, self.host.session, lease._hold, 0.0, told)
         world.note(self.process.name, "does %s under %s", name, lease.claim_id)
         try:
+            tenure.release_called = block is begun  # by who is interrupted on the way in
             with begun if block is begun else self._entered(block):
+                tenure.release_called = False
                 try:
                     self._work(begun)
                 finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.simulation.bugs import BUGS, PERMIT_BUGS, STEP_BUGS
 from tests.simulation.claim_bugs import CLAIM_BUGS, CLAIM_TASK_BUGS
 from tests.simulation.election_bugs import ELECTION_BUGS
-from tests.simulation.job_bugs import JOB_BUGS, JOB_TASK_BUGS
+from tests.simulation.job_bugs import JOB_BUGS, JOB_SIGNAL_BUGS, JOB_TASK_BUGS
 from tests.simulation.jobs import SharedJobProgram, simulate_jobs
 from tests.simulation.multilock_bugs import MULTILOCK_BUGS
 from tests.simulation.once_bugs import ONCE_BUGS
@@ -83,6 +83,7 @@ PLANTED: dict[Bug, Worlds] = {
         (Worlds("shared"), SHARED_BUGS),
         (Worlds("shared-queues"), SHARED_JOB_BUGS),
         (Worlds("queues"), JOB_BUGS),
+        (Worlds("queues", signals=True), JOB_SIGNAL_BUGS),
         (Worlds("task-queues"), JOB_TASK_BUGS),
         (Worlds("workers"), WORKER_BUGS),
         (Worlds(steps="observe"), STEP_BUGS),

@@ -59,8 +59,8 @@ _INTERRUPTIBLE = frozenset(
     for name, code in dis.opmap.items()
     if (name.startswith("CALL") and "INTRINSIC" not in name) or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 )
-# In front of these it does not, where what has just been called is written in Python, as nearly all of that is.
-_RETURNS = frozenset(code for name, code in dis.opmap.items() if name == "RETURN_VALUE")
+# But not after these (since 3.11), where what was called is written in Python.
+_GOES_ON = frozenset(code for name, code in dis.opmap.items() if name in ("CALL", "CALL_KW"))
 
 
 @cache
@@ -405,13 +405,14 @@ class World:
     def interrupt_after(self, task: Task, calls: int) -> None:
         """Interrupt ``task`` where a signal would, after that many calls and jumps back inside dibs.
 
-        CPython runs signal handlers after a call, at the start of a function and at a jump back, nowhere else; so
-        nothing comes between the ``__exit__`` of a mutex and the body that it ends.
+        CPython runs signal handlers after a call of what is written in C (or a class), at the start of a function and
+        at a jump back, nowhere else; so nothing comes between the ``__exit__`` of a mutex and the body that it ends.
         """
         if self._traced is not None:
             return  # one at a time: the interpreter has one trace function
         left = calls
         last: dict[FrameType, int] = {}
+        called: dict[int, str] = {}  # by the callers' frames, which must not be kept
 
         def trace(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal left
@@ -419,6 +420,7 @@ class World:
                 return None  # a frame that was traced for an earlier interruption, while another task is traced
             if event == "call":
                 code = frame.f_code
+                called[id(frame.f_back)] = code.co_name
                 if (
                     self.current is not task
                     or "/dibs/" not in code.co_filename
@@ -428,11 +430,11 @@ class World:
                 frame.f_trace_opcodes = True
                 frame.f_trace_lines = False
             elif event == "opcode":
-                before = last.get(frame)
+                before, callee = last.get(frame), called.pop(id(frame), "")
                 last[frame] = frame.f_lasti
                 if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
                     return trace
-                if frame.f_code.co_code[frame.f_lasti] in _RETURNS:
+                if frame.f_code.co_code[before] in _GOES_ON and callee in frame.f_code.co_names:
                     return trace
                 if not _is_handled_alike(frame.f_code, before, frame.f_lasti):
                     return trace
