@@ -8,6 +8,7 @@ the same points, so one that raises KeyboardInterrupt at the first, the second, 
 from __future__ import annotations
 
 import _thread
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from traceback import format_tb
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import pytest
 
@@ -24,7 +25,7 @@ import dibs
 from dibs.clock import ExactMutex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 T = TypeVar("T")
@@ -50,8 +51,29 @@ def _goes_on(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_stream" and frame.f_lineno != frame.f_code.co_firstlineno
 
 
-def interrupted(act: Callable[[], object], at: int) -> str | None:
-    """Do it with a Ctrl-C at the point of this number, and say which that was; None when it was over before."""
+def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _end_task(_signum: int, _frame: FrameType | None) -> NoReturn:
+    """What frameworks do with a task that takes too long: this is no KeyboardInterrupt, but an error like others."""
+    raise TimeoutError
+
+
+HANDLERS = {KeyboardInterrupt: _interrupt, TimeoutError: _end_task}
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The handlers of the program that is interrupted."""
+    before = signal.signal(signal.SIGINT, _interrupt), signal.signal(signal.SIGALRM, _end_task)
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGALRM, before[1])
+
+
+def interrupted(act: Callable[[], object], at: int, raised: type[BaseException] = KeyboardInterrupt) -> str | None:
+    """Do it with a signal at the point of this number, and say which that was; None when it was over before."""
     left = at
 
     def look(frame: FrameType, event: str, _: object) -> None:
@@ -63,12 +85,12 @@ def interrupted(act: Callable[[], object], at: int) -> str | None:
         left -= 1
         if left < 0:
             sys.setprofile(None)
-            raise KeyboardInterrupt
+            HANDLERS[raised](0, frame)
 
     sys.setprofile(look)
     try:
         act()
-    except KeyboardInterrupt as interrupt:
+    except raised as interrupt:
         return "".join(format_tb(interrupt.__traceback__))
     finally:
         sys.setprofile(None)
@@ -303,11 +325,12 @@ ACTS = (
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_what_ctrl_c_ends_holds_nothing(act: Callable[[dibs.Client, str], None]) -> None:
+@pytest.mark.parametrize("raised", HANDLERS)
+def test_what_a_signal_ends_holds_nothing(raised: type[BaseException], act: Callable[[dibs.Client, str], None]) -> None:
     with dibs.connect("memory://") as client:
         act(client, "before")  # what is loaded once is loaded
         holdings, at = client._desk.session().holdings, 0
-        while (where := interrupted(partial(act, client, f"x{at}"), at)) is not None:
+        while (where := interrupted(partial(act, client, f"x{at}"), at, raised)) is not None:
             assert not holdings.held, where
             assert not holdings.owned, where
             client.ping()  # behind what asks for what a take was granted, which is then given back

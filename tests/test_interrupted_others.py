@@ -2,6 +2,7 @@
 
 Whoever calls dibs serves what others ask at the same moment, too. So a Ctrl-C can come in the middle of a conversation
 with the store that is about others' leases as well: nothing of it may be lost, done twice, or taken for another answer.
+The same holds for an error that a signal handler raises, though drivers and stores raise the like.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dibs import LockTimeout
 SECONDS, POINTS_MIN = 2.0, 100
 client = dibs.connect(sys.argv[1], ttl=60)
 queues = sys.argv[2] == "queues"
+Raised = {"ctrl-c": KeyboardInterrupt, "alarm": TimeoutError}[sys.argv[3]]
 errors, over = [], threading.Event()
 turns = interrupted = 0
 
@@ -42,7 +44,7 @@ def take_turns(number):
 
 def interrupt(*_):
     if armed:
-        raise KeyboardInterrupt
+        raise Raised
 
 def be_interrupted():
     global armed, interrupted
@@ -58,7 +60,7 @@ def be_interrupted():
                 pass
             if queues:
                 client.queue("main").put(1)
-    except KeyboardInterrupt:
+    except Raised:
         armed = False
         interrupted += 1
 
@@ -73,7 +75,7 @@ end = time.monotonic() + SECONDS
 while time.monotonic() < end or interrupted < POINTS_MIN:
     try:
         be_interrupted()
-    except KeyboardInterrupt:  # just as it was told of that
+    except Raised:  # just as it was told of that
         pass
     armed = False
 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -98,9 +100,12 @@ print(json.dumps([errors, turns, interrupted]))
         ("zookeeper_url", ""),
     ],
 )
-def test_an_interrupted_thread_disturbs_nobody(url: str, also: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("raised", ["ctrl-c", "alarm"])
+def test_an_interrupted_thread_disturbs_nobody(
+    url: str, also: str, raised: str, request: pytest.FixtureRequest
+) -> None:
     """Each other thread has its own lock whenever it wants it, hears of no loss, and has its own jobs done."""
-    command = [sys.executable, "-c", PROGRAM, request.getfixturevalue(url), also]
+    command = [sys.executable, "-c", PROGRAM, request.getfixturevalue(url), also, raised]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert ran.returncode == 0, ran.stderr
     errors, turns, interrupted = json.loads(ran.stdout.splitlines()[-1])

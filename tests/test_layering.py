@@ -646,7 +646,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.ask": {"dibs.errors"},
     "dibs.busy": CONTRACT,
     "dibs.pending": {"dibs.ask", "dibs.errors", "dibs.store"},
-    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.pending", "dibs.threads"},
+    "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.pending", "dibs.signalled", "dibs.threads"},
     "dibs.along": set(),
     "dibs.hints": {"dibs.clock"},
     "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.hints", "dibs.threads"},
@@ -788,11 +788,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.worker_signals": set(),
     "dibs.entry": set(),
+    "dibs.signalled": set(),
     "dibs.workers": {"dibs.errors", "dibs.lock", "dibs.owners", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
     "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
     "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.columns", "dibs.once_keys", "dibs.searching", "dibs.tries"},
-    "dibs.claims": {*DATA, "dibs.batch", "dibs.claiming", "dibs.entry"},
+    "dibs.claims": {*DATA, "dibs.batch", "dibs.claiming", "dibs.entry", "dibs.errors"},
     "dibs.searching": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.queries"},
     # Faces.
     "dibs.queue": {

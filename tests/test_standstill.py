@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.alone import MOST
 from tests.command_line import until
 from tests.standstill import WATCH, kept_from_running, moment
 
@@ -169,7 +170,11 @@ def test_what_failed_in_the_crowd_is_run_by_itself(tmp_path: Path) -> None:
             1,
         ),  # it hung
         (("-n", "2"), CROWD.replace("assert", "not crowded or os._exit(1)\n    assert"), 1),  # its process ended
-        (("-n", "2"), CROWD + "".join(f"\ndef test_{n}():\n    fails('more', 0)\n" for n in range(5)), 1),  # too many
+        (
+            ("-n", "2"),
+            CROWD + "".join(f"\ndef test_{n}():\n    fails('more', 0)\n" for n in range(MOST)),
+            1,
+        ),  # too many
         (("-n", "1"), CROWD, 1),  # there was no crowd
         ((), CROWD.replace("crowded =", "crowded = True or"), 1),
     ],

@@ -25,7 +25,7 @@ import json
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.absence import AWAY_S, Absence
-from dibs.errors import InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import DibsError, InvalidOption, LeaseLost, LockTimeout, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.handover import taking_over
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
@@ -255,7 +255,7 @@ class ElectionCore(LockCore[L]):
             lease = self._let_go(aim[0][0])
             assert lease is not None  # a term is acquired once
             return (yield from offering(lease, to, *offer))
-        except Exception:
+        except DibsError:
             raise
         except BaseException:
             self.make_sure(aim)

@@ -13,6 +13,7 @@ from dibs._typing import TYPE_CHECKING, Any, TypeVar, overload
 from dibs.batch import BatchFacts, Item
 from dibs.claiming import N_DEFAULT, check_functions, check_stream
 from dibs.entry import itself
+from dibs.errors import DibsError
 from dibs.owners import this_thread
 from dibs.steps import run
 
@@ -63,7 +64,7 @@ class Batch(BatchFacts[V]):
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         try:
             self._ends.session.end(self._ending(), exc_type)
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C on the way
             self._give_back(self._unfinished())

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-from dibs.errors import NotHeld
+from dibs.errors import DibsError, NotHeld
 from dibs.owners import is_gone
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Gripped(ABC, Generic[L]):
         try:
             lease = self._let_go(grip)
             return True if lease is None else (yield from lease._releasing())
-        except Exception:
+        except DibsError:
             raise
         except BaseException:
             self.make_sure(aim)

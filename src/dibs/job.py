@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.dropped import Watch, quietly
-from dibs.errors import LeaseLost, once_more
+from dibs.errors import DibsError, LeaseLost, once_more
 from dibs.hold import LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
@@ -263,7 +263,7 @@ class JobFacts:
                 if self._is_lost():
                     self._claim.load.count(late=first is not None)
                     raise LeaseLost(self._why())
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C on the way: what was queued is sent
             if self._claim.here():

@@ -27,6 +27,7 @@ from dibs.busy import BUSY_PAUSE_MAX_S, pause_s, stayed_busy
 from dibs.clock import Deadline
 from dibs.errors import SetupRequired, StoreUnavailable, without_frames
 from dibs.pending import FOREVER, QUEUE_MAX, Pending
+from dibs.signalled import by_signal
 from dibs.store import PartUnavailable, RowBusy, StoreBusy, TakesNoWrites
 from dibs.threads import SERVING, begin, is_known
 
@@ -288,7 +289,10 @@ class Lane:
                         self._put_off(ask, outcome)
                     else:
                         ask.failed(outcome)
-                except Exception as error:  # noqa: BLE001 - of a thread that cannot be had, say: it concerns this ask alone
+                except Exception as error:  # of a thread that cannot be had, say: it concerns this ask alone
+                    if by_signal(error) is not None:
+                        ask.in_lane = True  # as below
+                        raise
                     ask.failed(without_frames(error))
                 except BaseException:  # Ctrl-C: it is still in the batch, and is given its answer once more
                     ask.in_lane = True
@@ -337,10 +341,19 @@ class Lane:
                 if not batch:
                     return 0.0
             self._outcomes = self._call(batch, self._deadline, paused)
-        except StoreBusy as error:
+        except Exception as error:  # noqa: BLE001 - what it is, is found out there
+            return self._came_to_nothing(batch, error)
+        return None
+
+    def _came_to_nothing(self, batch: list[Ask], error: Exception) -> float | None:
+        """The call has failed. What a signal handler has raised is no failure of the store's, and raised again."""
+        raised = by_signal(error)
+        if raised is not None:
+            raise raised
+        if isinstance(error, StoreBusy):
             self._busy += 1
             return self._repeat(batch, error, pause_s(self._busy - 1))
-        except StoreUnavailable as error:
+        if isinstance(error, StoreUnavailable):
             if self.wrote or not isinstance(error, TakesNoWrites):
                 self.outages += 1
                 self._failures += 1
@@ -348,11 +361,11 @@ class Lane:
                 return self._repeat(batch, error, backoff)
             wrong_server = SetupRequired(str(error))
             wrong_server.__cause__ = error.__cause__
-            self._outcomes = [without_frames(wrong_server)] * len(batch)
-        except Exception as error:  # noqa: BLE001 - misconfigured, or a bug: told to all, trying again serves nobody
-            if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
-                error = StoreUnavailable(str(error), maybe_applied=False)
-            self._outcomes = [without_frames(error)] * len(batch)
+            error = wrong_server
+        elif isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
+            error = StoreUnavailable(str(error), maybe_applied=False)
+        # Misconfigured, or a bug: told to all, trying again serves nobody.
+        self._outcomes = [without_frames(error)] * len(batch)
         return None
 
     def _put_back_new(self, batch: list[Ask]) -> list[Ask]:

@@ -10,7 +10,7 @@ import os
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.dropped import Watch, told
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
@@ -203,7 +203,7 @@ class LeaseFacts:
                 return False
             # No time-out here: the lane answers every ask by the end of its patience, and a timer a release costs.
             yield session, ask, None
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # whoever was interrupted, it is released, and what was queued is sent
             if session.pid == os.getpid():
@@ -312,7 +312,7 @@ class Lease(LeaseFacts):
         """
         try:
             return run(self._releasing())
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C before the first step
             self._end()
@@ -371,7 +371,7 @@ class Lease(LeaseFacts):
     def __enter__(self: L) -> L:
         try:
             self.check()  # a block that is entered after the end would hold nothing
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C in front of the block
             self._end()
@@ -384,7 +384,7 @@ class Lease(LeaseFacts):
         except LeaseLost:
             if exc_type is None:
                 raise
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # as in ``release``
             self._end()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import wraps
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
-from dibs.errors import LeaseLost
+from dibs.errors import DibsError, LeaseLost
 from dibs.grips import Releasable
 from dibs.lease import Lease
 from dibs.lock import check_decorated, ran_inside
@@ -30,7 +30,7 @@ def given_back(core: Gripped[T], releasing: Callable[[Aim[T]], Steps[bool]], *ho
     try:
         aim = core.aim(this_thread(), *how_many)
         return run(releasing(aim))
-    except Exception:
+    except DibsError:
         raise
     except BaseException:
         with suppress(Exception):  # nothing was held
@@ -104,7 +104,7 @@ class Lockable(Generic[T]):
         except LeaseLost:
             if exc_type is None:
                 raise
-        except Exception:
+        except DibsError:
             raise
         except BaseException:
             self._core.cut_short(this_thread(), block)

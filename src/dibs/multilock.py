@@ -22,7 +22,7 @@ before the others are there is asked for again, with all the rest.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
-from dibs.errors import InvalidName, InvalidOption, LeaseLost
+from dibs.errors import DibsError, InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore, obtain_all, wait_limit
@@ -341,7 +341,7 @@ class MultiLease(MultiLeaseFacts[Lease]):
         """Give all of them back, in one call; see ``Lease.release``."""
         try:
             return run(self._releasing())
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C before the first step
             self._end()
@@ -351,7 +351,7 @@ class MultiLease(MultiLeaseFacts[Lease]):
         try:
             if not any(lease.held for lease in self.leases.values()):
                 self.check()  # a block that is entered after the end would hold nothing
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C in front of the block
             self._end()
@@ -364,7 +364,7 @@ class MultiLease(MultiLeaseFacts[Lease]):
         except LeaseLost:
             if exc_type is None:
                 raise
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # as in ``release``
             self._end()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import wraps
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-from dibs.errors import InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
+from dibs.errors import DibsError, InvalidOption, LeaseLost, NotHeld, ResultNotKept, StoreUnavailable
 from dibs.hold import RELEASED, Finish
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore, check_decorated, ran, wait_limit
@@ -295,7 +295,7 @@ class OnceRun(OnceRunFacts[Lease]):
         try:
             if self._lease is not None:
                 self._lease.check()
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C in front of the block
             self._give_up()
@@ -308,7 +308,7 @@ class OnceRun(OnceRunFacts[Lease]):
         except LeaseLost:
             if exc_type is None:
                 raise
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C on the way: whoever comes next may try
             self._give_up()
@@ -372,7 +372,7 @@ class Once:
         try:
             begun = self._core.blocks.innermost(this_thread())
             self._core.blocks.leave(this_thread()).__exit__(exc_type, *exc)
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C on the way
             begun = begun or self._core.blocks.innermost(this_thread())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, Literal
 from dibs.entry import itself
-from dibs.errors import JobFailed
+from dibs.errors import DibsError, JobFailed
 from dibs.job import JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.lost import Lost
@@ -128,7 +128,7 @@ class JobBatch(JobBatchFacts[Job]):
         try:
             if self._claim is not None:
                 self._claim.session.end(self._closing(error), kind)
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # Ctrl-C on the way
             self._give_up()
@@ -258,7 +258,7 @@ class Queue:
                     self._core.desk.session().end(batch._closing(left_in_the_middle(error)), type(error))
                     raise
                 run(batch._closing(None))
-            except (Exception, GeneratorExit):
+            except (DibsError, GeneratorExit):
                 raise
             except BaseException:  # Ctrl-C on the way
                 batch._give_up()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, TypeVar
-from dibs.errors import InvalidOption, NotHeld, Unsupported, WouldDeadlock
+from dibs.errors import DibsError, InvalidOption, NotHeld, Unsupported, WouldDeadlock
 from dibs.hold import LOST
 from dibs.lease import Lease, LeaseFacts, releasing_all
 from dibs.lock import LockCore
@@ -97,7 +97,7 @@ class SemaphoreCore(LockCore[L]):
                     if lease is not None:
                         leases.append(lease)
             confirmed = yield from releasing_all(leases)
-        except Exception:
+        except DibsError:
             raise
         except BaseException:
             self.make_sure(aim)

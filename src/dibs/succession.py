@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.lease import LeaseFacts
 from dibs.names import check_info, check_seconds, info_in
 from dibs.store import Gone, Release, Transfer
@@ -46,7 +46,7 @@ class TermFacts(LeaseFacts):
                 check_seconds("timeout", timeout)
                 return (yield from self._releasing())
             return (yield from offering(self, to, *check_offer(self._session, to, timeout)))
-        except Exception:
+        except DibsError:
             raise
         except BaseException:  # wherever Ctrl-C comes in, it has resigned
             self._end()

@@ -432,8 +432,17 @@ class Checker:
             self.world.broken(f"P9 the acquire of {claim_id} is over, and it still holds the name")
 
     def releasing(self, tenure: Tenure) -> None:
-        """release() is called."""
+        """release() is called: soon it holds the name no more, also where a Ctrl-C comes in."""
         tenure.release_called = True
+        if self.calm and not tenure.min_hold:
+            self.world.at(self.world.now + self.slack_s, self._look_if_released, tenure)
+
+    def _look_if_released(self, tenure: Tenure) -> None:
+        hold = tenure.hold
+        if hold.state == LOST or hold.exported or tenure.dropped or tenure.session.closed or tenure.process.dead:
+            return
+        if (tenure.key, tenure.claim_id) in self._left_in_store():
+            self.world.broken(f"P9 the release of {tenure.claim_id} was called, and it still holds the name")
 
     def release_returned(self, tenure: Tenure, confirmed: bool) -> None:
         """release() is back, and says whether the store confirmed."""
