@@ -8,10 +8,14 @@ The same holds for an error that a signal handler raises, though drivers and sto
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
+
+import dibs
 
 PROGRAM = """
 import json, random, signal, sys, threading, time, dibs
@@ -112,3 +116,30 @@ def test_an_interrupted_thread_disturbs_nobody(
     assert errors == []
     assert turns
     assert interrupted
+
+
+@pytest.mark.parametrize(
+    "server", ["own_postgres", "own_mysql", "own_redis", "own_memcached", "own_etcd", "own_zookeeper"]
+)
+def test_an_alarm_is_not_taken_for_the_stores(server: str, request: pytest.FixtureRequest) -> None:
+    """What it raises while the store stands still reaches the caller, at once, whatever he asks for."""
+    own = request.getfixturevalue(server)
+
+    def too_late(_signum: int, _frame: object) -> NoReturn:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        with dibs.connect(own.url(), request_timeout=30, patience=60) as client:
+            lease = client.lock("held", ttl=60).acquire()
+            assert lease is not None
+            for ask in (client.lock("other").acquire, client.ping, lease.renew, lease.release):
+                with own.paused():
+                    signal.setitimer(signal.ITIMER_REAL, 0.3)
+                    with pytest.raises(TimeoutError, match="the program's own"):
+                        ask()
+                client.ping()
+            assert client.leases() == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
