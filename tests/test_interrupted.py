@@ -287,6 +287,10 @@ def _jobs_streamed(client: dibs.Client, name: str) -> None:
         stream.close()
 
 
+def _run(client: dibs.Client, name: str) -> None:
+    _three_jobs(client, name).run(lambda job: None, workers=1, idle=0)
+
+
 def _told(client: dibs.Client, name: str) -> None:
     kept(client.election(name)).run(lambda term: None, lambda term: None)
 
@@ -320,6 +324,7 @@ ACTS = (
     _failed,
     _given_back,
     _jobs_streamed,
+    _run,
     _told,
 )
 

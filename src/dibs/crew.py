@@ -98,11 +98,15 @@ class Crew:
                     raise
                 yield from self.turn(AWAY_S)
                 continue
+            try:
+                self.add(batch._jobs)
+            except BaseException:  # a signal that comes before they are known here
+                batch._give_up()
+                raise
             self._absence.over()
             busy = len(batch) or self.in_hand()
             patience.saw(busy, look_s)
-            self.add(batch.won)
-            if not batch.won and look_s < TURN_S and busy:  # do not ask without a pause while one job takes its time
+            if not batch._jobs and look_s < TURN_S and busy:  # do not ask without a pause while one job takes its time
                 yield from self.turn(TURN_S - look_s, lambda: not self.in_hand())
 
     def _tell_of_lost(self) -> None:
@@ -166,8 +170,8 @@ class Crew:
                 limit = 1 if job.crashes >= CRASHES_MAX else self.workers
                 if len(self._running) >= limit:
                     return
+                self._running[job] = self._session.clock.now()  # first, so that no signal comes in between
                 self._waiting.popleft()
-                self._running[job] = self._session.clock.now()
             if job.held:
                 self.start(job)
                 continue

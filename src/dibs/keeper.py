@@ -273,7 +273,7 @@ class Keeper:
 
     def _give_back(self, hold: Hold, lost: list[Hold]) -> None:
         if hold.state != HELD:
-            if hold.loud and not hold.given:  # it was lost in the hand of a caller that has not got it in the end
+            if not hold.given:  # it was lost, or seemed to be dropped, on its way to a caller that has not got it
                 self._end_lost(hold)
             return
         hold.state = LOST
