@@ -131,8 +131,8 @@ class Claims:
             try:
                 if len(batch):
                     batch._keep_due(core.due(verify(batch.won), key, query))
-            except BaseException:
-                run(batch._ending())
+            except BaseException as error:
+                batch.__exit__(type(error))
                 raise
         return batch
 

@@ -147,6 +147,9 @@ class Attempt:
 
 
 class Checker:
+    #: Who releases a lease, or ends an item, is the only one who has it.
+    ENDS_ALONE = True
+
     #: Of what an operator breaks leases.
     operated = "red"
     #: Clients look for pauses.
@@ -434,7 +437,7 @@ class Checker:
     def releasing(self, tenure: Tenure) -> None:
         """release() is called: soon it holds the name no more, also where a Ctrl-C comes in."""
         tenure.release_called = True
-        if self.calm and not tenure.min_hold:
+        if self.ENDS_ALONE and self.calm and not tenure.min_hold:
             self.world.at(self.world.now + self.slack_s, self._look_if_released, tenure)
 
     def _look_if_released(self, tenure: Tenure) -> None:

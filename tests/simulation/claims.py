@@ -151,10 +151,11 @@ class SimBatch(Batch[str]):
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
         checker: ClaimChecker = self._ends.session.checker  # type: ignore[attr-defined]
-        checker.all_ending(self.works)
+        works = getattr(self, "works", [])  # none of a batch whose take has failed
+        checker.all_ending(works)
         super().__exit__(exc_type, *exc)
         if exc_type is None:
-            checker.batch_over(self, self.works)
+            checker.batch_over(self, works)
 
 
 class SimClaims(Claims):

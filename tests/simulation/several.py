@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class SeveralChecker(Checker):
     """Each call of such an ``on_lost`` is for a lease that was lost."""
 
+    ENDS_ALONE = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         #: When it was called of a lease whose acquire had not returned yet.

@@ -65,6 +65,8 @@ class SharedClaimProgram(ClaimProgram):
 
 
 class SharedClaimChecker(ClaimChecker):
+    ENDS_ALONE = False
+
     def ending(self, work: Work, how: str) -> None:
         if work.tenure.hold.state == HELD:
             work.hows.add(how)
