@@ -16,6 +16,7 @@ from typing import NoReturn
 import pytest
 
 import dibs
+from tests.servers.memcached import MemcachedServer
 
 PROGRAM = """
 import json, random, signal, sys, threading, time, dibs
@@ -142,4 +143,23 @@ def test_an_alarm_is_not_taken_for_the_stores(server: str, request: pytest.Fixtu
             assert client.leases() == []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_alarm_that_was_heard_is_over(own_memcached: MemcachedServer) -> None:
+    """What fails while it is handled has failed by itself."""
+
+    def too_late(_signum: int, _frame: object) -> NoReturn:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        with dibs.connect(own_memcached.url(), request_timeout=0.3, patience=0.3) as client:
+            client.ping()
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except TimeoutError:
+                with own_memcached.paused(), pytest.raises(dibs.StoreUnavailable):
+                    client.ping()
+    finally:
         signal.signal(signal.SIGALRM, before)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from errno import EMFILE, ENFILE
+from sys import exc_info
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import ALONE, LEASES, Ask
@@ -264,9 +265,10 @@ class Lane:
 
         SERVED means that nothing is left and this thread has stopped to serve.
         """
+        handled = exc_info()[1]
         if self._outcomes is None:
             try:
-                pause = self._carry()
+                pause = self._carry(handled)
             except BaseException:  # Ctrl-C: the lane's thread sends it again, and what the store has done stands
                 if self._outcomes is None:
                     for ask in self._batch:
@@ -290,7 +292,7 @@ class Lane:
                     else:
                         ask.failed(outcome)
                 except Exception as error:  # of a thread that cannot be had, say: it concerns this ask alone
-                    if by_signal(error) is not None:
+                    if by_signal(error, handled) is not None:
                         ask.in_lane = True  # as below
                         raise
                     ask.failed(without_frames(error))
@@ -313,7 +315,7 @@ class Lane:
             self._clock.sleep(0)  # let those who were told ask again
         return 0.0
 
-    def _carry(self) -> float | None:
+    def _carry(self, handled: BaseException | None) -> float | None:
         """Carry the batch to the store; how long to pause before the next call, None when it has answered."""
         batch = self._batch
         now = self._clock.now()
@@ -342,12 +344,12 @@ class Lane:
                     return 0.0
             self._outcomes = self._call(batch, self._deadline, paused)
         except Exception as error:  # noqa: BLE001 - what it is, is found out there
-            return self._came_to_nothing(batch, error)
+            return self._came_to_nothing(batch, error, handled)
         return None
 
-    def _came_to_nothing(self, batch: list[Ask], error: Exception) -> float | None:
+    def _came_to_nothing(self, batch: list[Ask], error: Exception, handled: BaseException | None) -> float | None:
         """The call has failed. What a signal handler has raised is no failure of the store's, and raised again."""
-        raised = by_signal(error)
+        raised = by_signal(error, handled)
         if raised is not None:
             raise raised
         if isinstance(error, StoreBusy):

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from types import CodeType
 
 
-def by_signal(error: BaseException) -> BaseException | None:
-    """Of an error and those that it was raised from: that which a signal handler has raised."""
+def by_signal(error: BaseException, handled: BaseException | None) -> BaseException | None:
+    """Of an error and those that it was raised from: that which a signal handler has raised.
+
+    ``handled`` is what the caller was handling before (``sys.exc_info``): that one, which may be a handler's, is over.
+    """
     codes = _handlers()
     link: BaseException | None = error
-    while codes and link is not None:
+    while codes and link is not None and link is not handled:
         step = link.__traceback__
         while step is not None:
             if step.tb_frame.f_code in codes:
