@@ -23,6 +23,7 @@ import pytest
 
 import dibs
 from dibs.clock import ExactMutex
+from tests.command_line import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -342,8 +343,8 @@ def test_what_a_signal_ends_holds_nothing(raised: type[BaseException], act: Call
             assert not client.queue(f"x{at}").jobs("claimed"), where
             at += 1
         assert at > 20  # it was interrupted at all
-        client.ping()  # after what was on its way
-        assert [record for record in client.leases() if "once" not in (record.info or {})] == []
+        # What was on its way gets there, long before the end of a ttl or an offer.
+        until(lambda: not [record for record in client.leases() if "once" not in (record.info or {})], 3)
     KEPT.clear()
 
 
