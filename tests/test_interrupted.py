@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -361,8 +360,7 @@ def test_a_loss_is_told_once() -> None:
             if lease.held:
                 lease.release()
             else:
-                while not calls:
-                    time.sleep(0.001)
+                until(lambda calls=calls: calls)  # type: ignore[misc]
                 for thread in threading.enumerate():
                     if thread.name in ("dibs-lost", "dibs-on-lost"):
                         thread.join()

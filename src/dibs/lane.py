@@ -11,9 +11,10 @@ States of the lane (``_server``, changed only under the session's mutex):
   thread switch; or it is the lane's own and serves until the queue is empty; or it is closing the lane.
 
 Whoever serves may use ``_store``, ``_batch`` and ``_outcomes``; nobody else touches them. A serving thread that is
-interrupted (Ctrl-C) leaves its batch where it is and hands over to the lane's thread, which repeats it: every request
-is idempotent, and the asks know of the first attempt. Failures are repeated, and callers whose time is over
-(``Ask.overdue``) are served, by the lane's thread alone, so that no caller is kept longer than it asked for.
+interrupted (by Ctrl-C, or an error of a signal handler: ``dibs.signalled``) leaves its batch where it is and hands over
+to the lane's thread, which repeats it: every request is idempotent, and the asks know of the first attempt. Failures
+are repeated, and callers whose time is over (``Ask.overdue``) are served, by the lane's thread alone, so that no caller
+is kept longer than it asked for.
 """
 
 from __future__ import annotations
