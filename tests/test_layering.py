@@ -636,21 +636,22 @@ ALLOWED: dict[str, set[str]] = {
     },
     # Plain data.
     "dibs.names": {"dibs.errors"},
-    "dibs.hold": {"dibs.store"},
+    "dibs.layout": set(),
+    "dibs.hold": {"dibs.layout", "dibs.store"},
     "dibs.holdings": set(),
     "dibs.owners": set(),
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
     "dibs.steps": {"dibs.errors"},
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
-    "dibs.ask": {"dibs.errors"},
+    "dibs.ask": {"dibs.errors", "dibs.layout"},
     "dibs.busy": CONTRACT,
     "dibs.pending": {"dibs.ask", "dibs.errors", "dibs.store"},
     "dibs.lane": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.pending", "dibs.signalled", "dibs.threads"},
     "dibs.along": set(),
     "dibs.hints": {"dibs.clock"},
     "dibs.waiting": {*CONTRACT, "dibs.along", "dibs.ask", "dibs.hints", "dibs.threads"},
-    "dibs.wishes": {*CONTRACT, "dibs.ask", "dibs.hold"},
+    "dibs.wishes": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.layout"},
     "dibs.before": {"dibs.ask"},
     "dibs.renewer": {*CONTRACT, "dibs.ask", "dibs.busy", "dibs.hold", "dibs.threads"},
     # How waiters of several processes know of each other, and what follows.
@@ -735,8 +736,8 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.leaders": {"dibs.errors", "dibs.names"},
     # Queues.
     "dibs.new_jobs": {"dibs.errors", "dibs.jobs", "dibs.names", "dibs.once_keys"},
-    "dibs.job_hold": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.jobs"},
-    "dibs.taking": {*CONTRACT, "dibs.ask", "dibs.job_hold", "dibs.jobs", "dibs.waiting", "dibs.wishes"},
+    "dibs.job_hold": {*CONTRACT, "dibs.ask", "dibs.hold", "dibs.jobs", "dibs.layout"},
+    "dibs.taking": {*CONTRACT, "dibs.ask", "dibs.job_hold", "dibs.jobs", "dibs.layout", "dibs.waiting", "dibs.wishes"},
     "dibs.job": {
         *CONTRACT,
         *DATA,

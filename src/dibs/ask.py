@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import StoreUnavailable
+from dibs.layout import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
 # Which act of the store carries an ask: that on leases, that on jobs, or (an Act) none but its own.
 LEASES, JOBS, ALONE = range(3)
+# What is set on an ask on its way (``dibs.layout``).
+ON_ITS_WAY = "in_lane under_way _gate _letter _listener t0 outcome settled error trouble"
 
 
+@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
 class Ask:
     """One request on its way to the store and back; answered once, by an outcome or an error."""
 
@@ -143,12 +147,14 @@ class Ask:
         echo.settle(self.outcome, self.error)
 
 
+@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
 class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
 
     kind = ALONE
 
 
+@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
 class JobAsk(Ask):
     """A request of the contract of jobs (``dibs.jobs``)."""
 

@@ -8,6 +8,7 @@ and looks again (``Keeper.expire``) before it says so.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple
+from dibs.layout import laid_out
 from dibs.store import ROW_MARK, Renew, Renewed
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ HELD = 0
 RELEASED = 1
 LOST = 2
 FOREVER = float("inf")
+# What is set on a hold in its life (``dibs.layout``).
+IN_ITS_LIFE = (
+    "key claim_id granted terms ttl owner t0 trusted_until listeners queue due given watch in_flight renewed_until"
+    " state finish ending"
+)
 GONE_REASON = "the store no longer knows it: it expired, was broken by an operator, or was deleted"
 
 
@@ -38,6 +44,7 @@ class Finish(NamedTuple):
     failed: bool = False
 
 
+@laid_out(IN_ITS_LIFE)
 class Hold:
     """One grant. What is the same for nearly all holds is a default of the class, so that making one stays cheap."""
 

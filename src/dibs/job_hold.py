@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.ask import JobAsk
+from dibs.ask import ON_ITS_WAY, JobAsk
 from dibs.errors import StoreUnavailable
-from dibs.hold import HELD, RELEASED, Hold
+from dibs.hold import HELD, IN_ITS_LIFE, RELEASED, Hold
 from dibs.jobs import BACK, DONE, Extend, Extended, Finish, Finished
+from dibs.layout import laid_out
 from dibs.store import Granted
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dibs.terms import Terms
 
 
+@laid_out(f"{IN_ITS_LIFE} taken live lost ends within refused grouped")
 class JobHold(Hold):
     """One claim. ``live`` are the jobs that are not finished, with whom to tell when they are, or are lost."""
 
@@ -66,6 +68,7 @@ class JobHold(Hold):
         return Finish(self.key, tuple(self.live), self.granted.fencing_token, BACK)
 
 
+@laid_out(f"request give_up_at _session _hold _trusted_until {ON_ITS_WAY} weight _echoes")
 class EndAsk(JobAsk):
     """The end of a claim on some of its jobs. Answered Finished; those that it says are gone are lost.
 

@@ -11,9 +11,10 @@ from dibs.ask import JOBS, Ask, JobAsk
 from dibs.errors import StoreUnavailable
 from dibs.job_hold import JobHold
 from dibs.jobs import BACK, HINT_EVERY_S, Finish, Take, Taken
+from dibs.layout import laid_out
 from dibs.store import Held
 from dibs.waiting import LOOK_AGAIN_S
-from dibs.wishes import AcquireAsk
+from dibs.wishes import WISH, AcquireAsk
 
 if TYPE_CHECKING:
     from dibs.session import Session
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 assert LOOK_AGAIN_S >= 2 * HINT_EVERY_S
 
 
+@laid_out(f"{WISH} raced")
 class TakeAsk(AcquireAsk):
     """A wish for jobs. Settled with a JobHold, or with Held."""
 

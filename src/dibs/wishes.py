@@ -7,16 +7,24 @@ what nobody wants any more is given back. When a wish that waits asks again is `
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.ask import Ask
+from dibs.ask import ON_ITS_WAY, Ask
 from dibs.errors import LimitMismatch, StoreUnavailable
 from dibs.hold import Hold
+from dibs.layout import laid_out
 from dibs.store import ANY_SLOT, ANY_TICKET, PERMITS_MAX, PIN_LOOK_S, Acquire, Gone, Granted, Held, Mismatch, Release
 
 if TYPE_CHECKING:
     from dibs.session import Session
     from dibs.terms import Terms
 
+# What is set on a wish on its way (``dibs.layout``).
+WISH = (
+    f"request give_up_at started_at terms owner blocking _session line {ON_ITS_WAY} hold seen heard_at heard wake_at"
+    " hinted along dropped"
+)
 
+
+@laid_out(WISH)
 class AcquireAsk(Ask):
     """One caller's wish for a name, until it is granted, refused or withdrawn."""
 
