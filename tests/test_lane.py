@@ -12,7 +12,7 @@ from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import Lane
-from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, StoreBusy, TakesNoWrites
+from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, Renew, StoreBusy, TakesNoWrites
 from tests.waits import eventually
 
 if TYPE_CHECKING:
@@ -392,11 +392,11 @@ def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
     world.end()
 
 
-def late_behind_a_failure(world: World, *, owed: bool) -> Ask:
-    """A release that has waited for its whole patience while a call failed, once it is answered."""
+def late_behind_a_failure(world: World, request: Any, *, owed: bool = False) -> Ask:
+    """One that has waited for its whole patience while a call failed, once it is answered."""
     (first,) = world.put(acquire("first"))
     world.lane.drive(first)
-    late = Ask(Release("late", "claim-late"), world.clock.now())
+    late = Ask(request, world.clock.now())
     late.owed = owed
 
     def fail() -> None:
@@ -413,16 +413,25 @@ def late_behind_a_failure(world: World, *, owed: bool) -> Ask:
 
 def test_what_waited_behind_failing_calls_for_its_patience_fails_with_them(world: World) -> None:
     """Its own attempt would keep it for one request's time more."""
-    late = late_behind_a_failure(world, owed=False)
+    late = late_behind_a_failure(world, Renew("late", "claim-late", 30))
     assert isinstance(late.error, StoreUnavailable)
     assert not late.error.maybe_applied
     assert [[request.name for request in call] for call in world.shop.calls[1:]] == [["stays"], ["stays"]]
     world.end()
 
 
+def test_a_release_that_has_failed_unsent_is_sent_once_all_the_same(world: World) -> None:
+    """Whoever waits for it is told in time; the name is not left to its ttl if the store answers again."""
+    late = late_behind_a_failure(world, Release("late", "claim-late"))
+    assert isinstance(late.error, StoreUnavailable)
+    eventually(lambda: ["late"] in [[request.name for request in call] for call in world.shop.calls])
+    assert isinstance(late.error, StoreUnavailable)
+    world.end()
+
+
 def test_what_is_owed_is_sent_once_however_late(world: World) -> None:
     """It gives back a grant that nobody has, which would be left to its ttl."""
-    late = late_behind_a_failure(world, owed=True)
+    late = late_behind_a_failure(world, Release("late", "claim-late"), owed=True)
     assert late.error is None
     assert ["late"] in [[request.name for request in call] for call in world.shop.calls]
     world.end()

@@ -102,7 +102,8 @@ class Pending:
     def give_up(self, now: float, error: Exception) -> None:
         """What has waited behind failing calls for its whole patience has failed like them.
 
-        But for what is owed: unsent, it would leave a grant to its ttl that nobody has.
+        But for what is owed: unsent, it would leave a grant to its ttl that nobody has. So would a release, which is
+        owed from now on, though whoever waits for it is told that the store has not confirmed it.
         """
         late = {ask: None for ask in self.asks if now >= ask.give_up_at and not ask.owed}
         if not late:
@@ -113,13 +114,16 @@ class Pending:
         except BaseException:
             _fail(late, unsent)  # the next call may succeed, and nobody would answer them any more
             raise
-        self.asks = [ask for ask in self.asks if ask not in late]
+        self.asks = [ask for ask in self.asks if ask.owed or ask not in late]
         self.others = sum(ask.kind != LEASES for ask in self.asks)
 
 
 def _fail(late: Iterable[Ask], error: StoreUnavailable) -> None:
     for ask in late:
-        ask.dropped = True
+        if type(ask.request) is Release:
+            ask.owed = ask.afterwards = True
+        else:
+            ask.dropped = True
         ask.in_lane = False
         if not ask.maybe_applied:
             ask.trouble = error
