@@ -103,7 +103,10 @@ class ClaimChecker(Checker):
         if call.error is None and call.requests:
             for request, outcome in zip(call.requests, call.answer, strict=True):
                 if isinstance(request, Release) and type(outcome) is Gone and self._sends[request.claim_id] == 1:
-                    self._gone.add(request.claim_id)
+                    work = self.works.get(request.claim_id)
+                    ending = None if work is None else work.tenure.hold.ending
+                    if ending is None or not ending.settled:  # else nobody waits for it any more
+                        self._gone.add(request.claim_id)
 
     def applied(self, call: Call, request: Request, holder: str | None, outcome: Outcome) -> None:
         if _is_tally(request):
