@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 # Which act of the store carries an ask: that on leases, that on jobs, or (an Act) none but its own.
 LEASES, JOBS, ALONE = range(3)
-# What is set on an ask on its way (``dibs.layout``).
-ON_ITS_WAY = "in_lane under_way _gate _letter _listener t0 outcome settled error trouble"
+# What is set on an ask, also on its way (``dibs.layout``).
+ON_ITS_WAY = "request give_up_at in_lane under_way _gate _letter _listener t0 outcome settled error trouble"
 
 
-@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
+@laid_out(ON_ITS_WAY)
 class Ask:
     """One request on its way to the store and back; answered once, by an outcome or an error."""
 
@@ -147,14 +147,14 @@ class Ask:
         echo.settle(self.outcome, self.error)
 
 
-@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
+@laid_out(ON_ITS_WAY)
 class Act(Ask):
     """An operator's act: a function of the store and a deadline, called by itself between two batches."""
 
     kind = ALONE
 
 
-@laid_out(f"request give_up_at {ON_ITS_WAY} weight")
+@laid_out(f"{ON_ITS_WAY} weight")
 class JobAsk(Ask):
     """A request of the contract of jobs (``dibs.jobs``)."""
 

@@ -68,7 +68,7 @@ class JobHold(Hold):
         return Finish(self.key, tuple(self.live), self.granted.fencing_token, BACK)
 
 
-@laid_out(f"request give_up_at _session _hold _trusted_until {ON_ITS_WAY} weight _echoes")
+@laid_out(f"{ON_ITS_WAY} weight _session _hold _trusted_until _echoes")
 class EndAsk(JobAsk):
     """The end of a claim on some of its jobs. Answered Finished; those that it says are gone are lost.
 

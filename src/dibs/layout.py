@@ -18,10 +18,7 @@ C = TypeVar("C", bound="type[Any]")
 
 
 def laid_out(names: str) -> Callable[[C], C]:
-    """Have the class know these attributes, at most 29, from the start; in the order in which they are mostly set.
-
-    Those that are not named can be set all the same.
-    """
+    """Have the class know these attributes, at most 29, from the start. Others can be set all the same."""
 
     def lay_out(cls: C) -> C:
         first = object.__new__(cls)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 # What is set on a wish on its way (``dibs.layout``).
 WISH = (
-    f"request give_up_at started_at terms owner blocking _session line {ON_ITS_WAY} hold seen heard_at heard wake_at"
-    " hinted along dropped"
+    f"{ON_ITS_WAY} started_at terms owner blocking _session line hold seen heard_at heard wake_at hinted along dropped"
 )
 
 
