@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import os
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -162,3 +164,20 @@ def test_redis_takes_hosts_of_all_kinds(kind: str, port: int) -> None:
 def test_an_ipv6_address_alone(url: str) -> None:
     """It stands in brackets, and is shown so."""
     assert "//[::1]" in locate(url)[0].shown
+
+
+@pytest.mark.parametrize("name", ["a.db", "what? a file #1, 50%41 é.db", os.fsdecode(b"\xff.db")])
+def test_the_path_of_an_sqlite_file_is_taken_as_it_is(name: str, tmp_path: Path) -> None:
+    """``connect(Path(…))`` opens that file and no other, whatever bytes its name is made of."""
+    with dibs.connect(tmp_path / name, options={"ttl": "7"}) as client, client.lock("x") as lease:
+        assert lease.ttl == 7
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    url = f"sqlite:///{quote(os.fsencode(tmp_path / name))}"
+    with dibs.connect(url) as client, client.lock("x") as lease:
+        assert lease.fencing_token == 2
+
+
+@pytest.mark.parametrize("path", ["~/locks.db", ":memory:"])
+def test_a_path_that_is_no_file_is_refused(path: str) -> None:
+    with pytest.raises(dibs.InvalidOption):
+        dibs.connect(Path(path))

@@ -6,6 +6,7 @@ lock. Nothing is imported here; an object is known by what its library promises 
 
 from __future__ import annotations
 
+from os import PathLike, fsdecode
 from urllib.parse import quote, urlencode
 
 from dibs._typing import Any
@@ -13,15 +14,19 @@ from dibs.errors import InvalidOption
 
 
 def url_of(source: Any) -> str:
-    """A dibs URL for a SQLAlchemy engine or URL, a psycopg pool or connection, a Django connection, or redis-py's."""
-    for known in (_sqlalchemy, _django, _psycopg_pool, _psycopg_connection, _redis):
+    """A dibs URL for a path, a SQLAlchemy engine or URL, a psycopg pool or connection, Django's, or redis-py's."""
+    for known in (_path, _sqlalchemy, _django, _psycopg_pool, _psycopg_connection, _redis):
         url = known(source)
         if url is not None:
             return url
     raise InvalidOption(
-        "connect() takes a URL, a SQLAlchemy engine, a psycopg pool or connection, a Django connection, or a client or "
-        f"pool of redis-py, not {type(source).__module__}.{type(source).__qualname__}"
+        "connect() takes a URL, the Path of an SQLite file, a SQLAlchemy engine, a psycopg pool or connection, a "
+        f"Django connection, or a client or pool of redis-py, not {type(source).__module__}.{type(source).__qualname__}"
     )
+
+
+def _path(source: Any) -> str | None:
+    return _sqlite(fsdecode(source)) if isinstance(source, PathLike) else None
 
 
 def _sqlalchemy(source: Any) -> str | None:
@@ -149,7 +154,7 @@ def _sqlite(path: Any) -> str:
     text = str(path or "")
     if not text or ":memory:" in text or "mode=memory" in text or text.startswith("file:"):
         raise InvalidOption("that SQLite database is in memory or opened by a file: URI; dibs needs the path of a file")
-    return f"sqlite:///{quote(text)}"
+    return f"sqlite:///{quote(text, errors='surrogateescape')}"  # the name of a file is made of any bytes
 
 
 def _redis(source: Any) -> str | None:

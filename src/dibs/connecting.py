@@ -66,10 +66,10 @@ def connect(
 ) -> Client:
     """Make a client for threads. Nothing is sent before it is used.
 
-    where: a URL (``sqlite:////absolute/path.db``, ``postgresql://user@host/db``, ``memory://``), a SQLAlchemy engine,
-    a psycopg pool or connection, a Django connection, or a client or pool of redis-py: its address is taken, and its
-    connections and transactions are left alone. None means ``$DIBS_URL``, else an SQLite file in the user's state
-    directory.
+    where: a URL (``sqlite:////absolute/path.db``, ``postgresql://user@host/db``, ``memory://``), the ``Path`` of an
+    SQLite file, or a SQLAlchemy engine, a psycopg pool or connection, a Django connection, or a client or pool of
+    redis-py: its address is taken, and its connections and transactions are left alone. None means ``$DIBS_URL``,
+    else an SQLite file in the user's state directory.
     namespace: separates applications that share a store. ttl: the default of its locks, in seconds. info: a small
     JSON object shown with its leases. request_timeout: seconds one request to the store may take. patience: seconds
     for which a store that was reached before is tried again before StoreUnavailable is raised. lock_order_warnings:
@@ -212,7 +212,7 @@ def _parsed(
     if scheme == "sqlite":
         if parts.netloc:
             raise InvalidOption("an SQLite URL has no host: sqlite:////absolute/path.db (four slashes)")
-        address = load(unquote(parts.path[1:]), options)
+        address = load(unquote(parts.path[1:], errors="surrogateescape"), options)
     elif scheme == "memory":
         address = load(unquote(parts.netloc + parts.path))
     else:
