@@ -692,10 +692,15 @@ def test_no_update_is_lost(scene: Scene, guarded: bool) -> None:
     caller = scene.caller()
     caller.run("UPDATE resource SET fence = 0 WHERE id = 1")
     caller.commit()
-    until = time.monotonic() + 4
-    with ThreadPoolExecutor(6) as pool:
-        done = sum(pool.map(lambda seed: _count(scene.url, guarded, until, seed), range(6)))
-    number = caller.run("SELECT fence FROM resource WHERE id = 1")[0][0]
+    done = number = 0
+    for _ in range(1 if guarded else 8):  # on a busy machine few get as far as to disturb each other
+        until = time.monotonic() + 4
+        with ThreadPoolExecutor(6) as pool:
+            done += sum(pool.map(lambda seed, until=until: _count(scene.url, guarded, until, seed), range(6)))
+        number = caller.run("SELECT fence FROM resource WHERE id = 1")[0][0]
+        caller.commit()
+        if number != done:
+            break
     assert done > 5
     assert (number == done) is guarded, f"{done} were committed, {number} were counted"
 
