@@ -247,6 +247,57 @@ def test_what_is_ended_once_more_after_ctrl_c_was_not_lost(
             assert not lease._ends.lost
 
 
+class _LetIn:
+    """A mutex that lets another thread in between an error in it and the clean-up."""
+
+    def __init__(self, mutex: Any, meanwhile: Callable[[], None]) -> None:
+        self._mutex = mutex
+        self._meanwhile = meanwhile
+
+    def __enter__(self) -> None:
+        self._mutex.__enter__()
+
+    def __exit__(self, kind: Any, *exc: Any) -> None:
+        self._mutex.__exit__(kind, *exc)
+        if kind is KeyboardInterrupt:
+            self._meanwhile()
+
+
+@pytest.mark.parametrize("how", ["lease", "batch"])
+def test_who_waits_for_a_release_that_ctrl_c_stopped_halfway_is_answered(
+    how: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the interrupted thread's first try to queue it and its second."""
+    with dibs.connect(sqlite_url) as client:
+        if how == "lease":
+            lease: Any = client.lock("red").acquire()
+            wait: Any = lease.release
+        else:
+            batch = client.claims("rows").take([1])
+            lease, wait = batch.items[0], batch.release
+        keeper = lease._session.keeper
+        told: list[object] = []
+        another = threading.Thread(target=lambda: told.append(wait()), daemon=True)
+
+        def meanwhile() -> None:
+            another.start()
+            until = RealClock.now() + WAIT_S
+            while not lease._hold.ending.__dict__.get("_echoes") and RealClock.now() < until:
+                RealClock.sleep(0.001)
+
+        def interrupted(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(keeper.renewer, "forget", interrupted)
+        monkeypatch.setattr(keeper, "_mutex", _LetIn(keeper._mutex, meanwhile))
+        with pytest.raises(KeyboardInterrupt):
+            lease.release() if how == "lease" else lease.done()
+        another.join(WAIT_S)
+        assert told == [True if how == "lease" else None]
+        assert client.leases() == []
+
+
 @pytest.mark.parametrize("through", ["term", "election"])
 @pytest.mark.parametrize("where", ["check_offer", "offering"])
 def test_who_is_interrupted_while_it_resigns_has_resigned(

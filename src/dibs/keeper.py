@@ -15,7 +15,6 @@ import os
 from dibs._typing import TYPE_CHECKING
 from dibs.ask import Ask, JobAsk
 from dibs.before import Before
-from dibs.errors import StoreUnavailable
 from dibs.hold import GONE_REASON, HELD, LOST, RELEASED, Hold
 from dibs.renewer import Renewer
 from dibs.store import ANY_SLOT, PIN_KEEP_S, Release
@@ -185,22 +184,22 @@ class Keeper:
         hold.watch = None
         if hold.of_jobs:
             return self._end_of_jobs(hold, now)
-        keep, info = (0.0, None) if finish is None else finish[:2]
-        # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
-        if hold.terms.min_hold and hold.state == RELEASED:
-            keep = max(keep, hold.t0 + hold.terms.min_hold - now)
-        ask, before = Ask(self.release_of(hold, keep, info), now + self._patience_s), hold.ending
-        hold.ending = ask
-        if before is not None:  # after a Ctrl-C: to the one that the store hears of second, it says Gone
-            ask.trouble = StoreUnavailable("the release was interrupted")
-            before.trouble = before.trouble or ask.trouble
+        ask = hold.ending
+        if ask is None:
+            keep, info = (0.0, None) if finish is None else finish[:2]
+            # A min_hold is for whoever did the work: not for a lease that was lost, or that nobody used.
+            if hold.terms.min_hold and hold.state == RELEASED:
+                keep = max(keep, hold.t0 + hold.terms.min_hold - now)
+            ask = hold.ending = Ask(self.release_of(hold, keep, info), now + self._patience_s)
+        # Else a Ctrl-C came in the middle of this: it is the same ask, for which another thread may wait by now.
         sent = ask
         if hold.first is not None and hold.state == RELEASED:
-            sent = hold.before = Before(hold.first, ask, self._lane, self._waiting)
+            sent = hold.before = hold.before or Before(hold.first, ask, self._lane, self._waiting)
         if self.renewer.forget(hold):
             hold.after_renewal = sent  # so that no renewal reaches the store after the release
         else:
-            self._lane.put(sent)
+            if not (sent.in_lane or sent.settled):
+                self._lane.put(sent)
             if sent is ask:
                 self._waiting.nudge(hold.key)
         return ask

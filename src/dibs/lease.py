@@ -195,7 +195,7 @@ class LeaseFacts:
                 # It was released before, perhaps by another thread a moment ago: what the store says to that is told
                 # here, too. (But without what was to be kept of it.)
                 if hold.ending is None or finish is not None:
-                    return hold.exported is None and finish is None
+                    return False
                 ask = hold.ending.echo()
             if hold.pins and hold.waits_for_us():
                 # The caller's own transaction keeps the file locked: waiting here would wait for the caller.
