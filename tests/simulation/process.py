@@ -9,6 +9,8 @@ from __future__ import annotations
 from errno import EMFILE
 from typing import TYPE_CHECKING
 
+from tests.simulation.world import Interrupted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -175,7 +177,7 @@ class Mutex:
                     self._waiters.remove(task)
         self._owner = task
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *exc: object) -> None:
         if self._owner is None:
             return
         self._owner = None
@@ -184,7 +186,7 @@ class Mutex:
             for task in waiters:
                 self._world.wake(task)
             waiters.clear()
-        self._world.seam()
+        self._world.seam() if kind is not Interrupted else self._world.put_aside()
 
 
 class Gate:

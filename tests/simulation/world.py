@@ -46,6 +46,8 @@ TIME_MAX_S = 200.0
 # A thread that is put aside between two instructions goes on after this, or now and then after that.
 SWITCHED_MAX_S = 0.005
 SWITCHED_FOR_LONG_MAX_S = 0.3
+# A thread that was interrupted while it had a mutex may be put aside before it cleans up, for up to this long.
+ASIDE_MAX_S = 0.3
 # Lines of the time line that are kept for a failure.
 TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
@@ -300,6 +302,13 @@ class World:
             self.hub.switch()
         if task.pending is not None and task.interruptible and not _is_collecting():
             self._raise_pending(task)
+
+    def put_aside(self) -> None:
+        """Let others go on between what an interruption has left half done and its clean-up."""
+        task = self.current
+        if task is None or self.closing or self.random() < 0.5:
+            return
+        self._hold_up(task, self.random() ** 2 * ASIDE_MAX_S)
 
     def is_running_here(self) -> bool:
         """Whether a task runs, and it is one of those that calls this."""
