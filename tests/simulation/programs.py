@@ -172,22 +172,28 @@ class Interruptions:
         self._world = world
         self._parts = wherever_it_waits, wherever_it_waits + anywhere
         self._rounds = 0
+        #: In this round one is on its way, or has come.
+        self._sent = False
 
     def maybe(self, task: Task) -> None:
-        """Perhaps interrupt the round that begins."""
+        """Perhaps interrupt the round that begins, or goes on."""
         world = self._world
         chance = world.random()
         waiting, anywhere = self._parts
+        if self._sent or chance >= anywhere:
+            return
+        self._sent = True
         if chance < waiting:
             task.interruptible = True
             world.at(world.now + 2.0 * world.random() ** 2, self._interrupt, task, self._rounds)
-        elif chance < anywhere:
+        else:
             task.interruptible = True
             world.interrupt_after(task, int(120 * world.random() ** 2) + 1)
 
     def over(self, task: Task) -> None:
         """The round is over: no interruption reaches this thread from now on."""
         self._rounds += 1
+        self._sent = False
         self._world.stop_tracing(task)
         task.interruptible = False
         task.pending = None
