@@ -53,6 +53,8 @@ TIME_LINE_MAX = 5_000
 TIME_LINE_SHOWN = 60
 # What is called while garbage is collected: nobody sees what is raised there.
 COLLECTING = "/dibs/dropped.py"
+# The function that is called between two instructions where threads are switched there: none of the shipped code.
+LOOK = "look"
 _NOP = dis.opmap["NOP"]
 _JUMPS = frozenset(code for name, code in dis.opmap.items() if name.startswith("JUMP"))
 # After these the interpreter looks for signals.
@@ -441,7 +443,7 @@ class World:
             elif event == "opcode":
                 before, callee = last.get(frame), called.pop(id(frame), "")
                 last[frame] = frame.f_lasti
-                if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE:
+                if before is None or frame.f_code.co_code[before] not in _INTERRUPTIBLE or callee == LOOK:
                     return trace
                 if frame.f_code.co_code[before] in _GOES_ON and callee in frame.f_code.co_names:
                     return trace
