@@ -125,7 +125,9 @@ class SharedProgram(Program):
         try:
             lock.__exit__(None if failed is None else type(failed), None, None)
             for tenure in tenures if failed is None else ():
-                self.checker.release_returned(tenure, False)
+                # Whoever releases it from outside may be in the midst of that, and the block does not wait for them.
+                if not self.checker.let_go[tenure.process, tenure.hold.key]:
+                    self.checker.release_returned(tenure, False)
         except (LeaseLost, StoreUnavailable) as error:
             self.world.note(self.process.name, "is told: %s", str(error))
         self.world.note(self.process.name, "has left a block of %s", [tenure.claim_id for tenure in tenures])
