@@ -327,6 +327,10 @@ def test_only_functions_are_decorated(client: dibs.Client) -> None:
         with pytest.raises(TypeError):
             lock(wrong)  # type: ignore[type-var]
     assert lock(mock.MagicMock(return_value=7))() == 7
+    above: dict[str, Any] = {"classmethod": classmethod(len), "property": property(len)}  # type: ignore[arg-type]
+    for name, wrong in above.items():
+        with pytest.raises(TypeError, match=f"write @{name} above it"):
+            lock(wrong)
 
 
 async def _never_run(*args: object) -> None:

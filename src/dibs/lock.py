@@ -268,7 +268,9 @@ def wait_limit(terms: Terms, blocking: bool, timeout: Seconds | None) -> float |
 def check_decorated(function: object, *, awaited: bool) -> None:
     """Refuse functions whose body would run outside the lock."""
     if not callable(function):
-        raise TypeError(f"this takes a function, not {function!r}")
+        above = isinstance(function, (classmethod, property))
+        hint = f": write @{type(function).__name__} above it" if above else ""
+        raise TypeError(f"this takes a function, not {function!r}{hint}")
     body = body_of(function)
     if body == "generator":
         raise TypeError(
