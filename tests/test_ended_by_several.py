@@ -19,6 +19,7 @@ from dibs.clock import RealClock
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.steps import run
 from dibs.waiting import Waiting
+from tests.waits import eventually
 
 WAIT_S = 20.0
 SEVERAL = 4
@@ -228,7 +229,7 @@ def test_an_item_ends_as_the_first_says(
 def test_what_is_ended_once_more_after_ctrl_c_was_not_lost(
     how: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release that was interrupted may be sent twice; that the store does not know the second proves nothing."""
+    """The release that was interrupted is the one that is asked for again, and whatever it was told stands."""
     with dibs.connect(sqlite_url) as client:
         lease: Any = client.lock("red").acquire() if how == "release" else client.claims("rows").take([1]).items[0]
         nudge = Waiting.nudge
@@ -241,7 +242,7 @@ def test_what_is_ended_once_more_after_ctrl_c_was_not_lost(
         monkeypatch.setattr(Waiting, "nudge", interrupted)
         with pytest.raises(KeyboardInterrupt):
             getattr(lease, how)()
-        getattr(lease, how)()
+        assert getattr(lease, how)() is (True if how == "release" else None)
         if how == "done":
             run(lease._ends.settling())
             assert not lease._ends.lost
@@ -281,9 +282,7 @@ def test_who_waits_for_a_release_that_ctrl_c_stopped_halfway_is_answered(
 
         def meanwhile() -> None:
             another.start()
-            until = RealClock.now() + WAIT_S
-            while not lease._hold.ending.__dict__.get("_echoes") and RealClock.now() < until:
-                RealClock.sleep(0.001)
+            eventually(lambda: lease._hold.ending.__dict__.get("_echoes"), "nobody waits for it")
 
         def interrupted(*arguments: Any) -> Any:
             monkeypatch.undo()
@@ -295,6 +294,27 @@ def test_who_waits_for_a_release_that_ctrl_c_stopped_halfway_is_answered(
             lease.release() if how == "lease" else lease.done()
         another.join(WAIT_S)
         assert told == [True if how == "lease" else None]
+        assert client.leases() == []
+
+
+def test_before_a_stopped_release_is_queued_it_is_confirmed_to_nobody(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one in the same gap cannot wait for what is not there yet, and does not say that it was answered."""
+    with dibs.connect(sqlite_url) as client:
+        lease: Any = client.lock("red").acquire()
+        keeper, told = lease._session.keeper, list[bool]()
+
+        def interrupted(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(keeper, "_end", interrupted)
+        monkeypatch.setattr(keeper, "_mutex", _LetIn(keeper._mutex, lambda: told.append(lease.release())))
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+        assert told == [False]
+        assert lease.release()
         assert client.leases() == []
 
 
