@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="type[Any]")
 
+# The thirtieth would be one of the late ones.
+NAMES_MAX = 29
+
 
 def laid_out(names: str) -> Callable[[C], C]:
-    """Have the class know these attributes, at most 29, from the start. Others can be set all the same."""
+    """Have the class know these attributes, at most NAMES_MAX, from the start. Others can be set all the same."""
+    known = names.split()
+    assert len(known) <= NAMES_MAX
 
     def lay_out(cls: C) -> C:
         first = object.__new__(cls)
-        for name in names.split():
+        for name in known:
             setattr(first, name, None)
         return cls
 
