@@ -23,6 +23,7 @@ import pytest
 import dibs
 from dibs.clock import ExactMutex
 from tests.command_line import until
+from tests.waits import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -295,6 +296,37 @@ def _told(client: dibs.Client, name: str) -> None:
     kept(client.election(name)).run(lambda term: None, lambda term: None)
 
 
+def _put(client: dibs.Client, name: str) -> None:
+    client.queue(name).put(1)
+
+
+def _finished_by_id(client: dibs.Client, name: str) -> None:
+    queue = _three_jobs(client, name)
+    with queue.take(1) as batch:
+        job = batch.won[0]
+        queue.finish(job.id, job.fencing_token)
+
+
+def _cancelled(client: dibs.Client, name: str) -> None:
+    queue = client.queue(name)
+    queue.cancel(queue.put(1))
+
+
+def _broken(client: dibs.Client, name: str) -> None:
+    with suppress(dibs.LeaseLost), client.lock(name) as lease:
+        client.break_lease(name, fencing_token=lease.fencing_token, now=True)
+
+
+def _extended(client: dibs.Client, name: str) -> None:
+    with _three_jobs(client, name).take(1) as batch:
+        batch.won[0].extend()
+
+
+def _renewed(client: dibs.Client, name: str) -> None:
+    with client.lock(name) as lease:
+        lease.renew()
+
+
 ACTS = (
     _lock,
     _named,
@@ -326,6 +358,12 @@ ACTS = (
     _jobs_streamed,
     _run,
     _told,
+    _put,
+    _finished_by_id,
+    _cancelled,
+    _broken,
+    _extended,
+    _renewed,
 )
 
 
@@ -334,10 +372,12 @@ ACTS = (
 def test_what_a_signal_ends_holds_nothing(raised: type[BaseException], act: Callable[[dibs.Client, str], None]) -> None:
     with dibs.connect("memory://") as client:
         act(client, "before")  # what is loaded once is loaded
-        holdings, at = client._desk.session().holdings, 0
+        holdings, lane, at = client._desk.session().holdings, client._desk.session().lane, 0
         while (where := interrupted(partial(act, client, f"x{at}"), at, raised)) is not None:
             assert not holdings.held, where
             assert not holdings.owned, where
+            # What was asked for is sent, or never will be: not hours later, along with what is asked for next.
+            eventually(lambda: lane._server is None and all(ask.dropped for ask in lane.pending.asks), where, 5)
             client.ping()  # behind what asks for what a take was granted, which is then given back
             assert not client.queue(f"x{at}").jobs("claimed"), where
             at += 1

@@ -641,7 +641,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.holdings": set(),
     "dibs.owners": set(),
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
-    "dibs.steps": {"dibs.errors"},
+    "dibs.steps": {"dibs.ask", "dibs.errors"},
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.ask": {"dibs.errors", "dibs.layout"},
@@ -777,6 +777,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.names",
         "dibs.new_jobs",
         "dibs.queue_core",
+        "dibs.steps",
     },
     "dibs.crew": {
         "dibs.absence",
@@ -786,6 +787,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.jobs",
         "dibs.new_jobs",
         "dibs.queue_core",
+        "dibs.steps",
     },
     "dibs.worker_signals": set(),
     "dibs.entry": set(),

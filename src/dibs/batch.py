@@ -300,8 +300,10 @@ class BatchFacts(Generic[V]):
             return
         try:
             self._ends.release(*items)
-        finally:
             self._ends.session.lane.start()
+        except BaseException:  # Ctrl-C, also in front of the first line of that
+            self._ends.session.lane.start()
+            raise
 
     def _finish(self) -> None:
         """Finish the item at hand, if that has not been done. If it was lost, that stands in ``lost``.

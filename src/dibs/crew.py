@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.absence import AWAY_S, Absence
-from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
+from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable
 from dibs.jobs import BACK, CRASHES_MAX, DEAD, DONE, RETRY, TAKE_MAX
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text, result_text
 from dibs.queue_core import TURN_S, Patience, whole
+from dibs.steps import acting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,8 +313,8 @@ class Crew:
     def settling(self) -> Steps[None]:
         """Wait until the store has heard of every end."""
         if not self._session.closed:
-            ask = self._session.act(lambda store, deadline: None)
-            yield self._session, ask, self._session.patience_s
+            with suppress(DibsError):  # an answer like another
+                yield from acting(self._session, lambda store, deadline: None)
 
     def _send_back(self, jobs: list[JobFacts], *, lost: bool = False) -> None:
         by_claim: dict[Any, list[JobFacts]] = {}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.ask import JobAsk
 from dibs.errors import InvalidOption, LeaseLost, StoreUnavailable
-from dibs.job import backoff_s, confirmed
+from dibs.job import backoff_s
 from dibs.jobs import BACK, DEAD, DONE, RETRY, Finish
 from dibs.names import check_seconds
 from dibs.new_jobs import error_text, result_text
 from dibs.queue_core import check_ids, whole
+from dibs.steps import sending
 
 if TYPE_CHECKING:
     from dibs.names import Seconds
@@ -49,8 +50,7 @@ def finishing(
         delay_s = backoff_s(session, 1 if known is None else max(1, known.tries))
     request = Finish(core._key, (job,), token, end, note if failed or keep_s else None, delay_s, keep_s, elsewhere=True)
     ask = JobAsk(request, session.clock.now() + session.patience_s)
-    session.send(ask)
-    yield from confirmed(session, ask)
+    yield from sending(session, lambda: session.send(ask))
     load = core.load()  # for how long it was worked nobody here knows
     load.tell()
     if ask.outcome.gone:

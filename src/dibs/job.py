@@ -13,13 +13,14 @@ from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dibs.dropped import Watch, quietly
-from dibs.errors import DibsError, LeaseLost, once_more
+from dibs.errors import DibsError, LeaseLost
 from dibs.hold import LOST
 from dibs.job_hold import JobHold, finish
 from dibs.jobs import BACK, DEAD, DONE, RETRY
 from dibs.names import check_flag, check_seconds
 from dibs.new_jobs import error_text, result_text, unpacked
 from dibs.renewing import renew, renewed
+from dibs.steps import sending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -259,7 +260,8 @@ class JobFacts:
             # Whoever ends it again is told what came of the first end. (There is none when a transaction has ended it.)
             ask = first or self._hold.ends.get(self.id)
             if ask is not None:
-                yield from confirmed(self._session, ask if ask is first else ask.echo())
+                # No time-out here: the lane answers every ask by the end of its patience.
+                yield from sending(self._session, lambda: ask if ask is first else ask.echo())
                 if self._is_lost():
                     self._claim.load.count(late=first is not None)
                     raise LeaseLost(self._why())
@@ -292,8 +294,7 @@ class JobFacts:
             limits = session.address.capabilities
             ttl_s = check_seconds("ttl", ttl, least=limits.ttl_min_s, most=limits.ttl_max_s)
         self.check()
-        ask = renew(session, hold, ttl_s)
-        yield from confirmed(session, ask)
+        ask = yield from sending(session, lambda: renew(session, hold, ttl_s))
         if not renewed(session, hold, ask) or not self.held:
             raise LeaseLost(self._why())
 
@@ -314,15 +315,3 @@ def backoff_s(session: Session, tries: int) -> float:
     """How long a job that has been tried so often waits for its next try."""
     pause = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(tries - 1, 30))
     return pause * (1 + BACKOFF_JITTER * (session.clock.jitter() - 0.5))
-
-
-def confirmed(session: Session, ask: Any) -> Steps[None]:
-    """Wait for the store's answer to an end that was queued."""
-    try:
-        # No time-out here: the lane answers every ask by the end of its patience.
-        yield session, ask, None
-    except BaseException:  # what was queued is sent, whoever was interrupted
-        session.lane.start()
-        raise
-    if ask.error is not None:
-        raise once_more(ask.error)

@@ -103,8 +103,10 @@ class JobBatchFacts(Generic[J]):
         if jobs and claim is not None:
             try:
                 claim.send(jobs, end, note, delay_s, claim.keep_s if end == DONE else 0.0, sent=self._pending)
-            finally:
                 claim.session.lane.start()
+            except BaseException:  # Ctrl-C, also in front of the first line of that
+                claim.session.lane.start()
+                raise
 
     def _move_on(self) -> J | None:
         """Finish the job at hand; the next one, or None at the end, or when too little is left of the time."""

@@ -10,12 +10,12 @@ import os
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.dropped import Watch, told
-from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.errors import DibsError, InvalidOption, LeaseLost
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
 from dibs.names import TTL_MAX_S, check_seconds
 from dibs.renewing import renew, renewed
-from dibs.steps import run
+from dibs.steps import run, sending
 from dibs.store import Gone, Released
 
 if TYPE_CHECKING:
@@ -175,11 +175,12 @@ class LeaseFacts:
                 f"{hold.terms.ttl:g} s: so long those who want it watch it"
             )
         self.check()
-        ask = renew(session, hold, wanted)
-        if not (yield session, ask, session.request_timeout_s + session.patience_s):
-            raise StoreUnavailable("the store did not answer the renewal; the lease ends unless a later one succeeds")
-        if ask.error is not None:
-            raise once_more(ask.error)
+        ask = yield from sending(
+            session,
+            lambda: renew(session, hold, wanted),
+            session.request_timeout_s + session.patience_s,
+            "the store did not answer the renewal; the lease ends unless a later one succeeds",
+        )
         if not renewed(session, hold, ask):
             raise LeaseLost(self._why())
 

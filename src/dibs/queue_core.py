@@ -9,7 +9,7 @@ import os
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from dibs.ask import JobAsk
-from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported, once_more
+from dibs.errors import InvalidOption, JobExists, StoreUnavailable, Unsupported
 from dibs.job import Claim, JobFacts
 from dibs.job_batch import JobBatchFacts
 from dibs.jobs import GROUP_LIMIT_MAX, STATES, TAKE_MAX, KeyTaken, Put, PutDone
@@ -19,7 +19,7 @@ from dibs.names import check_name, check_seconds, check_stop, check_timeout
 from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
 from dibs.pauses import QUEUE
 from dibs.queue_records import QueueDepth, queue_key, shown_depth, shown_job
-from dibs.steps import acting
+from dibs.steps import acting, sending
 from dibs.taking import wish_for_jobs
 
 if TYPE_CHECKING:
@@ -125,14 +125,7 @@ class QueueCore(Generic[J, B]):
         session = self.desk.session()
         ask = JobAsk(request, session.clock.now() + session.patience_s)
         ask.weight = sum(len(job.payload) for job in request.jobs)
-        session.send(ask)
-        try:
-            yield session, ask, None
-        except BaseException:  # whoever does not wait for the answer has put it all the same
-            session.lane.start()
-            raise
-        if ask.error is not None:
-            raise once_more(ask.error)
+        yield from sending(session, lambda: session.send(ask))  # whoever does not wait has put it all the same
         return self._ids(ask.outcome, request, places)
 
     def putting_within(self, door: Door, payloads: Iterable[Any], options: PutOptions) -> Talk[list[int]]:

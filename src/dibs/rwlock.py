@@ -11,14 +11,14 @@ from __future__ import annotations
 from weakref import ref
 
 from dibs._typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
-from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
 from dibs.lease import Lease, LeaseFacts
 from dibs.lock import LockCore
 from dibs.lockable import Lock
 from dibs.owners import this_thread
 from dibs.renewing import give_back_some
 from dibs.semaphore import check_pools
-from dibs.steps import run
+from dibs.steps import run, sending
 from dibs.store import PERMITS_MAX, Granted
 
 if TYPE_CHECKING:
@@ -113,18 +113,12 @@ class RWCore(Generic[L]):
         # From here on it is a reader's for this process, whatever becomes of the answer.
         self.readers._grips.append(grip)
         self.writers._grips.remove(grip)
-        ask = give_back_some(session, hold, 1)
-        try:
-            settled = yield session, ask, session.request_timeout_s + session.patience_s
-        except BaseException:  # what was queued is sent, whoever was interrupted
-            session.lane.start()
-            raise
-        if not settled:
-            raise StoreUnavailable(
-                "the store did not answer the downgrade: other readers may have to wait until the end"
-            )
-        if ask.error is not None:
-            raise once_more(ask.error)
+        ask = yield from sending(
+            session,
+            lambda: give_back_some(session, hold, 1),
+            session.request_timeout_s + session.patience_s,
+            "the store did not answer the downgrade: other readers may have to wait until the end",
+        )
         if not isinstance(ask.outcome, Granted):
             session.keeper.lose(hold, "it had ended when it was to be downgraded")
             raise LeaseLost(grip.lease._why())

@@ -154,11 +154,12 @@ class Session:
         if self.lane.full():
             raise StoreUnavailable("too many requests are waiting for the store already", maybe_applied=False)
 
-    def send(self, ask: Ask) -> None:
+    def send(self, ask: Ask) -> Ask:
         """Queue any other ask, unless the client is closed or too much waits already."""
         with self.mutex:
             self._open_to_more()
             self.lane.put(ask)
+        return ask
 
     def submit_all(self, asks: Sequence[AcquireAsk]) -> None:
         """The same for several that are asked for once, without waiting; all of them or none."""
@@ -263,16 +264,19 @@ class Session:
     def ask(self, request: Request) -> Ask:
         """Queue a request that makes no hold of this session."""
         ask = Ask(request, self.clock.now() + self.patience_s)
-        with self.mutex:
-            self.lane.put(ask)
+        self.queue(ask)
         return ask
 
     def act(self, function: Callable[..., Any]) -> Ask:
         """Queue a function of the store and a deadline, to be run between two batches."""
         ask = Act(function, self.clock.now() + self.patience_s)
+        self.queue(ask)
+        return ask
+
+    def queue(self, ask: Ask) -> None:
+        """Queue an ask, whoever is there; the lane is to be served afterwards."""
         with self.mutex:
             self.lane.put(ask)
-        return ask
 
     def aside(self, function: Callable[[Store, Deadline], T]) -> T:
         """Call a function of a store object that no lane uses, in this thread.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from dibs._typing import TYPE_CHECKING, TypeVar
+from dibs.ask import Act
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     """Have a function of the store called by the lane; what it returned."""
     if session.closed:  # the lane would open its store once more, for whom it had been left
         raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
-    ask = session.act(act)
-    try:
+    ask = Act(act, session.clock.now() + session.patience_s)
+    try:  # queued inside it: what a Ctrl-C has stopped is not done later, along with something else
+        session.queue(ask)
         settled = yield session, ask, session.patience_s + session.request_timeout_s
     except BaseException:
         ask.dropped = True
@@ -60,6 +62,26 @@ def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     if ask.error is not None:
         raise once_more(ask.error)
     return ask.outcome  # type: ignore[no-any-return]
+
+
+def sending(
+    session: Session, queue: Callable[[], Ask], timeout: float | None = None, unanswered: str = ""
+) -> Steps[Ask]:
+    """Have an ask queued and wait for the answer; raises its error, or that there is none in ``timeout`` seconds.
+
+    Once it is queued it is sent, whoever is interrupted: also between the one and the other.
+    """
+    try:
+        ask = queue()
+        settled = yield session, ask, timeout
+    except BaseException:
+        session.lane.start()
+        raise
+    if not settled:
+        raise StoreUnavailable(unanswered)
+    if ask.error is not None:
+        raise once_more(ask.error)
+    return ask
 
 
 def settling(session: Session, asks: Sequence[Ask]) -> Steps[None]:

@@ -16,9 +16,12 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable, once_more
 from dibs.lease import LeaseFacts
 from dibs.names import check_info, check_seconds, info_in
+from dibs.steps import sending
 from dibs.store import Gone, Release, Transfer
 
 if TYPE_CHECKING:
+    from dibs.ask import Ask
+    from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
     from dibs.steps import Steps
@@ -31,6 +34,7 @@ OFFER = "offer"
 OFFER_S = 5.0
 # An offer lasts this much longer than its maker waits for an answer to it.
 SPARE_S = 5.0
+UNANSWERED = "the store did not answer; the leader has resigned"
 # How often the maker of an offer looks whether it has been taken up.
 LOOK_S = 0.2
 
@@ -130,20 +134,25 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
         record = yield from _look(session, hold.key)  # taken up at the last moment, or broken
         return _leads(record, to)
     except BaseException:
-        # Whatever came in between: it is resigned, and neither claim is kept.
-        if hold.exported is parting:
-            session.ask(Release(hold.key, claim)).owed = True
-            session.ask(session.keeper.release_of(hold)).owed = True
-        session.lane.start()
+        try:
+            _withdraw(session, hold, claim, parting)
+        except BaseException:  # Ctrl-C, also in front of the first line of that; a release sent twice does no harm
+            _withdraw(session, hold, claim, parting)
+            raise
         raise
 
 
+def _withdraw(session: Session, hold: Hold, claim: str, parting: Ask) -> None:
+    """Whatever came in between: it is resigned, and neither claim is kept."""
+    if hold.exported is parting:
+        session.ask(Release(hold.key, claim)).owed = True
+        session.ask(session.keeper.release_of(hold)).owed = True
+    session.lane.start()
+
+
 def _answered(session: Session, request: Any) -> Steps[Any]:
-    ask = session.ask(request)
-    if not (yield session, ask, session.request_timeout_s + session.patience_s):
-        raise StoreUnavailable("the store did not answer; the leader has resigned")
-    if ask.error is not None:
-        raise once_more(ask.error)
+    limit_s = session.request_timeout_s + session.patience_s
+    ask = yield from sending(session, lambda: session.ask(request), limit_s, UNANSWERED)
     return ask.outcome
 
 
@@ -153,7 +162,7 @@ def _look(session: Session, key: str) -> Steps[StoredLease | None]:
         ask = session.act(lambda store, deadline: store.leases(key, key + "\x01", deadline))
         if not (yield session, ask, session.request_timeout_s + session.patience_s):
             ask.dropped = True
-            raise StoreUnavailable("the store did not answer; the leader has resigned")
+            raise StoreUnavailable(UNANSWERED)
         if ask.error is not None:
             raise once_more(ask.error)
         if ask.outcome:

@@ -292,6 +292,12 @@ BUGS = (
         (Edit(Session, "_withdraw", "if ask.hold is None and", "if False and"),),
     ),
     Bug(
+        "what gives back a grant left lying in the lane",
+        ("P9 something lies",),
+        28,
+        (Edit(Session, "_withdraw", "self.lane.start()", "pass"),),
+    ),
+    Bug(
         "a hold that nobody was given, kept and renewed",
         ("P9", "P7"),
         2700,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dibs.hold import HELD, LOST, Hold
 from dibs.store import Acquire, Granted, Held, Release, Released, Renewed, Transfer
 from dibs.wishes import AcquireAsk
+from tests.simulation.lanes import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,6 +185,7 @@ class Checker:
         self.slack_s = SLACK_S
         self.taken_within_s = TAKEN_WITHIN_S
         self.grants = 0
+        self.lanes = Lanes(world)
         self._next_look = 0.0
         world.observe = self.look
 
@@ -497,6 +499,8 @@ class Checker:
         if now >= self._next_look:
             self._next_look = now + 0.1
             self._look_for_waiters(now)
+            if self.prompt:
+                self.lanes.look(self.slack_s)
 
     def _beside(self, others: list[Tenure], tenure: Tenure) -> None:
         """P1: a lease is held while these others are."""
@@ -541,6 +545,7 @@ class Checker:
 
     def finish(self) -> None:
         """Every program is over, and every lease had its time: nothing may be left."""
+        self.lanes.finish()
         for name, claim_id in self._left_in_store():
             self.world.broken(f"P7 {name} is still held by {claim_id!r}, whom nobody has")
         dropped = {tenure.claim_id for tenure in self.tenures if tenure.dropped}

@@ -222,6 +222,7 @@ class JobChecker(Checker):
         if self.AT_ONCE and self.calm and self.world.now >= self._next_look:
             self._next_look = self.world.now + 0.1
             self._look_for_what_nobody_has()
+            self.lanes.look(self.slack_s)
         holding: dict[int, InHand] = {}
         groups: dict[str, set[int]] = {}
         for one in self.in_hand:
@@ -258,6 +259,7 @@ class JobChecker(Checker):
                 self.world.broken(f"P9 job {job} is not in hand any more, and {books.claim_id} still holds it")
 
     def finish(self) -> None:
+        self.lanes.finish()
         jobs = self._network().shelf.jobs
         now = self.world.now
         for job in self.acknowledged:

@@ -143,6 +143,7 @@ class Host:
         self.session.on_paused = lambda told: world.note(process.name, "%s", told)
         self.session.world = world
         self.session.checker = network.checker
+        network.checker.lanes.add(process, self.session)
         # The face's own acts (break, purge, close) run through a desk, which would make the session itself.
         self.desk = Desk(
             address,
