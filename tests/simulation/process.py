@@ -31,11 +31,17 @@ class Process:
         #: World seconds during which the machine slept: its boot clock counted them, its waits did not.
         self.slept_s = 0.0
         self._asleep_since: float | None = None
+        #: Until then what it does may be late.
         self.troubled_at = 0.0
         #: Until then it has neither threads nor file descriptors left to give.
         self.starved_until = 0.0
         self.clock = SimClock(world, self)
         world.processes.append(self)
+
+    def trouble(self, seconds: float) -> None:
+        """For so long it may be late."""
+        self.troubled_at = max(self.troubled_at, self.world.now + seconds)
+        self.world.trouble_until = max(self.world.trouble_until, self.troubled_at)
 
     def pause(self, seconds: float, asleep: bool) -> None:
         """Freeze every thread, as SIGSTOP does, or with ``asleep`` as a laptop's lid does."""
@@ -44,8 +50,7 @@ class Process:
         self.world.note(self.name, "%s for %.3f s", "sleeps with its machine" if asleep else "is stopped", seconds)
         self.paused = True
         self._asleep_since = self.world.now if asleep else None
-        self.troubled_at = self.world.now + seconds
-        self.world.trouble_until = max(self.world.trouble_until, self.world.now + seconds)
+        self.trouble(seconds)
         self.world.at(self.world.now + seconds, self._resume, seconds if asleep else 0.0)
 
     def _resume(self, slept_s: float) -> None:
@@ -69,8 +74,7 @@ class Process:
         if not self.dead:
             self.world.note(self.name, "can have no thread for %.3f s", seconds)
             self.starved_until = self.world.now + seconds
-            self.troubled_at = self.starved_until
-            self.world.trouble_until = max(self.world.trouble_until, self.starved_until)
+            self.trouble(seconds)
 
     def crash(self) -> None:
         """End without a word."""

@@ -335,8 +335,7 @@ class World:
         self._hold_up(task, seconds)
 
     def _hold_up(self, task: Task, seconds: float) -> None:
-        self.trouble_until = max(self.trouble_until, self.now + seconds)
-        task.process.troubled_at = self.now + seconds
+        task.process.trouble(seconds)
         task.turn += 1
         task.blocked = True
         self.at(self.now + seconds, self._time_out, task, task.turn, task.process.slept_s)
