@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -385,6 +386,41 @@ def test_what_a_signal_ends_holds_nothing(raised: type[BaseException], act: Call
         # What was on its way gets there, long before the end of a ttl or an offer.
         until(lambda: not [record for record in client.leases() if "once" not in (record.info or {})], 3)
     KEPT.clear()
+
+
+@pytest.mark.parametrize("url", ["memory://closing", "sqlite_url"])
+def test_a_client_whose_end_was_stopped_can_be_closed(url: str, request: pytest.FixtureRequest) -> None:
+    """Nobody hangs, nothing stays, and it takes no time-out."""
+    url = url if url.startswith("memory:") else request.getfixturevalue(url)
+    at, where = 0, "nowhere yet"
+    with dibs.connect(url) as other, other.lock("taken"):
+        while where:
+            client = dibs.connect(url, request_timeout=60)
+            assert kept(client.lock("x").acquire(timeout=0)) is not None
+            session, told = client._desk.session(), []
+            waiter = threading.Thread(target=lambda: told.append(_told_of_the_end(client)))  # noqa: B023 - it ends here
+            waiter.start()
+            eventually(lambda: session.waiting.seen("default:taken"))  # noqa: B023
+            where = interrupted(client.close, at) or ""
+            began = time.monotonic()
+            client.close()
+            waiter.join(5)
+            assert told == ["this dibs client was closed while waiting"], where
+            assert time.monotonic() - began < 30, where
+            assert not [lease.name for lease in other.leases() if lease.name == "x"], where
+            for part in (session.lane, session.waiting, session.renewer):
+                eventually(lambda: part._bell is None, where, 5)  # noqa: B023
+            assert session.lane._store is None, where
+            at += 1
+    assert at > 50
+    KEPT.clear()
+
+
+def _told_of_the_end(client: dibs.Client) -> str:
+    try:
+        return str(client.lock("taken").acquire())
+    except dibs.StoreUnavailable as error:
+        return str(error)
 
 
 def test_a_loss_is_told_once() -> None:

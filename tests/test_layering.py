@@ -721,7 +721,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.handover": {*CONTRACT, *DATA},
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
-    "dibs.succession": {*CONTRACT, *DATA, "dibs.lease"},
+    "dibs.succession": {*CONTRACT, *DATA, "dibs.ask", "dibs.lease"},
     "dibs.absence": set(),
     "dibs.campaign": {
         *CONTRACT,

@@ -327,6 +327,31 @@ def test_a_release_that_travels_with_the_acquire_behind_which_it_was_queued_goes
         lease.release()
 
 
+def test_a_renewal_that_its_holder_asked_for_goes_before_the_release(between: Between) -> None:
+    """Also when they travel alone, so that releases could go first: none reaches the store after release() returned."""
+    with between.client(ttl=60) as client, ThreadPoolExecutor(3) as pool:
+        session = client._desk.session()
+        lease = client.lock("x").acquire()
+        assert lease is not None
+        holdup = Holdup(lambda requests: requests[0].name.endswith(":other"))
+        between.before = holdup
+        busy = pool.submit(client.lock("other").acquire)
+        assert holdup.reached.wait(10)
+        renewed = pool.submit(lease.renew)
+        eventually(lambda: len(session.lane.pending.asks) == 1, "nobody renews")
+        released = pool.submit(lease.release)
+        eventually(lambda: len(session.lane.pending.asks) == 2, "nobody releases")
+        holdup.go_on()
+        assert released.result(10)
+        with pytest.raises(LeaseLost):
+            renewed.result(10)
+        sent = [type(request) for call in between.calls for request in call]
+        assert sent.index(Renew) < sent.index(Release)
+        other = busy.result(10)
+        assert other is not None
+        other.release()
+
+
 def test_who_falls_asleep_during_a_look_is_looked_for(between: Between) -> None:
     """A store may tell a change only once, so it must be asked about everybody who waits by then."""
     looked: list[Collection[str]] = []

@@ -215,6 +215,9 @@ class Desk:
         try:
             for ask in session.close():
                 yield session, ask, session.request_timeout_s
+        except BaseException:
+            session.close()  # does no harm twice, and a Ctrl-C may have come in front of its first line
+            raise
         finally:
             ends = session.shut()
         for ask in ends:

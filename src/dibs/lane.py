@@ -179,20 +179,20 @@ class Lane:
 
     def close(self) -> Ask:
         """End the lane once what is queued has been served. Settled when its connection is closed."""
-        with self._mutex:
-            self._closing = True
-            self.pending.ask_again()
-            if self._failures and False not in [ask.afterwards for ask in (*self._batch, *self.pending.asks)]:
-                self._ended.settle(None)  # the store is away, and nobody waits for what it is to be told yet
-            idle = self._server is None and not self.pending.asks and not self._batch
-            if idle:
-                self._server = object()
-        if idle:
-            self._close_store()
+        me = object()
+        try:
             with self._mutex:
+                self._closing = True
+                self.pending.ask_again()
+                if self._failures and False not in [ask.afterwards for ask in (*self._batch, *self.pending.asks)]:
+                    self._ended.settle(None)  # the store is away, and nobody waits for what it is to be told yet
+                if self._server is None and not self.pending.asks and not self._batch:
+                    self._server = me
+            if self._server is me:
+                self._close_store()
+        finally:  # also after a Ctrl-C: whoever closes it once more finds it as it was
+            if self._server is me:
                 self._server = None
-                if self._bell is not None:
-                    self._bell.ring()
         self.start()  # for what is still to be served, or was put meanwhile; whoever serves it last closes the store
         return self._ended
 
@@ -453,7 +453,12 @@ class Lane:
         return pause if again or self.pending.asks else 0.0
 
     def _close_store(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-        self._ended.settle(None)
+        try:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+        finally:
+            with self._mutex:
+                if self._bell is not None:
+                    self._bell.ring()  # nothing is left for the lane's thread
+            self._ended.settle(None)

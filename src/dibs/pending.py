@@ -9,7 +9,7 @@ from __future__ import annotations
 from dibs._typing import TYPE_CHECKING
 from dibs.ask import ALONE, LEASES
 from dibs.errors import StoreUnavailable
-from dibs.store import Release
+from dibs.store import Release, Renew
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +23,8 @@ WEIGHT_MAX = 2**24
 # Asks that wait for a place in a batch; more acquires are refused at once.
 QUEUE_MAX = 100_000
 FOREVER = float("inf")
+# What goes before other requests.
+_FIRST = frozenset((Release, Renew))
 
 
 class Pending:
@@ -78,7 +80,7 @@ class Pending:
         An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
         go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
         acquires then share. There everything goes, again the releases first, so that nobody is refused what comes free
-        a moment later, and then passed.
+        a moment later, and then passed. (Renewals that holders ask for go with them: none may come after its release.)
         """
         asks = self.asks
         if len(asks) == 1:
@@ -89,11 +91,11 @@ class Pending:
             kind = asks[0].kind
             size = _together(asks)
         batch, rest = asks[:size], asks[size:]
-        releases = [ask for ask in batch if type(ask.request) is Release]
+        releases = [ask for ask in batch if type(ask.request) in _FIRST]
         mixed = bool(releases) and len(releases) < len(batch)
         self.releases_only = mixed and not self.releases_only
         if mixed:
-            acquires = [ask for ask in batch if type(ask.request) is not Release]
+            acquires = [ask for ask in batch if type(ask.request) not in _FIRST]
             batch, rest = (releases, acquires + rest) if self.releases_only else (releases + acquires, rest)
         for ask in batch:
             ask.under_way = True

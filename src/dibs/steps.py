@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from dibs._typing import TYPE_CHECKING, TypeVar
+from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 
@@ -50,18 +50,24 @@ def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     if session.closed:  # the lane would open its store once more, for whom it had been left
         raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
     ask = Act(act, session.clock.now() + session.patience_s)
-    try:  # queued inside it: what a Ctrl-C has stopped is not done later, along with something else
+    return (yield from asking(session, ask, "the store did not answer"))  # type: ignore[no-any-return]
+
+
+def asking(session: Session, ask: Ask, unanswered: str) -> Steps[Any]:
+    """Queue an ask and wait for its outcome; raises its error, or that there is no answer.
+
+    What nobody waits for any more is not sent later, along with something else, or after what takes it back.
+    """
+    try:
         session.queue(ask)
-        settled = yield session, ask, session.patience_s + session.request_timeout_s
+        if not (yield session, ask, session.patience_s + session.request_timeout_s):
+            raise StoreUnavailable(unanswered)
     except BaseException:
         ask.dropped = True
         raise
-    if not settled:
-        ask.dropped = True
-        raise StoreUnavailable("the store did not answer")
     if ask.error is not None:
         raise once_more(ask.error)
-    return ask.outcome  # type: ignore[no-any-return]
+    return ask.outcome
 
 
 def sending(

@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.errors import DibsError, InvalidOption, LeaseLost, StoreUnavailable, once_more
+from dibs.ask import Act, Ask
+from dibs.errors import DibsError, InvalidOption, LeaseLost
 from dibs.lease import LeaseFacts
 from dibs.names import check_info, check_seconds, info_in
-from dibs.steps import sending
+from dibs.steps import asking
 from dibs.store import Gone, Release, Transfer
 
 if TYPE_CHECKING:
-    from dibs.ask import Ask
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
@@ -151,22 +151,18 @@ def _withdraw(session: Session, hold: Hold, claim: str, parting: Ask) -> None:
 
 
 def _answered(session: Session, request: Any) -> Steps[Any]:
-    limit_s = session.request_timeout_s + session.patience_s
-    ask = yield from sending(session, lambda: session.ask(request), limit_s, UNANSWERED)
-    return ask.outcome
+    return asking(session, Ask(request, session.clock.now() + session.patience_s), UNANSWERED)
 
 
 def _look(session: Session, key: str) -> Steps[StoredLease | None]:
     """Who has the name. Nobody, when that is seen twice: ZooKeeper may not show what is just changing hands."""
     for _ in range(2):
-        ask = session.act(lambda store, deadline: store.leases(key, key + "\x01", deadline))
-        if not (yield session, ask, session.request_timeout_s + session.patience_s):
-            ask.dropped = True
-            raise StoreUnavailable(UNANSWERED)
-        if ask.error is not None:
-            raise once_more(ask.error)
-        if ask.outcome:
-            return ask.outcome[0]  # type: ignore[no-any-return]
+        act = Act(
+            lambda store, deadline: store.leases(key, key + "\x01", deadline), session.clock.now() + session.patience_s
+        )
+        found = yield from asking(session, act, UNANSWERED)
+        if found:
+            return found[0]  # type: ignore[no-any-return]
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dibs.hold import HELD, LOST, Hold
-from dibs.store import Acquire, Granted, Held, Release, Released, Renewed, Transfer
+from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Transfer
 from dibs.wishes import AcquireAsk
 from tests.simulation.lanes import Lanes
 
@@ -222,8 +222,8 @@ class Checker:
                 and not (tenure.release_called or tenure.session.closed)
             ):
                 self.world.broken(f"P5 the store is told of the end of {request.claim_id} before its holder has let go")
-        elif call.task_name == "dibs-renew" and type(outcome) is Renewed:
-            claim.renewed = True
+        elif type(outcome) is Renewed:
+            claim.renewed = claim.renewed or call.task_name == "dibs-renew"
             tenure = self._tenure(request.claim_id)
             if tenure is not None and tenure.released_at is not None and not call.over:
                 self.world.broken(f"P10 a renewal of {request.claim_id} reaches the store after its release returned")
@@ -319,7 +319,7 @@ class Checker:
                         self.world.broken(f"P9 {request.claim_id} was withdrawn and is asked for again")
                 if claim.refused and not self.interrupts:
                     self.world.broken(f"P11 {request.claim_id} was to ask once, was told Held, and asks again")
-            elif call.task_name == "dibs-renew":
+            elif isinstance(request, Renew):
                 if claim.withdrawn_at is not None and not claim.excused:
                     # Once that can be, when this thread was held up after it had looked what there is to renew.
                     claim.renewed_after += 1
