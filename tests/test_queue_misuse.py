@@ -227,6 +227,15 @@ def test_put_many_wants_a_list(client: dibs.Client, payloads: Any) -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
+def test_ids_are_given_one_by_one(client: dibs.Client) -> None:
+    queue = client.queue("a")
+    ids = queue.put_many([1, 2])
+    for act in (queue.cancel, queue.requeue, queue.purge):
+        with pytest.raises(dibs.InvalidOption, match=r"write a \* in front of several"):
+            act(ids)  # type: ignore[arg-type]
+    assert queue.cancel(*ids) == ids
+
+
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 

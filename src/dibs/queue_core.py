@@ -316,6 +316,8 @@ def check_ids(ids: Iterable[object]) -> list[int]:
     """Ids of jobs; raises InvalidOption."""
     checked = []
     for job in ids:
+        if isinstance(job, list | tuple | set):
+            raise InvalidOption("the ids of jobs are given one by one: write a * in front of several, cancel(*ids)")
         if isinstance(job, bool) or not isinstance(job, int) or not 0 < job < 2**63:
             raise InvalidOption(f"the id of a job is the whole number that put() returned, not {job!r}")
         checked.append(job)

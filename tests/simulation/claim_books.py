@@ -204,6 +204,7 @@ class ClaimChecker(Checker):
             if now:
                 self.kept.pop(key, None)
                 self.dead.discard(key)
+                self.late.add(key)  # whoever counts a try of it just now may take that back when another has it
             super().lease_broken(name, token, now)
             return
         key = name[len(_TALLIES) :]

@@ -67,8 +67,8 @@ JOB_BUGS = (
     Bug(
         "an end whose error is not looked at",
         ("P18",),
-        85,
-        (Edit(dibs.job, "confirmed", "if ask.error is not None:", "if False:"),),
+        106,
+        (Edit(dibs.job, "sending", "if ask.error is not None:", "if False:"),),
     ),
     Bug("dropped jobs renewed for ever", ("P7",), 55, (Edit(dibs.job, "quietly", "hold.orphan = True", "pass"),)),
     Bug(
