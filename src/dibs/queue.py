@@ -357,7 +357,7 @@ class Queue:
         return run(self._core.cancelling(ids))
 
     def purge(self, *ids: int, older_than: Seconds = 0) -> int:
-        """Delete jobs that ended ``older_than`` seconds ago or before: dead, and what was kept. How many."""
+        """Delete jobs that ended ``older_than`` seconds ago or before, dead or kept; all such without ids. How many."""
         return run(self._core.purging(ids, older_than))
 
     def wait(self, id: int, *, timeout: Seconds | None = None) -> Any:  # noqa: A002 - as above
