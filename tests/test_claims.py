@@ -614,7 +614,8 @@ def test_what_an_old_holder_sends_late_forgets_no_tries(client: dibs.Client, oth
         assert late._hold.first is not None
         session = client._desk.session()
         for request in (Release(late._try.name, late._try.claim_id), late._hold.first):
-            ask = session.ask(request)
+            ask = session.new_ask(request)
+            session.queue(ask)
             assert session.wait(ask, 5)
             assert ask.outcome == GONE
         next(batch).fail()

@@ -641,7 +641,7 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.holdings": set(),
     "dibs.owners": set(),
     "dibs.terms": {"dibs.errors", "dibs.names", "dibs.trust"},
-    "dibs.steps": {"dibs.ask", "dibs.errors"},
+    "dibs.steps": {"dibs.errors"},
     # Lanes.
     "dibs.pauses": {"dibs.names", "dibs.store"},
     "dibs.ask": {"dibs.errors", "dibs.layout"},
@@ -721,7 +721,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "dibs.handover": {*CONTRACT, *DATA},
     "dibs.standby": {*CONTRACT, *DATA, "dibs.lease", "dibs.lock"},
-    "dibs.succession": {*CONTRACT, *DATA, "dibs.ask", "dibs.lease"},
+    "dibs.succession": {*CONTRACT, *DATA, "dibs.lease"},
     "dibs.absence": set(),
     "dibs.campaign": {
         *CONTRACT,

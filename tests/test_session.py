@@ -28,6 +28,7 @@ import dibs.waiting
 from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
+from dibs.renewing import give_back_some, renew
 from dibs.steps import run
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
@@ -350,6 +351,21 @@ def test_a_renewal_that_its_holder_asked_for_goes_before_the_release(between: Be
         other = busy.result(10)
         assert other is not None
         other.release()
+
+
+def test_nothing_more_is_asked_of_a_lease_that_another_thread_has_released(between: Between) -> None:
+    """Also when its holder had looked a moment before whether it was held."""
+    with between.client(ttl=60) as client:
+        session = client._desk.session()
+        lease = client.semaphore("x", 2).acquire()
+        assert lease is not None
+        lease.release()
+        between.calls.clear()
+        for ask in renew(session, lease._hold, None), give_back_some(session, lease._hold, 1):
+            assert session.wait(ask, 0)
+            assert not ask.in_lane
+        client.ping()
+        assert not [request for call in between.calls for request in call]
 
 
 def test_who_falls_asleep_during_a_look_is_looked_for(between: Between) -> None:

@@ -95,7 +95,7 @@ class Load:
         if now < self._tell_at or self._session.closed:
             return
         self._tell_at = now + self._slot_s
-        self._session.act(self._telling)
+        self._session.queue(self._session.new_act(self._telling))
         self._session.lane.start()
 
     # -- in the claim lane -----------------------------------------------------------------------------------------

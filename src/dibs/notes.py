@@ -316,7 +316,8 @@ class Notes:
         if not mine:
             self._look_at = self._looked_at + LOOK_S
             return
-        act = session.act(lambda store, deadline: self._read(store, mine, deadline))
+        act = session.new_act(lambda store, deadline: self._read(store, mine, deadline))
+        session.queue(act)
         if not session.wait(act, session.request_timeout_s):
             act.dropped = True
         suspected = False

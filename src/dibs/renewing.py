@@ -22,7 +22,7 @@ def renew(session: Session, hold: Hold, ttl: float | None) -> Ask:
         now = session.clock.now()
         wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
         ask = (JobAsk if hold.of_jobs else Ask)(hold.renewal(wanted), now + session.patience_s)
-        session.lane.put(ask)
+        _queue(session, hold, ask)
         return ask
 
 
@@ -56,8 +56,16 @@ def give_back_some(session: Session, hold: Hold, take: int) -> Ask:
         request = Acquire(hold.key, hold.claim_id, hold.ttl, session.holder, terms.info)
         request = request._replace(permits=terms.permits, take=take)
         ask = Reduction(request, session.clock.now() + session.patience_s, session, hold)
-        session.lane.put(ask)
+        _queue(session, hold, ask)
         return ask
+
+
+def _queue(session: Session, hold: Hold, ask: Ask) -> None:
+    """Queue it, unless the hold has ended meanwhile: nothing is sent of that after its release. Under the mutex."""
+    if hold.state == HELD:
+        session.lane.put(ask)
+    else:
+        ask.settle(None)
 
 
 class Reduction(Ask):

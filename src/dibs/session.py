@@ -261,22 +261,19 @@ class Session:
             return True
         return ask.wait(self.clock, None if timeout is None else until - self.clock.now())
 
-    def ask(self, request: Request) -> Ask:
-        """Queue a request that makes no hold of this session."""
-        ask = Ask(request, self.clock.now() + self.patience_s)
-        self.queue(ask)
-        return ask
+    def new_ask(self, request: Request) -> Ask:
+        """Make the ask for a request that makes no hold of this session; nothing happens before ``queue``."""
+        return Ask(request, self.clock.now() + self.patience_s)
 
-    def act(self, function: Callable[..., Any]) -> Ask:
-        """Queue a function of the store and a deadline, to be run between two batches."""
-        ask = Act(function, self.clock.now() + self.patience_s)
-        self.queue(ask)
-        return ask
+    def new_act(self, function: Callable[..., Any]) -> Ask:
+        """The same for a function of the store and a deadline, to be run between two batches."""
+        return Act(function, self.clock.now() + self.patience_s)
 
-    def queue(self, ask: Ask) -> None:
-        """Queue an ask, whoever is there; the lane is to be served afterwards."""
+    def queue(self, *asks: Ask) -> None:
+        """Queue asks of this kind; the caller then waits for one, or lets the lane's thread serve them."""
         with self.mutex:
-            self.lane.put(ask)
+            for ask in asks:
+                self.lane.put(ask)
 
     def aside(self, function: Callable[[Store, Deadline], T]) -> T:
         """Call a function of a store object that no lane uses, in this thread.

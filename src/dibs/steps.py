@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
-from dibs.ask import Act
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def acting(session: Session, act: Callable[[Store, Deadline], T]) -> Steps[T]:
     """Have a function of the store called by the lane; what it returned."""
     if session.closed:  # the lane would open its store once more, for whom it had been left
         raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
-    ask = Act(act, session.clock.now() + session.patience_s)
-    return (yield from asking(session, ask, "the store did not answer"))  # type: ignore[no-any-return]
+    return (yield from asking(session, session.new_act(act), "the store did not answer"))  # type: ignore[no-any-return]
 
 
 def asking(session: Session, ask: Ask, unanswered: str) -> Steps[Any]:

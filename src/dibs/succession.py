@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.ask import Act, Ask
 from dibs.errors import DibsError, InvalidOption, LeaseLost
 from dibs.lease import LeaseFacts
 from dibs.names import check_info, check_seconds, info_in
@@ -21,6 +20,7 @@ from dibs.steps import asking
 from dibs.store import Gone, Release, Transfer
 
 if TYPE_CHECKING:
+    from dibs.ask import Ask
     from dibs.hold import Hold
     from dibs.names import Seconds
     from dibs.session import Session
@@ -145,21 +145,21 @@ def offering(lease: LeaseFacts, to: Any, claim: str, info: str, timeout_s: float
 def _withdraw(session: Session, hold: Hold, claim: str, parting: Ask) -> None:
     """Whatever came in between: it is resigned, and neither claim is kept."""
     if hold.exported is parting:
-        session.ask(Release(hold.key, claim)).owed = True
-        session.ask(session.keeper.release_of(hold)).owed = True
+        for release in Release(hold.key, claim), session.keeper.release_of(hold):
+            owed = session.new_ask(release)
+            owed.owed = True
+            session.queue(owed)
     session.lane.start()
 
 
 def _answered(session: Session, request: Any) -> Steps[Any]:
-    return asking(session, Ask(request, session.clock.now() + session.patience_s), UNANSWERED)
+    return asking(session, session.new_ask(request), UNANSWERED)
 
 
 def _look(session: Session, key: str) -> Steps[StoredLease | None]:
     """Who has the name. Nobody, when that is seen twice: ZooKeeper may not show what is just changing hands."""
     for _ in range(2):
-        act = Act(
-            lambda store, deadline: store.leases(key, key + "\x01", deadline), session.clock.now() + session.patience_s
-        )
+        act = session.new_act(lambda store, deadline: store.leases(key, key + "\x01", deadline))
         found = yield from asking(session, act, UNANSWERED)
         if found:
             return found[0]  # type: ignore[no-any-return]

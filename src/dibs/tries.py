@@ -151,9 +151,10 @@ class Tries:
 
     def _ask(self, session: Session, wanted: Sequence[tuple[Item[Any], Try, Request]]) -> Steps[list[Item[Any]]]:
         """Send these requests in one call for a thousand; the items to which it was not granted."""
-        asks = [session.ask(request) for _, _, request in wanted]
+        asks = [session.new_ask(request) for _, _, request in wanted]
         refused: list[Item[Any]] = []
         try:
+            session.queue(*asks)
             yield from settling(session, asks)
         except BaseException:
             for ask in asks:
