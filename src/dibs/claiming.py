@@ -143,8 +143,13 @@ class ClaimsCore(Generic[B]):
                 yield from ends.settling()
             return batch
         except BaseException:
-            ends.release(*won)
-            session.lane.start()
+            try:
+                ends.release(*won)
+                session.lane.start()
+            except BaseException:  # Ctrl-C in the midst of that, or in front of its first line
+                ends.release(*won)
+                session.lane.start()
+                raise
             raise
 
     def take(

@@ -146,9 +146,9 @@ def _withdraw(session: Session, hold: Hold, claim: str, parting: Ask) -> None:
     """Whatever came in between: it is resigned, and neither claim is kept."""
     if hold.exported is parting:
         for release in Release(hold.key, claim), session.keeper.release_of(hold):
-            owed = session.new_ask(release)
-            owed.owed = True
-            session.queue(owed)
+            ask = session.new_ask(release)
+            ask.owed = True
+            session.queue(ask)
     session.lane.start()
 
 
