@@ -144,11 +144,9 @@ class ClaimsCore(Generic[B]):
             return batch
         except BaseException:
             try:
-                ends.release(*won)
-                session.lane.start()
+                _give_up(ends, won)
             except BaseException:  # Ctrl-C in the midst of that, or in front of its first line
-                ends.release(*won)
-                session.lane.start()
+                _give_up(ends, won)
                 raise
             raise
 
@@ -240,6 +238,11 @@ class ClaimsCore(Generic[B]):
             yield session, session.pause(), min(left_s, STOP_LOOK_S)
         if session.closed and not stopped():  # and who finds nothing would never be told so by asking
             raise StoreUnavailable("this dibs client is closed", maybe_applied=False)
+
+
+def _give_up(ends: Ends, won: list[Item[Any]]) -> None:
+    ends.release(*won)
+    ends.session.lane.start()
 
 
 def claims_core(

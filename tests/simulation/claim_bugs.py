@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dibs.claiming
 from dibs.aio.claims import AsyncBatch, AsyncClaims
 from dibs.batch import BatchFacts, Ends, Item
-from dibs.claiming import ClaimsCore
 from dibs.claims import Batch, Claims
 from dibs.keeper import Keeper
 from dibs.tries import Tries
@@ -47,7 +47,7 @@ CLAIM_BUGS = (
         "what was won and is not wanted kept",
         ("P9",),
         1250,
-        (Edit(ClaimsCore, "taking", "ends.release(*won)", "pass"),),
+        (Edit(dibs.claiming, "_give_up", "ends.release(*won)", "pass"),),
     ),
     Bug(
         "a loss that the last answer tells, and nobody hears",
