@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -288,6 +288,17 @@ def test_a_hint_during_a_request_makes_it_ask_again(between: Between, monkeypatc
         lease.release()
 
 
+def kept_busy(
+    between: Between, client: dibs.Client, pool: ThreadPoolExecutor
+) -> tuple[Holdup, Future[dibs.Lease | None]]:
+    """Keep its lane in a call until ``go_on``: that of who asks for the name other, which is the second."""
+    holdup = Holdup(lambda requests: requests[0].name.endswith(":other"))
+    between.before = holdup
+    busy = pool.submit(client.lock("other").acquire)
+    assert holdup.reached.wait(10)
+    return holdup, busy
+
+
 def test_a_release_that_travels_with_the_acquire_behind_which_it_was_queued_goes_first(
     between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,10 +316,7 @@ def test_a_release_that_travels_with_the_acquire_behind_which_it_was_queued_goes
         lock = client.lock("short")
         first = lock.acquire()
         assert first is not None
-        holdup = Holdup(lambda requests: requests[0].name.endswith(":other"))
-        between.before = holdup
-        busy = pool.submit(client.lock("other").acquire)
-        assert holdup.reached.wait(10)
+        holdup, busy = kept_busy(between, client, pool)
         second = pool.submit(lock.acquire)
         eventually(lambda: len(session.lane.pending.asks) == 1, "nobody asks")
         released = pool.submit(first.release)
@@ -334,10 +342,7 @@ def test_a_renewal_that_its_holder_asked_for_goes_before_the_release(between: Be
         session = client._desk.session()
         lease = client.lock("x").acquire()
         assert lease is not None
-        holdup = Holdup(lambda requests: requests[0].name.endswith(":other"))
-        between.before = holdup
-        busy = pool.submit(client.lock("other").acquire)
-        assert holdup.reached.wait(10)
+        holdup, busy = kept_busy(between, client, pool)
         renewed = pool.submit(lease.renew)
         eventually(lambda: len(session.lane.pending.asks) == 1, "nobody renews")
         released = pool.submit(lease.release)
