@@ -23,7 +23,7 @@ from dibs.connecting import locate
 from dibs.store import Acquire, Granted, Held, Mismatch, Release, Released, Renew, Renewed
 from dibs.stores import mysql_drivers
 from dibs.stores.mysql import MySQLStore
-from dibs.stores.mysql_drivers import CR_SERVER_LOST, CR_SSL, ServerError, _server_error
+from dibs.stores.mysql_drivers import CR_SERVER_LOST, CR_SSL, ServerError, server_error
 from dibs.stores.mysql_errors import refuses
 from dibs.stores.mysql_link import Connection
 from dibs.stores.mysql_watch import MySQLWatch
@@ -237,6 +237,8 @@ def test_words_of_the_drivers_are_understood() -> None:
 
 def test_the_driver_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """mysqlclient where it is installed, else PyMySQL; without either the error names the pip command."""
+    for ours in ("dibs.stores.mysql_mysqlclient", "dibs.stores.mysql_pymysql"):
+        monkeypatch.delitem(sys.modules, ours, raising=False)  # as in a process that has used neither
     for module in ("MySQLdb", "pymysql", "pymysql.connections"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(dibs.InvalidOption, match=r"pip install 'dibs\[mysql\]'"):
@@ -714,7 +716,7 @@ def test_a_certificate_for_another_name_is_refused(tls_mysql: MariaDBServer, cer
 )
 def test_tls_that_was_cut_is_told_from_tls_that_does_not_fit(text: str, code: int) -> None:
     """In the words of MariaDB's library (3.3, 3.4) and of MySQL's."""
-    assert _server_error(Exception(CR_SSL, text), connecting=True).code == code
+    assert server_error(Exception(CR_SSL, text), connecting=True).code == code
 
 
 @pytest.mark.parametrize("option", ["ssl_ca", "ssl_cert", "ssl_key"])

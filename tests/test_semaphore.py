@@ -27,7 +27,7 @@ from dibs.errors import LimitMismatch, SetupRequired, StoreUnavailable, WouldDea
 from dibs.hold import HELD
 from dibs.owners import this_thread
 from dibs.store import ANY_SLOT, RELEASED, Acquire, Granted, Held, Mismatch, Release, Renew, Request, StoreBusy
-from dibs.stores import postgres_link, postgres_pools
+from dibs.stores import postgres_link, postgres_pools_close
 from dibs.stores.permits import decide_all
 from dibs.testing.case import within
 from tests.between import Between, Holdup
@@ -783,7 +783,7 @@ def test_who_stops_in_the_middle_of_a_decision_stops_nobody_else(
 
     got = other.act([asked("stuck", "claim-0", 1)], deadline())[0]
     assert isinstance(got, Granted)
-    monkeypatch.setattr(postgres_pools, "decide_all", stop)
+    monkeypatch.setattr(postgres_pools_close, "decide_all", stop)
     thread = threading.Thread(target=work)
     thread.start()
     assert reached.wait(5)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.errors import InvalidOption
 from dibs.stores.identifiers import check_table
-from dibs.stores.mysql_drivers import DRIVERS, SSL_MODES, Where, opener
+from dibs.stores.mysql_drivers import DRIVERS, SSL_MODES, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,24 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     for option in ("ssl_ca", "ssl_cert", "ssl_key"):
         _check_file(option, getattr(where, option))
     at = unix_socket or f"{f'[{host}]' if ':' in host else host}:{where.port}"
-    return Place(f"mysql://{at}/{database}", where, table, opener(driver))
+    return Place(f"mysql://{at}/{database}", where, table, _connector(driver))
+
+
+def _connector(driver: str) -> Callable[[Where, float], Link]:
+    """What connects with this driver; "" takes the better one that is installed."""
+    for name in (driver,) if driver else DRIVERS:
+        try:
+            if name == "pymysql":
+                from dibs.stores.mysql_pymysql import Connector
+
+                return Connector()
+            from dibs.stores.mysql_mysqlclient import connect
+
+            return connect
+        except ImportError as missing:
+            error = missing
+    package = {"mysqlclient": "mysqlclient: pip install mysqlclient"}.get(driver, "PyMySQL: pip install 'dibs[mysql]'")
+    raise InvalidOption(f"MySQL and MariaDB need {package}") from error
 
 
 def _check_file(option: str, path: str) -> None:

@@ -13,12 +13,14 @@ The server ends a transaction whose client has stopped (see IDLE_TRANSACTION_S);
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch, StoreBusy
 from dibs.stores.mysql_pools_plain import plainly
 from dibs.stores.mysql_sql import EPOCH, GRACE, NOW
 from dibs.stores.mysql_values import by_key, document, hexed, literal, quoted, quoted_all, us
-from dibs.stores.permits import Grant, Holding, State, Waiting, decide_all
+from dibs.stores.permits import Grant, Holding, State, Verdicts, Waiting, decide_all
 from dibs.stores.tables import TablesMissing
 
 if TYPE_CHECKING:
@@ -145,53 +147,34 @@ class Pools:
 
         Where they may be ``plain``, only those are looked at closely that are not.
         """
-        asked: dict[str, list[tuple[int, Acquire]]] = {}
-        for name, index, request in rows:
-            asked.setdefault(name, []).append((index, request))
+        asked: dict[str, list[Row]] = {}
+        for row in rows:
+            asked.setdefault(row[0], []).append(row)
         heads = self._locked(list(asked), execute)
-        given, seen = self._given([asked[name][0][1] for name in heads if plain and len(asked[name]) == 1], execute)
-        closely = {name: all_of[0][1].permits for name, all_of in asked.items() if name not in given}
+        given, seen = self._given([asked[name][0][2] for name in heads if plain and len(asked[name]) == 1], execute)
+        closely = {name: rows_of[0][2].permits for name, rows_of in asked.items() if name not in given}
         seen |= self._look(closely, heads, execute)
-        grants: list[tuple[Acquire, Grant]] = []
-        waiting: list[tuple[int, Acquire]] = []
-        noted: dict[str, tuple[int, int]] = {}
-        for name, all_of in asked.items():
-            one = seen[name]
-            if one.is_lock:
-                for index, _ in all_of:
-                    outcomes[index] = Mismatch(0)
-                continue
-            permits_before, token = heads[name]
-            state = State(permits_before, max(token, one.token), one.holdings, one.line)
-            requests = [request for _, request in all_of]
-            decisions = [given[name]] if name in given else decide_all(state, requests, now_us / 1e6)
-            permits_now = permits_before
-            token_now = 0
-            for (index, request), decision in zip(all_of, decisions, strict=True):
-                if isinstance(decision, Grant):
-                    grants.append((request, decision))
-                    since = now_us / 1e6 if decision.again is None else decision.again.acquired_at
-                    outcomes[index] = Granted(decision.fencing_token, since, decision.slot)
-                    permits_now = decision.permits
-                    if decision.again is None:
-                        token_now = decision.fencing_token
-                    continue
-                outcomes[index] = decision
-                if isinstance(decision, Held):
-                    permits_now = request.permits
-                    if request.wake is not None:
-                        waiting.append((index, request))
-            if token_now or permits_now != permits_before:
-                noted[name] = permits_now, token_now
-        self._grant(grants, seen, now_us, execute)
-        if noted:
-            names = [quoted(name) for name in sorted(noted)]
-            limits = by_key(names, [str(noted[name][0]) for name in sorted(noted)])
-            tokens = by_key(names, [str(noted[name][1]) for name in sorted(noted)])
-            execute(self._note % (limits, tokens, ",".join(names)))
-        for index, ticket in self._line(waiting, seen, execute):
+        verdicts, now = Verdicts(), now_us / 1e6
+        for name, rows_of in asked.items():
+            requests, one = [row[2] for row in rows_of], seen[name]
+            decisions: Sequence[Grant | Held | Mismatch]
+            if name in given:
+                decisions = [given[name]]
+            elif one.is_lock:
+                decisions = [Mismatch(0)] * len(rows_of)
+            else:
+                permits, token = heads[name]
+                state = State(permits, max(token, one.token), one.holdings, one.line)
+                decisions = decide_all(state, requests, now)
+            verdicts.add(rows_of, decisions, outcomes)
+        for (_, index, _), grant in verdicts.grants:
+            since = now if grant.again is None else grant.again.acquired_at
+            outcomes[index] = Granted(grant.fencing_token, since, grant.slot)
+        self._grant([(row[2], grant) for row, grant in verdicts.grants], seen, now_us, execute)
+        noted = self._note_heads(verdicts, heads, execute)
+        for index, ticket in self._line(verdicts.waiting, seen, execute):
             outcomes[index] = outcomes[index]._replace(ticket=ticket)
-        return bool(grants or noted or waiting)
+        return bool(verdicts.grants or noted or verdicts.waiting)
 
     def _given(self, requests: list[Acquire], execute: Execute) -> tuple[dict[str, Grant], dict[str, _Seen]]:
         """What is granted without a closer look at pools that are locked."""
@@ -288,30 +271,39 @@ class Pools:
         if leaving:
             execute(self._leave % document(leaving))
 
-    def _line(
-        self, waiting: list[tuple[int, Acquire]], seen: dict[str, _Seen], execute: Execute
-    ) -> list[tuple[int, int]]:
+    def _note_heads(self, verdicts: Verdicts, heads: dict[str, tuple[int, int]], execute: Execute) -> bool:
+        """Write the numbers of permits and the tokens that have changed; whether any has."""
+        tokens = {row[0]: grant.fencing_token for row, grant in verdicts.grants if grant.again is None}
+        noted = sorted(name for name, now in verdicts.permits.items() if name in tokens or now != heads[name][0])
+        if noted:
+            names = [quoted(name) for name in noted]
+            limits = by_key(names, [str(verdicts.permits[name]) for name in noted])
+            last = by_key(names, [str(tokens.get(name, 0)) for name in noted])
+            execute(self._note % (limits, last, ",".join(names)))
+        return bool(noted)
+
+    def _line(self, waiting: list[Row], seen: dict[str, _Seen], execute: Execute) -> list[tuple[int, int]]:
         """Put those who wait in line, or note that they have been seen there; their tickets, by their places."""
         tickets: list[tuple[int, int]] = []
         staying: list[str] = []
-        entering: dict[tuple[str, str], tuple[int, Acquire]] = {}
-        for index, request in waiting:
-            places = (waiter.ticket for waiter in seen[request.name].line if waiter.claim_id == request.claim_id)
+        entering: dict[tuple[str, str], Row] = {}
+        for name, index, request in waiting:
+            places = (waiter.ticket for waiter in seen[name].line if waiter.claim_id == request.claim_id)
             ticket = next(places, request.ticket)
             if ticket:
                 tickets.append((index, ticket))
                 staying.append(f"[{_waiter(request)},{ticket}]")
             else:
-                entering[request.name, request.claim_id] = index, request
+                entering[name, request.claim_id] = name, index, request
         if staying:
             execute(self._stay % document(staying))
         if entering:
             # In the order of the call, which is that of arrival.
-            arrived = sorted(entering.values())
-            execute(self._enter % document(f"[{_waiter(request)}]" for _, request in arrived))
+            arrived = sorted(entering.values(), key=itemgetter(1))
+            execute(self._enter % document(f"[{_waiter(request)}]" for _, _, request in arrived))
             claims = document(f'["{hexed(name)}","{hexed(claim)}"]' for name, claim in entering)
             rows: Sequence[tuple[Any, ...]] = execute(self._places % claims).rows
-            tickets += [(entering[name.decode(), claim.decode()][0], int(ticket)) for name, claim, ticket in rows]
+            tickets += [(entering[name.decode(), claim.decode()][1], int(ticket)) for name, claim, ticket in rows]
         return tickets
 
     # -- transfer -------------------------------------------------------------------------------------------------

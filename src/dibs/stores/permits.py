@@ -8,11 +8,13 @@ them ask again, it comes back to its old place.
 
 from __future__ import annotations
 
-from dibs._typing import TYPE_CHECKING, NamedTuple
+from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import LAST_TICKET, LINE_GRACE_S, Acquire, Held, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dibs.stores.rounds import Row
 
 
 class Holding(NamedTuple):
@@ -89,6 +91,31 @@ def decide_all(state: State, requests: Sequence[Acquire], now: float) -> list[Gr
                 line = [waiter for waiter in line if waiter is not own]
                 line.append(Waiting(ticket, request.claim_id, request.take, 0.0))
     return decisions
+
+
+class Verdicts:
+    """What a store is to write of what it has decided for the acquires of one call."""
+
+    def __init__(self) -> None:
+        self.grants: list[tuple[Row, Grant]] = []
+        #: Who was refused and wants to wait.
+        self.waiting: list[Row] = []
+        #: How many permits each name has from now on.
+        self.permits: dict[str, int] = {}
+
+    def add(self, rows: Sequence[Row], decisions: Sequence[Grant | Held | Mismatch], outcomes: list[Any]) -> None:
+        """Note what became of these acquires of one name; a refusal is put into its place of the outcomes."""
+        for row, decision in zip(rows, decisions, strict=True):
+            name, index, request = row
+            if isinstance(decision, Grant):
+                self.grants.append((row, decision))
+                self.permits[name] = decision.permits
+                continue
+            outcomes[index] = decision
+            if isinstance(decision, Held):
+                self.permits[name] = request.permits
+                if request.wake is not None:
+                    self.waiting.append(row)
 
 
 def decide(state: State, request: Acquire) -> Grant | Held | Mismatch:

@@ -47,6 +47,7 @@ from dibs.stores.postgres_wire import (
     TRUE,
     acquired,
     acquired_many,
+    channels,
     elements,
     float8,
     grants,
@@ -169,8 +170,7 @@ class PostgresStore:
         return [row for place, row in enumerate(rows, 1) if place not in granted]
 
     def enter_rows(self, rows: list[Row], outcomes: list[Any], deadline: Deadline) -> list[Row]:
-        columns = (*acquired_many(rows), texts([r.wake and "dibs_" + r.wake for _, _, r in rows]))
-        result = self._connection.run(self._sql["ENTER"], columns, deadline)
+        result = self._connection.run(self._sql["ENTER"], (*acquired_many(rows), channels(rows)), deadline)
         get = result.get_value
         places = {(row[0], row[2].claim_id): place for place, row in enumerate(rows)}
         again: list[Row] = []

@@ -87,6 +87,11 @@ def acquired_many(rows: list[Row]) -> tuple[bytes, ...]:
     )
 
 
+def channels(rows: list[Row]) -> bytes:
+    """Where those who wait are told."""
+    return texts([row[2].wake and "dibs_" + row[2].wake for row in rows])
+
+
 def released(rows: list[Row]) -> tuple[bytes | None, ...]:
     """The columns of releases: plain values of a single one, arrays of many."""
     if len(rows) == 1:

@@ -39,12 +39,9 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any
-from dibs.clock import boot_now
-from dibs.errors import SetupRequired, StoreUnavailable
+from dibs.errors import SetupRequired
 from dibs.store import (
-    ANY_SLOT,
     GONE,
-    RELEASED,
     Acquire,
     Capabilities,
     Finding,
@@ -60,23 +57,15 @@ from dibs.store import (
 )
 from dibs.stores import zookeeper_address, zookeeper_check
 from dibs.stores.turns import rounds_of
-from dibs.stores.zookeeper_flights import TRIES, WINDOW, fly
-from dibs.stores.zookeeper_ledger import ledger_of, told_of
+from dibs.stores.zookeeper_ends import Ends
+from dibs.stores.zookeeper_flights import WINDOW, fly
 from dibs.stores.zookeeper_line import Line
-from dibs.stores.zookeeper_link import ABSENT, SLACK_TICKS, No, Operation, Session, Settings, answer
+from dibs.stores.zookeeper_link import SLACK_TICKS, No, Session, Settings, answer
 from dibs.stores.zookeeper_locks import Locks
-from dibs.stores.zookeeper_nodes import (
-    BROKEN,
-    Nodes,
-    holder_node,
-    kept_node,
-    packed,
-    quoted,
-    unpacked,
-)
+from dibs.stores.zookeeper_nodes import Nodes
 from dibs.stores.zookeeper_operators import Operators
 from dibs.stores.zookeeper_permits import Permits
-from dibs.stores.zookeeper_pool import Grant, PipeWatch, Pool
+from dibs.stores.zookeeper_pool import PipeWatch, Pool
 from dibs.stores.zookeeper_renewals import Renewals
 
 if TYPE_CHECKING:
@@ -100,6 +89,7 @@ class ZooKeeperStore:
         self._renewals = Renewals(pool, self._nodes)
         self._locks = Locks(pool, self._nodes, self._line, self._make_nodes, self._renewals)
         self._permits = Permits(pool, self._nodes, self._line, self._make_nodes, self._renewals)
+        self._ends = Ends(pool, self._nodes, self._line, self._permits, self._renewals)
         self._operators = Operators(pool, self._nodes, self._permits)
         self._closed = False
         pool.enter()
@@ -134,147 +124,15 @@ class ZooKeeperStore:
         if type(request) is Renew:
             return self._renewals.renew(request, deadline)
         if type(request) is Transfer:
-            return self._transfer(request, deadline)
+            return self._ends.transfer(request, deadline)
         assert type(request) is Release
-        return self._release(request, deadline)
+        return self._ends.release(request, deadline)
 
     def _run(self, verb: Flights, deadline: Deadline) -> Any:
         return fly([verb], self._nodes.root, deadline)[0]
 
     def _ask(self, asked: Any, deadline: Deadline) -> Any:
         return answer(asked, self._nodes.root, deadline)
-
-    # -- release and transfer -------------------------------------------------------------------------------------
-
-    def _release(self, request: Release, deadline: Deadline) -> Flights:
-        pool = self._pool
-        if request.ticket is not None:
-            yield from self._line.leave(request, deadline)
-        permit = self._nodes.permit(request.name)
-        path = holder_node(permit, request.claim_id)
-        grant = pool.grants.get(path)
-        if grant is not None and (grant.session.over or (grant.told is not None and boot_now() >= grant.until)):
-            return GONE
-        session = grant.session.ready(deadline) if grant is not None else pool.any_session(deadline)
-        version, words, slot, of_ledger = None, {}, 1, False
-        if grant is not None and grant.told is not None:
-            version, words, slot, of_ledger = grant.version, grant.words, grant.told.slot, grant.of_ledger
-        for _ in range(TRIES):
-            if version is None:
-                there, mine = yield [session.get(permit), session.get(path)]
-                if type(there) is No or type(mine) is No:
-                    if grant is not None:
-                        pool.forget(grant)
-                    return GONE
-                if mine[0].startswith(BROKEN):
-                    return GONE  # and the name stays taken until its time is over
-                ledger = ledger_of(there[0])
-                of_ledger = ledger is not None
-                version, words = mine[1].version, unpacked((mine if of_ledger else there)[0])
-                if ledger is not None:
-                    entry = ledger.held.get(quoted(request.claim_id))
-                    if entry is None:
-                        return GONE
-                    slot = entry.slot
-                    words["at"] = told_of(entry, there[1], words, mine[1]).acquired_at
-            if request.slot not in (ANY_SLOT, slot):
-                return GONE
-            operations: list[Operation] = [("delete", path, version)]
-            kept: Grant | None = None
-            if request.keep > 0:
-                # In a session that outlasts the time, so that it is kept also when this process ends meanwhile.
-                session = pool.session_for(max(request.keep, _ttl_min(pool.settings)), deadline, exactly=False)
-                node = kept_node(permit, request.claim_id)
-                kept_words = {**words, "ttl": request.keep}
-                if request.info is not None:
-                    kept_words["info"] = request.info
-                kept = pool.grants[node] = Grant(permit, node, session, kept_words)
-                kept.of_ledger = of_ledger
-                operations.append(("create", node, kept.text(request.keep), self._acl, True))
-                if not of_ledger:
-                    operations.append(("set_data", permit, packed(kept.words)))
-            elif not of_ledger:
-                operations.append(("delete", permit))
-            try:
-                (done,) = yield [session.multi(operations)]
-            finally:
-                if kept is not None:
-                    kept.until = boot_now() + request.keep
-            if type(done) is list:
-                if grant is not None:
-                    pool.forget(grant)
-                if of_ledger and kept is None:
-                    self._permits.ended(permit, request.claim_id)
-                return RELEASED
-            if kept is not None:
-                pool.forget(kept)
-            if done.why == ABSENT:
-                if grant is not None:
-                    pool.forget(grant)
-                return GONE
-            version = None
-        raise StoreUnavailable("ZooKeeper: others wrote to the same lease all the time")
-
-    def _transfer(self, request: Transfer, deadline: Deadline) -> Flights:
-        """Put a node of our session in the place of the holder's, in a permit made anew: its zxid is the token."""
-        pool = self._pool
-        permit = self._nodes.permit(request.name)
-        source, path = holder_node(permit, request.from_claim), holder_node(permit, request.claim_id)
-        known, given = pool.grants.get(path), pool.grants.get(source)
-        if known is not None and known.told is not None:
-            if (yield from self._renewals.extend(known, request.ttl, deadline)):
-                return known.told
-            pool.forget(known)  # it held once, and may be given it again
-        if given is not None and (given.session.over or boot_now() >= given.until):
-            return GONE  # its time is over, and the warden about to end it
-        with pool.asking(request, permit, path, deadline) as grant:
-            return (yield from self._try_transfer(request, grant, source, deadline))
-
-    def _try_transfer(self, request: Transfer, grant: Grant, source: str, deadline: Deadline) -> Flights:
-        pool, session, permit, path, ttl = self._pool, grant.session, grant.permit, grant.path, request.ttl
-        for _ in range(TRIES):
-            there, mine, held = yield [session.get(permit), session.get(path), session.get(source)]
-            if type(there) is tuple and type(mine) is tuple and not mine[0].startswith(BROKEN):
-                # Transferred before, and the answer was lost.
-                found = self._renewals.found(grant, ttl, there, mine)
-                if found is None:
-                    continue
-                pool.grants[path] = found
-                return found.told if (yield from self._renewals.extend(found, ttl, deadline)) else GONE
-            if type(there) is No or type(held) is No or held[0].startswith(BROKEN):
-                pool.forget(grant)
-                return GONE
-            ledger = ledger_of(there[0])
-            if (ledger is not None) != bool(request.permits):
-                pool.forget(grant)
-                return GONE
-            if ledger is not None:
-                moved = yield from self._permits.transfer(request, grant, source, there, held[1])
-                if moved is None:
-                    pool.forget(grant)
-                    return GONE
-                if moved:
-                    self._given_away(source)
-                    return grant.told
-                continue
-            operations: list[Operation] = [
-                ("delete", source, held[1].version),
-                ("delete", permit),
-                ("create", permit, b"", self._acl),
-                ("create", path, repr(ttl).encode(), self._acl, True),
-                ("set_data", permit, packed(grant.words)),
-            ]
-            (done,) = yield [session.multi(operations)]
-            if type(done) is list:
-                self._renewals.granted(grant, done[-1])
-                self._given_away(source)
-                return grant.told
-        raise StoreUnavailable("ZooKeeper: others wrote to the same lease all the time")
-
-    def _given_away(self, source: str) -> None:
-        given = self._pool.grants.get(source)
-        if given is not None:
-            self._pool.forget(given)
 
     # -- see and mend ---------------------------------------------------------------------------------------------
 
@@ -333,10 +191,6 @@ class ZooKeeperStore:
             self._pool.leave()
 
 
-def _ttl_min(settings: Settings) -> float:
-    return settings.tick_ms / 1000
-
-
 def _capabilities(settings: Settings) -> Capabilities:
     return Capabilities(
         store="ZooKeeper",
@@ -347,7 +201,7 @@ def _capabilities(settings: Settings) -> Capabilities:
         signal="watch",
         queue=False,
         durable=True,
-        ttl_min_s=_ttl_min(settings),
+        ttl_min_s=settings.tick_ms / 1000,
         ttl_max_s=(settings.session_max_ms - settings.slack_ms) / 1000,
         resolution_s=RESOLUTION_TICKS * settings.tick_ms / 1000,
         margin_s=0.010,

@@ -13,7 +13,7 @@ from dibs._typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.store import Acquire, Granted
 from dibs.stores.permits import Holding, State, Waiting
 from dibs.stores.zookeeper_link import No
-from dibs.stores.zookeeper_nodes import before, in_order, packed, quoted, waiters
+from dibs.stores.zookeeper_nodes import Standing, packed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -97,16 +97,7 @@ class View:
         self.ledger = ledger_of(there[0]) if type(there) is tuple else None
         self.stat: Any = there[1] if type(there) is tuple else None
         self.nodes: Sequence[str] = () if type(nodes) is No else nodes
-        self.has_line = type(names) is list
-        everybody = waiters(line, names) if type(names) is list else []
-        claim = quoted(request.claim_id)
-        self.own = next((waiter for waiter in everybody if waiter.claim == claim), None)
-        self.others = in_order([waiter for waiter in everybody if waiter is not self.own])
-        #: The place in line; None for who is not in it, and never was.
-        self.number: int | None = request.ticket - 1 if request.ticket else None
-        if self.own is not None:
-            self.number = self.own.number
-        self.ahead = [w for w in self.others if self.number is None or before(w.number, self.number)]
+        self.line = Standing(line, request.claim_id, request.ticket, names)
         #: The ledger's entries of those who hold, by their nodes.
         self.held = {} if self.ledger is None else entries(self.ledger, self.nodes)
 
@@ -116,7 +107,7 @@ class View:
 
     def is_lock(self) -> bool:
         """Whether somebody has the name as a lock, or waits for it as one."""
-        return self.ledger is None and (bool(self.nodes) or any(not waiter.take for waiter in self.others))
+        return self.ledger is None and (bool(self.nodes) or any(not waiter.take for waiter in self.line.others))
 
     def left(self, permits: int) -> int:
         return permits - sum(entry.take for entry in self.held.values())

@@ -11,14 +11,14 @@ from dibs.store import Acquire, Held, Mismatch
 from dibs.stores.zookeeper_flights import TRIES
 from dibs.stores.zookeeper_ledger import ledger_of
 from dibs.stores.zookeeper_link import ABSENT, No, Operation, Session
-from dibs.stores.zookeeper_nodes import Nodes, before, holder_node, in_order, packed, quoted, unpacked, waiters
+from dibs.stores.zookeeper_nodes import Nodes, Standing, holder_node, packed, unpacked
 from dibs.stores.zookeeper_pool import Grant, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dibs.clock import Deadline
-    from dibs.stores.zookeeper_line import Line
+    from dibs.stores.zookeeper_line import Line, Sign
     from dibs.stores.zookeeper_link import Flights
     from dibs.stores.zookeeper_renewals import Renewals
 
@@ -78,13 +78,10 @@ class Locks:
             attempt = [("create", line, b"", self._acl), ("delete", line), *take]
         for _ in range(TRIES):
             if attempt is not None:
-                (done,) = yield [session.multi(attempt)]
-                if type(done) is list:
-                    self._renewals.granted(grant, next(result for result in done if hasattr(result, "czxid")))
-                    self._line.left(request, session)
+                granted = yield from self._attempt(request, grant, attempt)
+                if granted:
                     return grant.told
-                if done.why == ABSENT and attempt[done.at][0] == "create":
-                    yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
+                if granted is None:
                     continue
                 attempt = None
             there, mine, names = yield [session.get(permit), session.get(path), session.children(line)]
@@ -100,11 +97,8 @@ class Locks:
                     return found.told
                 pool.grants[path] = grant
                 continue
-            everybody = [] if type(names) is No else waiters(line, names)
-            own = next((waiter for waiter in everybody if waiter.claim == quoted(request.claim_id)), None)
-            others = [waiter for waiter in everybody if waiter is not own]
-            number = own.number if own is not None else request.ticket - 1 if request.ticket else None
-            ahead = in_order([w for w in others if number is None or before(w.number, number)])
+            queue = Standing(line, request.claim_id, request.ticket, names)
+            own, ahead = queue.own, queue.ahead
             ticket = None if own is None else own.number + 1
             if type(there) is tuple and there[1].numChildren > 0:
                 seen, stat = unpacked(there[0]), there[1]
@@ -114,24 +108,43 @@ class Locks:
                 kept_for, dead = yield from self._line.kept_for(session, ahead)
                 if kept_for <= 0:
                     attempt = [("delete", permit), *take] if type(there) is tuple else list(take)
-                    attempt += [("delete", own.path)] if own is not None else []
-                    attempt += (cleared := self._line.clearing(dead))
-                    alone = type(names) is list and len(names) == len(ahead) + (own is not None)
-                    if alone and len(cleared) == len(dead):
-                        attempt.append(("delete", line))
+                    attempt += self._leaving(line, queue, dead)
                     continue
                 held = Held(None, 0, 0.0, kept_for, ticket, True)
             if request.wake is None:
                 break
             if own is None:
-                after = in_order([w for w in others if number is not None and before(number, w.number)])
-                yield from self._line.enter(request, session, number, new=type(names) is No, behind=after[:1])
+                new, behind_it = not queue.there, queue.behind[:1]
+                yield from self._line.enter(request, session, queue.number, new=new, behind=behind_it)
                 continue
             free = held.holder is None  # then those behind want to know who is alive
-            if (yield from self._line.stand(request, session, own, ahead, alone=not others, sign=free)):
+            if (yield from self._line.stand(request, session, own, ahead, alone=not queue.others, sign=free)):
                 break
         else:
             held = Held(None, 0, 0.0, 0.0, None if place is None else request.ticket, False)
         if pool.grants.get(path) is grant:
             del pool.grants[path]
         return held
+
+    def _attempt(self, request: Acquire, grant: Grant, attempt: list[Operation]) -> Flights:
+        """Whether the name is had; None where the nodes of dibs were missing, and are made now."""
+        session = grant.session
+        (done,) = yield [session.multi(attempt)]
+        if type(done) is list:
+            self._renewals.granted(grant, next(result for result in done if hasattr(result, "czxid")))
+            self._line.left(request, session)
+            return True
+        if done.why == ABSENT and attempt[done.at][0] == "create":
+            yield from self._make_nodes(session, "the nodes of dibs are missing, and this login may not")
+            return None
+        return False
+
+    def _leaving(self, line: str, queue: Standing, dead: Sequence[Sign]) -> list[Operation]:
+        """What takes from the line who is granted, and the dead before it; and the line when nobody else is in it."""
+        cleared = self._line.clearing(dead)
+        operations: list[Operation] = [("delete", queue.own.path)] if queue.own is not None else []
+        operations += cleared
+        alone = queue.nodes == len(queue.ahead) + (queue.own is not None)
+        if queue.there and alone and len(cleared) == len(dead):
+            operations.append(("delete", line))
+        return operations

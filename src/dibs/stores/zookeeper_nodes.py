@@ -97,6 +97,27 @@ def in_order(some: list[Waiter]) -> list[Waiter]:
     return sorted(some, key=lambda waiter: (waiter.number - origin) % NUMBERS)
 
 
+class Standing:
+    """Who stands in line, as somebody sees it who is there or comes."""
+
+    def __init__(self, line: str, claim_id: str, ticket: int | None, names: Any) -> None:
+        #: Whether there is a line at all: ``names`` are its nodes, else something that is no list.
+        self.there = type(names) is list
+        #: How many nodes it has, those of strangers among them.
+        self.nodes = len(names) if type(names) is list else 0
+        everybody = waiters(line, names) if type(names) is list else []
+        claim = quoted(claim_id)
+        self.own = next((waiter for waiter in everybody if waiter.claim == claim), None)
+        self.others = in_order([waiter for waiter in everybody if waiter is not self.own])
+        #: The place in line; None for who is not in it, and never was.
+        self.number = ticket - 1 if ticket else None
+        if self.own is not None:
+            self.number = self.own.number
+        number = self.number
+        self.ahead = [waiter for waiter in self.others if number is None or before(waiter.number, number)]
+        self.behind = [waiter for waiter in self.others if number is not None and before(number, waiter.number)]
+
+
 # -- what stands in a node -------------------------------------------------------------------------------------------
 
 

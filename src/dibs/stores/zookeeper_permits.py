@@ -122,8 +122,7 @@ class Permits:
 
     def _try(self, request: Acquire, grant: Grant, deadline: Deadline) -> Flights:
         """Look, decide and write, or line up, until it is decided."""
-        pool, session, permit = self._pool, grant.session, grant.permit
-        line = self._nodes.line(request.name)
+        session, permit, line = grant.session, grant.permit, self._nodes.line(request.name)
         claim = quoted(request.claim_id)
         for number in range(TRIES):
             answers = self._guess(request, permit) if number == 0 else None
@@ -136,20 +135,11 @@ class Permits:
             if view.is_lock():
                 return Mismatch(0)
             if f"c-{claim}" in view.held:
-                (mine,) = yield [session.get(grant.path)]
-                if type(mine) is tuple and mine[0].startswith(BROKEN):
-                    entry, words = view.held[f"c-{claim}"], unpacked(unbroken(mine[0], 0)[0])
-                    told = told_of(entry, view.stat, words, mine[1])
-                    return Held(words["holder"], told.fencing_token, told.acquired_at, LINE_GRACE_S)
-                found = self._renewals.found(grant, request.ttl, answers[0], mine)
-                if found is not None:
-                    # Granted before, and the answer was lost; or granted to this claim through another client.
-                    pool.grants[grant.path] = found
-                    if (yield from self._renewals.extend(found, request.ttl, deadline)):
-                        return (yield from self._keep(found, request.take))
-                    pool.grants[grant.path] = grant
+                outcome = yield from self._again(request, grant, answers[0], view.held[f"c-{claim}"], deadline)
+                if outcome is not None:
+                    return outcome
                 continue
-            ahead = view.ahead
+            ahead = view.line.ahead
             signs = [Sign(waiter, 0.0, None) for waiter in ahead]
             room = view.left(request.permits) - request.take
             if ahead and (room >= 0 or len(ahead) < FRONT):
@@ -166,25 +156,53 @@ class Permits:
                     return grant.told
                 self._known.pop(permit, None)
                 continue
-            assert view.ledger is not None
-            if view.ledger.permits != request.permits:
-                (done,) = yield [session.multi(written(permit, view.after(request.permits), view.stat.version))]
-                if type(done) is No:
-                    continue
-            if view.own is None and request.wake is not None:
-                yield from self._line.enter(request, session, view.number, new=not view.has_line)
-                continue
-            if view.own is not None and view.own.take != request.take and request.wake is not None:
-                yield from self._line.change(request, session, view.own)
-                continue
-            held = yield from self._refusal(session, permit, decision, view, signs)
-            if view.own is None or request.wake is None:
-                return held
-            held = held._replace(ticket=view.own.number + 1)
-            alone, seen = not view.others, view.nodes
-            if (yield from self._line.stand(request, session, view.own, ahead, alone=alone, sign=True, seen=seen)):
+            held = yield from self._refused(request, session, permit, view, decision, signs)
+            if held is not None:
                 return held
         return None
+
+    def _again(self, request: Acquire, grant: Grant, there: Any, entry: Entry, deadline: Deadline) -> Flights:
+        """What becomes of a claim that holds; None where its node was not there, or has changed.
+
+        Granted before, and the answer was lost; or granted to this claim through another client.
+        """
+        pool, path = self._pool, grant.path
+        (mine,) = yield [grant.session.get(path)]
+        if type(mine) is tuple and mine[0].startswith(BROKEN):
+            words = unpacked(unbroken(mine[0], 0)[0])
+            told = told_of(entry, there[1], words, mine[1])
+            return Held(words["holder"], told.fencing_token, told.acquired_at, LINE_GRACE_S)
+        found = self._renewals.found(grant, request.ttl, there, mine)
+        if found is None:
+            return None
+        pool.grants[path] = found
+        if (yield from self._renewals.extend(found, request.ttl, deadline)):
+            return (yield from self._keep(found, request.take))
+        pool.grants[path] = grant
+        return None
+
+    def _refused(
+        self, request: Acquire, session: Session, permit: str, view: View, decision: Held, signs: Sequence[Sign]
+    ) -> Flights:
+        """Line up, or show there that it still asks, if it wants to wait; None where it has to be looked at anew."""
+        assert view.ledger is not None
+        if view.ledger.permits != request.permits:
+            (done,) = yield [session.multi(written(permit, view.after(request.permits), view.stat.version))]
+            if type(done) is No:
+                return None
+        own = view.line.own
+        if request.wake is not None and own is None:
+            yield from self._line.enter(request, session, view.line.number, new=not view.line.there)
+            return None
+        if request.wake is not None and own is not None and own.take != request.take:
+            yield from self._line.change(request, session, own)
+            return None
+        held = yield from self._refusal(session, permit, decision, view, signs)
+        if request.wake is None or own is None:
+            return held
+        alone, seen = not view.line.others, view.nodes
+        stands = yield from self._line.stand(request, session, own, view.line.ahead, alone=alone, sign=True, seen=seen)
+        return held._replace(ticket=own.number + 1) if stands else None
 
     def _guess(self, request: Acquire, permit: str) -> list[Any] | None:
         """What a look would tell if nobody else had decided since; the transaction finds out whether it is so.
@@ -222,9 +240,9 @@ class Permits:
         dead = [sign for sign in signs if sign.version is not None and sign.silent_for >= LINE_GRACE_S]
         cleared = self._line.clearing(dead)
         operations += cleared
-        if view.own is not None:
-            operations.append(("delete", view.own.path))
-        elif not view.has_line:
+        if view.line.own is not None:
+            operations.append(("delete", view.line.own.path))
+        elif not view.line.there:
             # Nobody may be waiting, also where this server does not know of it yet: the line can be made.
             operations += [("create", line, b"", self._acl), ("delete", line)]
         (done,) = yield [session.multi(operations)]
@@ -246,8 +264,8 @@ class Permits:
         last = self._known.get(permit)
         alone = last is not None and view.stat is not None and last.stat.version == view.stat.version
         nodes = {*view.held, f"c-{quoted(request.claim_id)}"}
-        self._known[permit] = Known(data, stat, nodes, alone=alone and not view.has_line)
-        self._line.left(request, session, alone=view.has_line and len(view.others) == len(cleared))
+        self._known[permit] = Known(data, stat, nodes, alone=alone and not view.line.there)
+        self._line.left(request, session, alone=view.line.there and len(view.line.others) == len(cleared))
         return True
 
     def _keep(self, grant: Grant, take: int) -> Flights:

@@ -319,10 +319,10 @@ class Pool:
                 return  # it was extended just now, or has to wait
             grant.ending = grant.session.multi(grant.deletion())
 
-    def forget(self, grant: Grant) -> None:
+    def forget(self, grant: Grant | None) -> None:
         """The server knows no such grant any more."""
         with self.mutex:
-            if self.grants.get(grant.path) is grant:
+            if grant is not None and self.grants.get(grant.path) is grant:
                 del self.grants[grant.path]
 
     # -- for people -----------------------------------------------------------------------------------------------
