@@ -32,9 +32,21 @@ PARTS = {
     "purge": ("pools",),
     "jobs": ("jobs_rows", "jobs_writes", "jobs_put", "jobs_take", "jobs_finish", "jobs_mend"),
 }
-# What stands there as a function, ``of_permits``: a run that meets none need not make what is done with them, which was
-# a sixth of what the release of a lock cost the server (3 of 17 us).
+# What stands there as a function, ``of_permits``: a run that meets none need not make what is done with them.
 OF_PERMITS = {"release": ("pools", "release_permits")}
+# What is tried before, for the kind of request that is most frequent, and what it has read that the rest need not read
+# again. All the rest is a function, which is not made where that was enough: a lock that is taken and given back then
+# costs the server 13 us instead of 20, one permit 23 instead of 36.
+ALONE = {
+    "acquire": (("grants_alone", "acquire_alone"), ""),
+    "acquire_permits": (("grants_alone", "acquire_permits_alone"), ""),
+    "release": (("release_alone",), "row"),
+}
+
+
+def digest_of(body: str) -> str:
+    """Under which the server remembers a script."""
+    return sha1(body.encode(), usedforsecurity=False).hexdigest()
 
 
 def _text(*parts: str) -> str:
@@ -49,8 +61,11 @@ class Script:
         body = _text(*PARTS.get(name, ()), name)
         if name in OF_PERMITS:
             body = f"local function of_permits(...)\n{_text(*OF_PERMITS[name])}\nend\n{body}"
+        if name in ALONE:
+            parts, seen = ALONE[name]
+            body = f"{_text(*parts)}\nlocal function otherwise(...)\n{body}\nend\nreturn otherwise({seen})"
         self.body = body
-        self.digest = sha1(self.body.encode(), usedforsecurity=False).hexdigest()
+        self.digest = digest_of(self.body)
 
     def calling(self, keys: Sequence[str], arguments: Sequence[str], slot: int) -> Call:
         return Call(self, [str(len(keys)), *keys, *arguments], slot)

@@ -6,6 +6,7 @@
 --       what is shown meanwhile ('': what was).
 -- Answers one text a request: '1' when the lease was this claim's, '0' when there was no such lease, or 'E error'.
 
+local seen = ...  -- the row of the first, as release_alone.lua has read it
 local row_keep = ARGV[1]
 local grace = tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -28,7 +29,8 @@ local function release(lease, line, waiters, claim, slot, more)
     in_line, keep, info = more:match('^(%d) (%S+) (.*)$')
     keep = tonumber(keep)
   end
-  local row = redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits', 'last_slot', 'taken')
+  local row = seen or redis.call('HMGET', lease, 'claim_id', 'expires_at', 'permits', 'last_slot', 'taken')
+  seen = nil
   if in_line == '1' and redis.call('ZREM', line, claim) == 1 then
     left = true
     redis.call('HDEL', waiters, claim)
