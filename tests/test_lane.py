@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dibs import pending
 from dibs.ask import Act, Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import Deadline, RealBell, RealClock, RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import Lane
+from dibs.pending import BATCH_MAX, CROWD_MIN, TURN_S
 from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, Renew, StoreBusy, TakesNoWrites
 from tests.waits import eventually
 
@@ -676,4 +678,100 @@ def test_closing_does_not_wait_for_what_nobody_waits_for(world: World) -> None:
     assert world.lane.close().settled
     world.shop.during = lambda: None
     assert world.answered(undo)
+    world.end()
+
+
+# -- a crowd of tasks -------------------------------------------------------------------------------------------------
+
+
+def crowd(world: World, asks: list[Ask]) -> list[list[str]]:
+    """Let each of these be asked for by a task, all at once; the names in the calls that carry them."""
+    for ask in asks:
+        ask.listen(lambda _: None, None)
+    with world.mutex:
+        for ask in asks:
+            world.lane.put(ask)
+    begun = len(world.shop.calls)
+    world.lane.start()
+    assert world.answered(*asks)
+    return [[request.name for request in call] for call in world.shop.calls[begun:]]
+
+
+def served() -> World:
+    """The lane of a store that is a server."""
+    world = World()
+    world.lane = Lane(world.clock, world.mutex, lambda: world.shop, 5.0, "lane", served=True)  # type: ignore[arg-type, return-value]
+    return world
+
+
+def many(world: World, count: int = 4 * CROWD_MIN) -> list[Ask]:
+    return [world.ask(acquire(f"{number:04}")) for number in range(count)]
+
+
+def test_half_of_a_crowd_travels_while_the_others_work() -> None:
+    """Once a quick call has told how many there are; in the order in which they came."""
+    world = served()
+    names = crowd(world, many(world))
+    assert len(names) == 1
+    for _ in range(2):
+        names = crowd(world, many(world))
+        assert max(len(call) for call in names) == 2 * CROWD_MIN
+        assert [name for call in names for name in call] == [ask.request.name for ask in many(world)]
+    world.end()
+
+
+def test_a_slow_call_takes_all() -> None:
+    """Far away, or on a slow disk, fewer calls are better."""
+    world = served()
+    world.shop.during = lambda: world.clock.sleep(4 * CROWD_MIN * TURN_S)
+    for _ in range(3):
+        assert len(crowd(world, many(world))) == 1
+    world.end()
+
+
+def test_what_a_store_does_in_this_process_is_not_divided(world: World) -> None:
+    for _ in range(3):
+        assert len(crowd(world, many(world))) == 1
+    world.end()
+
+
+def test_what_one_caller_asks_for_is_one_call_beside_a_crowd() -> None:
+    """A batch of claims is one round trip, whoever else asks."""
+    world = served()
+    crowd(world, many(world))
+    asks = world.put(*(acquire(f"{number:04}") for number in range(BATCH_MAX)))
+    begun = len(world.shop.calls)
+    world.lane.start()
+    assert world.answered(*asks)
+    assert [len(call) for call in world.shop.calls[begun:]] == [BATCH_MAX]
+    world.end()
+
+
+def test_a_crowd_that_renews_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals go before acquires; however many there are all the time, these have their turn."""
+    monkeypatch.setattr(pending, "TURN_S", WAIT_S)  # every call is quick
+    world = served()
+    crowd(world, many(world))
+    renewing = True
+
+    class Again(Ask):
+        """One of many that ask to be renewed as soon as they have been."""
+
+        def received(self, outcome: Any) -> None:
+            if renewing:
+                world.lane.put(self)
+            else:
+                self.settle(outcome)
+
+    again = [Again(Renew(f"r{number:04}", "c", 5.0), world.clock.now() + 5.0) for number in range(4 * CROWD_MIN)]
+    (late,) = many(world, 1)
+    for ask in (*again, late):
+        ask.listen(lambda _: None, None)
+    with world.mutex:
+        for ask in (*again, late):
+            world.lane.put(ask)
+    world.lane.start()
+    assert world.answered(late)
+    renewing = False
+    assert world.answered(*again)
     world.end()

@@ -28,7 +28,7 @@ from dibs.ask import ALONE, LEASES, Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, pause_s, stayed_busy
 from dibs.clock import Deadline
 from dibs.errors import SetupRequired, StoreUnavailable, without_frames
-from dibs.pending import FOREVER, QUEUE_MAX, Pending
+from dibs.pending import BATCH_MAX, CROWD_MIN, FOREVER, QUEUE_MAX, Pending
 from dibs.signalled import by_signal
 from dibs.store import PartUnavailable, RowBusy, StoreBusy, TakesNoWrites
 from dibs.threads import SERVING, begin, is_known
@@ -72,6 +72,8 @@ class Lane:
         request_timeout_s: float,
         name: str,
         pauses: Pauses | None = None,
+        *,
+        served: bool = False,
     ) -> None:
         self._clock = clock
         self._mutex = mutex
@@ -81,11 +83,14 @@ class Lane:
         self._name = name
         self._pauses = pauses
         self.pending = Pending()
+        #: How long a call lasts is looked at from so many asks on, if ever.
+        self._many = CROWD_MIN if served else BATCH_MAX + 1
         self._server: object | None = None
         self._batch: list[Ask] = []
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
         self._given_out = 0
+        self._took_s = 0.0  # the last call of many asks
         self._store: Store | None = None
         #: The store has answered a call; it has carried out requests.
         self.reached = self.wrote = False
@@ -282,6 +287,8 @@ class Lane:
         batch, outcomes, later = self._batch, self._outcomes, len(self.pending.later)
         assert outcomes is not None
         with self._mutex:
+            if len(batch) >= self._many:
+                self.pending.carried(batch, self._took_s)
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
                 try:
@@ -344,6 +351,8 @@ class Lane:
                 if not batch:
                     return 0.0
             self._outcomes = self._call(batch, self._deadline, paused)
+            if len(batch) >= self._many:
+                self._took_s = self._clock.now() - now
         except Exception as error:  # noqa: BLE001 - what it is, is found out there
             return self._came_to_nothing(batch, error, handled)
         return None

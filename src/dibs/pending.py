@@ -22,6 +22,10 @@ BATCH_MAX = 1000
 WEIGHT_MAX = 2**24
 # Asks that wait for a place in a batch; more acquires are refused at once.
 QUEUE_MAX = 100_000
+# From so many tasks on, that ask at the same time, half of them travel while the others work.
+CROWD_MIN = 50
+# What an event loop takes for a task between an answer and the next ask is less than this.
+TURN_S = 20e-6
 FOREVER = float("inf")
 # What goes before other requests.
 _FIRST = frozenset((Release, Renew))
@@ -30,7 +34,7 @@ _FIRST = frozenset((Release, Renew))
 class Pending:
     """What waits for its call, and what waits until it may be asked for again."""
 
-    __slots__ = ("asks", "later", "later_at", "others", "releases_only")
+    __slots__ = ("_crowd", "_most", "asks", "later", "later_at", "others", "releases_only")
 
     def __init__(self) -> None:
         self.asks: list[Ask] = []
@@ -41,6 +45,9 @@ class Pending:
         self.later_at = FOREVER
         #: The last batch was only the releases of what waited; the next takes everything.
         self.releases_only = False
+        #: How many tasks have lately asked at the same time, and how many of them a call may serve.
+        self._crowd = 0
+        self._most = BATCH_MAX
 
     def put(self, ask: Ask) -> None:
         if ask.kind != LEASES:
@@ -97,9 +104,35 @@ class Pending:
         if mixed:
             acquires = [ask for ask in batch if type(ask.request) not in _FIRST]
             batch, rest = (releases, acquires + rest) if self.releases_only else (releases + acquires, rest)
+        if len(batch) > self._most:
+            share = self._share(batch)
+            # (What is released ends; renewals might keep the acquires of others from their turn for ever.)
+            if not mixed or self.releases_only or share > len(releases) or not any(map(_renews, releases)):
+                batch, rest = batch[:share], batch[share:] + rest
         for ask in batch:
             ask.under_way = True
         return batch, rest, self.others if kind == LEASES else self.others - len(batch)
+
+    def carried(self, batch: list[Ask], took_s: float) -> None:
+        """Note how long a call of at least CROWD_MIN asks has taken, so as to divide those that follow.
+
+        Were the asks of all tasks in one call, the store would rest while the event loop serves them, and the loop
+        while they travel. So of a crowd each call takes a half, unless calls last so long that fewer are better.
+        """
+        tasks = sum([ask._listener is not None for ask in (*batch, *self.asks)])
+        self._crowd = max(tasks, self._crowd - self._crowd // 8)
+        quick = took_s < TURN_S * len(batch) and self._crowd >= CROWD_MIN
+        self._most = max(CROWD_MIN, (self._crowd + 1) // 2) if quick else BATCH_MAX
+
+    def _share(self, batch: list[Ask]) -> int:
+        """How many of these make a call when the tasks are many: what one caller asks for stays together."""
+        most = self._most
+        for place, ask in enumerate(batch):
+            if ask._listener is not None:
+                if not most:
+                    return place
+                most -= 1
+        return len(batch)
 
     def give_up(self, now: float, error: Exception) -> None:
         """What has waited behind failing calls for its whole patience has failed like them.
@@ -118,6 +151,10 @@ class Pending:
             raise
         self.asks = [ask for ask in self.asks if ask.owed or ask not in late]
         self.others = sum(ask.kind != LEASES for ask in self.asks)
+
+
+def _renews(ask: Ask) -> bool:
+    return type(ask.request) is Renew
 
 
 def _fail(late: Iterable[Ask], error: StoreUnavailable) -> None:

@@ -82,7 +82,9 @@ class Session:
         self.pauses = pauses
         #: Told, in a thread of its own, that a name somebody waits for is paused.
         self.on_paused: Callable[[str], None] = _log
-        self.lane = Lane(self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses)
+        self.lane = Lane(
+            self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses, served=address.served
+        )
         self.waiting = Waiting(
             self.clock,
             self.mutex,

@@ -398,3 +398,5 @@ class StoreAddress(NamedTuple):
     observed: bool = False
     #: A call that carries many acquires of permits of one name takes little longer than one that carries a single one.
     together: bool = False
+    #: A server does the work of a call, and this process can do something else meanwhile.
+    served: bool = False

@@ -491,4 +491,4 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     TLS ``ssl_mode``, ``ssl_ca``, ``ssl_cert``, ``ssl_key`` or the drivers' and SQLAlchemy's other words for them.
     """
     place = mysql_address.place(url, options)
-    return StoreAddress(place.shown, CAPABILITIES, lambda: MySQLStore(place), together=True)
+    return StoreAddress(place.shown, CAPABILITIES, lambda: MySQLStore(place), together=True, served=True)

@@ -397,4 +397,4 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     """
     place = postgres_address.place(url, options)
     hosts = Hosts(place.conninfos)
-    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, hosts), together=True)
+    return StoreAddress(place.shown, CAPABILITIES, lambda: PostgresStore(place, hosts), together=True, served=True)

@@ -290,4 +290,6 @@ def address(url: SplitResult, options: dict[str, str]) -> StoreAddress:
     ``db``, ``sentinel_username``, ``sentinel_password``, and redis-py's ``ssl_…`` options.
     """
     place, prefix, min_replicas, shown = redis_address.where(url, options)
-    return StoreAddress(shown, CAPABILITIES, lambda: RedisStore(place, prefix, min_replicas), together=True)
+    return StoreAddress(
+        shown, CAPABILITIES, lambda: RedisStore(place, prefix, min_replicas), together=True, served=True
+    )
