@@ -49,10 +49,8 @@ LINE_GRACE_S = 1.2
 TOLD_MAX = 64
 # The ticket of somebody who did not line up: behind everybody.
 LAST_TICKET = 2**63 - 1
-# The ticket of a waiter that was never told its ticket: its place is found by its claim. (Real ones begin with 1.)
-ANY_TICKET = 0
-# The slot of a claim that was never told its slot: whichever it has, if any. (Real ones begin with 1.)
-ANY_SLOT = 0
+# The ticket of a waiter, and the slot of a claim, that was never told it: what the claim has. (Real ones begin with 1.)
+ANY_TICKET = ANY_SLOT = 0
 # The most permits a name may have.
 PERMITS_MAX = 2**31 - 1
 # A name that only the pin of a transaction may keep (see Pin) is worth asking for again after this long.
