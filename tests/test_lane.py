@@ -92,10 +92,15 @@ class Clock(RealClock):
 
     def __init__(self) -> None:
         self.bells: list[Bell] = []
+        #: Seconds by which it is ahead of the real one.
+        self.ahead = 0.0
         self.threads: list[threading.Thread] = []
         #: Called by each new thread before it does anything, and by whoever has just begun one.
         self.at_start: Callable[[], object] = lambda: None
         self.after_spawn: Callable[[], object] = lambda: None
+
+    def now(self) -> float:
+        return super().now() + self.ahead
 
     def bell(self) -> Bell:
         self.bells.append(Bell())
@@ -708,6 +713,13 @@ def many(world: World, count: int = 4 * CROWD_MIN) -> list[Ask]:
     return [world.ask(acquire(f"{number:04}")) for number in range(count)]
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is, however long the machine keeps it."""
+    monkeypatch.setattr(pending, "TURN_S", WAIT_S)
+
+
+@pytest.mark.usefixtures("quick")
 def test_half_of_a_crowd_travels_while_the_others_work() -> None:
     """Once a quick call has told how many there are; in the order in which they came."""
     world = served()
@@ -723,18 +735,24 @@ def test_half_of_a_crowd_travels_while_the_others_work() -> None:
 def test_a_slow_call_takes_all() -> None:
     """Far away, or on a slow disk, fewer calls are better."""
     world = served()
-    world.shop.during = lambda: world.clock.sleep(4 * CROWD_MIN * TURN_S)
+
+    def last() -> None:
+        world.clock.ahead += 4 * CROWD_MIN * TURN_S
+
+    world.shop.during = last
     for _ in range(3):
         assert len(crowd(world, many(world))) == 1
     world.end()
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_a_store_does_in_this_process_is_not_divided(world: World) -> None:
     for _ in range(3):
         assert len(crowd(world, many(world))) == 1
     world.end()
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_one_caller_asks_for_is_one_call_beside_a_crowd() -> None:
     """A batch of claims is one round trip, whoever else asks."""
     world = served()
@@ -747,9 +765,9 @@ def test_what_one_caller_asks_for_is_one_call_beside_a_crowd() -> None:
     world.end()
 
 
-def test_a_crowd_that_renews_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_crowd_that_renews_lets_others_in() -> None:
     """Renewals go before acquires; however many there are all the time, these have their turn."""
-    monkeypatch.setattr(pending, "TURN_S", WAIT_S)  # every call is quick
     world = served()
     crowd(world, many(world))
     renewing = True

@@ -90,7 +90,6 @@ class Lane:
         #: What the store answered to the batch, and how many of the answers have been given out.
         self._outcomes: list[Any] | None = None
         self._given_out = 0
-        self._took_s = 0.0  # the last call of many asks
         self._store: Store | None = None
         #: The store has answered a call; it has carried out requests.
         self.reached = self.wrote = False
@@ -287,8 +286,6 @@ class Lane:
         batch, outcomes, later = self._batch, self._outcomes, len(self.pending.later)
         assert outcomes is not None
         with self._mutex:
-            if len(batch) >= self._many:
-                self.pending.carried(batch, self._took_s)
             for place in range(self._given_out, len(batch)):
                 ask, outcome = batch[place], outcomes[place]
                 try:
@@ -352,7 +349,9 @@ class Lane:
                     return 0.0
             self._outcomes = self._call(batch, self._deadline, paused)
             if len(batch) >= self._many:
-                self._took_s = self._clock.now() - now
+                took_s = self._clock.now() - now
+                with self._mutex:
+                    self.pending.carried(batch, took_s)
         except Exception as error:  # noqa: BLE001 - what it is, is found out there
             return self._came_to_nothing(batch, error, handled)
         return None

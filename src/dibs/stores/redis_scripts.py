@@ -36,7 +36,7 @@ PARTS = {
 OF_PERMITS = {"release": ("pools", "release_permits")}
 # What is tried before, for the kind of request that is most frequent, and what it has read that the rest need not read
 # again. All the rest is a function, which is not made where that was enough: a lock that is taken and given back then
-# costs the server 13 us instead of 20, one permit 23 instead of 36.
+# costs the server 16 us instead of 21, one permit 25 instead of 41 (one after the other, medians).
 ALONE = {
     "acquire": (("grants_alone", "acquire_alone"), ""),
     "acquire_permits": (("grants_alone", "acquire_permits_alone"), ""),
