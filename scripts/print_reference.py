@@ -422,7 +422,7 @@ INSIDE = {
     "dibs.pending": {
         "BATCH_MAX": "requests in one call to the store",
         "CROWD_MIN": "from so many tasks on that ask a server at once, a call carries the requests of half of them",
-        "TURN_S": "of a call that lasts so many seconds a request, or more, they share one instead",
+        "TURN_S": "where a call lasts so many seconds for each of them, or more, they share one instead",
         "QUEUE_MAX": "requests that may wait for a batch; more acquires are refused at once",
         "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
     },

@@ -746,6 +746,22 @@ def test_a_slow_call_takes_all() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_small_call_of_a_crowd_may_take_as_long_as_a_half() -> None:
+    """What counts is what the loop does for the others meanwhile, not how many there were in this one."""
+    world = served()
+    crowd(world, many(world))
+
+    def last() -> None:
+        world.clock.ahead += 1.2 * CROWD_MIN * WAIT_S
+
+    world.shop.during = last
+    assert len(crowd(world, many(world, CROWD_MIN))) == 1
+    world.shop.during = lambda: None
+    assert len(crowd(world, many(world))) > 1
+    world.end()
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_a_store_does_in_this_process_is_not_divided(world: World) -> None:
     for _ in range(3):
         assert len(crowd(world, many(world))) == 1

@@ -24,7 +24,7 @@ WEIGHT_MAX = 2**24
 QUEUE_MAX = 100_000
 # From so many tasks on, that ask at the same time, half of them travel while the others work.
 CROWD_MIN = 50
-# What an event loop takes for a task between an answer and the next ask is less than this.
+# An event loop works no longer than this for a task, between an answer and the next ask.
 TURN_S = 20e-6
 FOREVER = float("inf")
 # What goes before other requests.
@@ -117,11 +117,12 @@ class Pending:
         """Note how long a call of at least CROWD_MIN asks has taken, so as to divide those that follow.
 
         Were the asks of all tasks in one call, the store would rest while the event loop serves them, and the loop
-        while they travel. So of a crowd each call takes a half, unless calls last so long that fewer are better.
+        while they travel. So of a crowd each call takes a half, unless calls last so long that fewer are better: longer
+        than the loop works for another half.
         """
         tasks = sum([ask._listener is not None for ask in (*batch, *self.asks)])
         self._crowd = max(tasks, self._crowd - self._crowd // 8)
-        quick = took_s < TURN_S * len(batch) and self._crowd >= CROWD_MIN
+        quick = took_s < TURN_S * max(len(batch), self._crowd // 2) and self._crowd >= CROWD_MIN
         self._most = max(CROWD_MIN, (self._crowd + 1) // 2) if quick else BATCH_MAX
 
     def _share(self, batch: list[Ask]) -> int:

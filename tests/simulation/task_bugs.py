@@ -11,6 +11,7 @@ from dibs.aio.once import AsyncOnceRun
 from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.tasks import Begun, _Letter, _Mailbox
 from dibs.multilock import MultiCore, _Part
+from dibs.pending import Pending
 from tests.simulation.bugs import Bug, Edit, Value
 
 _ASYNCIO = ("asyncio",)
@@ -39,6 +40,12 @@ TASK_BUGS = (
         ("liveness", "P7"),
         20,
         (Edit(dibs.aio.lockable, "take", "session.lane.start()", "pass"),),
+    ),
+    Bug(
+        "a call for a part of the tasks that forgets the others",
+        ("liveness", "P7"),
+        30,
+        (Edit(Pending, "divided", "batch[share:] + rest", "rest"),),
     ),
     Bug(
         "a block that goes on without its lease",

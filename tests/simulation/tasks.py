@@ -319,6 +319,8 @@ class TaskProgram(Program):
         super().__init__(host, name, habits)
         #: Locks that several of its tasks use.
         self.locks: dict[str, Any] = {}
+        if self.world.seed % 3 == 1:
+            host.session.lane.pending._most = 1  # as if they were a crowd, of which a call serves a part
 
     def __call__(self) -> None:
         members = 1 + int(TASKS_MAX * self.world.random())
