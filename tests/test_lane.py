@@ -7,168 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dibs import pending
-from dibs.ask import Act, Ask
+from dibs.ask import Ask
 from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
-from dibs.clock import Deadline, RealBell, RealClock, RealGate
+from dibs.clock import RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
-from dibs.lane import Lane
-from dibs.pending import BATCH_MAX, CROWD_MIN, TURN_S
-from dibs.store import RELEASED, Acquire, Granted, PartUnavailable, Release, Renew, StoreBusy, TakesNoWrites
+from dibs.lane import BACKOFF_MAX_S, BACKOFF_MIN_S
+from dibs.store import RELEASED, Granted, Release, Renew, StoreBusy, TakesNoWrites
+from tests.lane_world import WAIT_S, World, acquire, interrupt, once
 from tests.waits import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from dibs.store import Outcome, Request
-
-WAIT_S = 10.0
-
-
-class Shop:
-    """A store that is one counter: it notes every call, and strikes when two threads are in it at once."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[Request]] = []
-        self.inside = 0
-        self.crowded = False
-        #: Called in each call to the store, and when it is closed.
-        self.during: Callable[[], object] = lambda: None
-        self.closing: Callable[[], object] = lambda: None
-        #: What is answered to a request instead of what was asked for, if anything.
-        self.instead: Callable[[Request], Any] = lambda request: None
-        self.closed = 0
-
-    def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
-        self.calls.append(list(requests))
-        self.inside += 1
-        self.crowded = self.crowded or self.inside > 1
-        try:
-            self.during()
-        finally:
-            self.inside -= 1
-        usual = (Granted(1, 0.0) if isinstance(request, Acquire) else RELEASED for request in requests)
-        return [self.instead(request) or outcome for request, outcome in zip(requests, usual, strict=True)]
-
-    def close(self) -> None:
-        self.closed += 1
-        self.closing()
-
-
-class Mutex:
-    """A lock; ``before`` is called by whoever is about to take it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.before: Callable[[], object] = lambda: None
-
-    def __enter__(self) -> None:
-        self.before()
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-
-
-class Bell(RealBell):
-    """Tells when its thread looked up and went back to sleep, or ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asleep = threading.Event()
-        self.closed = threading.Event()
-
-    def wait(self, timeout: float | None, fd: int | None = None) -> None:
-        self.asleep.set()
-        super().wait(timeout, fd)
-
-    def close(self) -> None:
-        super().close()
-        self.closed.set()
-
-
-class Clock(RealClock):
-    """The real one, whose threads can be held back and whose bells are kept."""
-
-    def __init__(self) -> None:
-        self.bells: list[Bell] = []
-        #: Seconds by which it is ahead of the real one.
-        self.ahead = 0.0
-        self.threads: list[threading.Thread] = []
-        #: Called by each new thread before it does anything, and by whoever has just begun one.
-        self.at_start: Callable[[], object] = lambda: None
-        self.after_spawn: Callable[[], object] = lambda: None
-
-    def now(self) -> float:
-        return super().now() + self.ahead
-
-    def bell(self) -> Bell:
-        self.bells.append(Bell())
-        return self.bells[-1]
-
-    def spawn(self, name: str, run: Callable[[], None]) -> None:  # type: ignore[override]
-        at_start = self.at_start
-
-        def body() -> None:
-            at_start()
-            run()
-
-        thread = threading.Thread(target=body, name=name, daemon=True)
-        self.threads.append(thread)
-        thread.start()
-        self.after_spawn()
-
-
-class World:
-    def __init__(self) -> None:
-        self.clock, self.mutex, self.shop = Clock(), Mutex(), Shop()
-        self.lane = Lane(self.clock, self.mutex, lambda: self.shop, 5.0, "lane")  # type: ignore[arg-type, return-value]
-
-    def put(self, *requests: Any) -> list[Ask]:
-        asks = [self.ask(request) for request in requests]
-        with self.mutex:
-            for ask in asks:
-                self.lane.put(ask)
-        return asks
-
-    def ask(self, request: Any) -> Ask:
-        return (Act if callable(request) else Ask)(request, self.clock.now() + 5.0)
-
-    def answered(self, *asks: Ask) -> bool:
-        return all(ask.wait(self.clock, WAIT_S) for ask in asks)
-
-    def end(self) -> None:
-        assert self.lane.close().wait(self.clock, WAIT_S)
-        for thread in self.clock.threads:
-            thread.join(WAIT_S)
-        assert not any(thread.is_alive() for thread in self.clock.threads)
-        assert not self.shop.crowded, "two threads served at once"
-        assert self.shop.closed <= 1
+    pass
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def acquire(name: str) -> Acquire:
-    return Acquire(name, f"claim-{name}", 5.0, "tester")
-
-
-def once(function: Callable[[], object]) -> Callable[[], None]:
-    """The first call counts."""
-    calls: list[None] = []
-
-    def call() -> None:
-        calls.append(None)
-        if len(calls) == 1:
-            function()
-
-    return call
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 # -- what travels together --------------------------------------------------------------------------------------------
@@ -209,6 +63,26 @@ def test_an_act_goes_alone(world: World) -> None:
     world.lane.start()
     assert world.answered(*asks)
     assert asks[1].outcome == 1
+    world.end()
+
+
+def test_who_stands_behind_an_act_serves_both(world: World) -> None:
+    """A caller takes to the store what is before its own, and what comes after it is for others."""
+    later: list[Ask] = []
+    world.shop.during = once(lambda: later.extend(world.put(acquire("b"))))
+    act, ask = world.put(lambda store, deadline: threading.current_thread(), acquire("a"))
+    world.lane.drive(ask)
+    assert (act.outcome, ask.outcome) == (threading.main_thread(), Granted(1, 0.0))
+    assert world.answered(*later)
+    assert len(world.clock.threads) == 1
+    world.end()
+
+
+def test_a_look_for_work_that_finds_none_leaves_the_store_open(world: World) -> None:
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    world.lane.drive(None)
+    assert world.shop.closed == 0
     world.end()
 
 
@@ -255,6 +129,48 @@ def test_a_server_that_takes_no_writes_is_wrong_at_first_and_away_later(world: W
     assert world.answered(ask)
     assert ask.outcome == Granted(1, 0.0)
     assert str(ask.trouble) == "a replica"
+    world.end()
+
+
+def test_pauses_after_failed_calls_grow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They double up to a second, before jitter. Each failure is counted: who listens for hints does so anew."""
+    failures, pauses = 8, list[float]()
+    tries = iter(range(failures))
+
+    def fail() -> None:
+        if next(tries, None) is not None:
+            raise StoreUnavailable("away for a moment")
+
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+    monkeypatch.setattr(world.clock, "sleep", pauses.append)
+    monkeypatch.setattr(world.clock, "jitter", lambda: 0.5)
+    world.shop.during = fail
+    (ask,) = world.put(acquire("a"))
+    world.lane.start()
+    assert world.answered(ask)
+    assert pauses == [min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**number) for number in range(1, failures + 1)]
+    assert world.lane.outages == failures
+    world.end()
+
+
+def test_a_bug_is_told_to_all_at_once(world: World) -> None:
+    """To repeat what fails for a reason of its own serves nobody; what comes next is served as ever."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
+    world.shop.during = once(fail)
+    asks = world.put(acquire("a"), acquire("b"))
+    world.lane.start()
+    assert world.answered(*asks)
+    assert [type(ask.error) for ask in asks] == [ZeroDivisionError] * 2
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    assert len(world.shop.calls) == 3
+    assert ask.outcome == Granted(1, 0.0)
     world.end()
 
 
@@ -334,34 +250,6 @@ def test_a_store_that_stays_busy_is_asked_less_often(world: World, monkeypatch: 
     assert expected[-2] == BUSY_PAUSE_MAX_S
     for pause, meant in zip(pauses, expected, strict=True):
         assert 0.5 * meant <= pause <= 1.5 * meant
-    world.end()
-
-
-def test_what_a_part_of_the_store_did_not_answer_is_asked_again(world: World) -> None:
-    """Its neighbours are answered at once; it is asked for again by itself, and trust counts from the first attempt."""
-    away, calls = PartUnavailable("one server of three did not answer in time"), world.shop.calls
-    world.shop.instead = lambda request: away if len(calls) == 1 and request.name == "b" else None
-    first, second, third = world.put(acquire("a"), acquire("b"), acquire("c"))
-    world.lane.drive(first)
-    assert (first.outcome, third.outcome, second.settled) == (Granted(1, 0.0), Granted(1, 0.0), False)
-    assert second.maybe_applied
-    t0 = second.t0
-    assert world.answered(second)
-    assert (second.outcome, second.t0) == (Granted(1, 0.0), t0)
-    assert [[request.name for request in call] for call in calls] == [["a", "b", "c"], ["b"]]
-    world.end()
-
-
-def test_who_gives_up_on_a_part_of_the_store_hears_why(world: World) -> None:
-    """It is StoreUnavailable, which says whether anything may have been done."""
-    world.shop.instead = lambda request: PartUnavailable("it is away", maybe_applied=False)
-    ask = Ask(acquire("a"), world.clock.now())
-    with world.mutex:
-        world.lane.put(ask)
-    world.lane.drive(ask)
-    assert world.answered(ask)
-    assert type(ask.error) is StoreUnavailable
-    assert (str(ask.error), ask.error.maybe_applied) == ("it is away", False)
     world.end()
 
 
@@ -665,6 +553,34 @@ def test_a_closed_lane_serves_what_was_queued(world: World) -> None:
     world.end()
 
 
+def test_what_was_put_and_not_begun_is_served_before_the_lane_ends(world: World) -> None:
+    """Whoever has put it is about to call ``start``."""
+    ended: list[bool] = []
+    world.shop.during = lambda: ended.append(world.lane._ended.settled)
+    asks = world.put(acquire("a"))
+    assert world.lane.close().wait(world.clock, WAIT_S)
+    assert world.answered(*asks)
+    assert ended == [False]
+    world.end()
+
+
+def test_what_is_put_while_a_caller_closes_the_store_is_served(world: World) -> None:
+    """It is the last to serve a lane that is being closed, and looks once more when it has closed the store."""
+    late: list[Ask] = []
+
+    def meanwhile() -> None:
+        late.extend(world.put(acquire("b")))
+        world.lane.start()
+
+    world.shop.during = once(world.lane.close)
+    world.shop.closing = once(meanwhile)
+    (ask,) = world.put(acquire("a"))
+    world.lane.drive(ask)
+    assert world.answered(ask, *late)
+    assert world.lane._ended.wait(world.clock, WAIT_S)
+    assert len(late) == 1
+
+
 def test_closing_does_not_wait_for_what_nobody_waits_for(world: World) -> None:
     """What cleans up after a failure is tried on; whoever closes the client need not wait for it."""
     (first,) = world.put(acquire("first"))
@@ -683,129 +599,4 @@ def test_closing_does_not_wait_for_what_nobody_waits_for(world: World) -> None:
     assert world.lane.close().settled
     world.shop.during = lambda: None
     assert world.answered(undo)
-    world.end()
-
-
-# -- a crowd of tasks -------------------------------------------------------------------------------------------------
-
-
-def crowd(world: World, asks: list[Ask]) -> list[list[str]]:
-    """Let each of these be asked for by a task, all at once; the names in the calls that carry them."""
-    for ask in asks:
-        ask.listen(lambda _: None, None)
-    with world.mutex:
-        for ask in asks:
-            world.lane.put(ask)
-    begun = len(world.shop.calls)
-    world.lane.start()
-    assert world.answered(*asks)
-    return [[request.name for request in call] for call in world.shop.calls[begun:]]
-
-
-def served() -> World:
-    """The lane of a store that is a server."""
-    world = World()
-    world.lane = Lane(world.clock, world.mutex, lambda: world.shop, 5.0, "lane", served=True)  # type: ignore[arg-type, return-value]
-    return world
-
-
-def many(world: World, count: int = 4 * CROWD_MIN) -> list[Ask]:
-    return [world.ask(acquire(f"{number:04}")) for number in range(count)]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call is, however long the machine keeps it."""
-    monkeypatch.setattr(pending, "TURN_S", WAIT_S)
-
-
-@pytest.mark.usefixtures("quick")
-def test_half_of_a_crowd_travels_while_the_others_work() -> None:
-    """Once a quick call has told how many there are; in the order in which they came."""
-    world = served()
-    names = crowd(world, many(world))
-    assert len(names) == 1
-    for _ in range(2):
-        names = crowd(world, many(world))
-        assert max(len(call) for call in names) == 2 * CROWD_MIN
-        assert [name for call in names for name in call] == [ask.request.name for ask in many(world)]
-    world.end()
-
-
-def test_a_slow_call_takes_all() -> None:
-    """Far away, or on a slow disk, fewer calls are better."""
-    world = served()
-
-    def last() -> None:
-        world.clock.ahead += 4 * CROWD_MIN * TURN_S
-
-    world.shop.during = last
-    for _ in range(3):
-        assert len(crowd(world, many(world))) == 1
-    world.end()
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_small_call_of_a_crowd_may_take_as_long_as_a_half() -> None:
-    """What counts is what the loop does for the others meanwhile, not how many there were in this one."""
-    world = served()
-    crowd(world, many(world))
-
-    def last() -> None:
-        world.clock.ahead += 1.2 * CROWD_MIN * WAIT_S
-
-    world.shop.during = last
-    assert len(crowd(world, many(world, CROWD_MIN))) == 1
-    world.shop.during = lambda: None
-    assert len(crowd(world, many(world))) > 1
-    world.end()
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_a_store_does_in_this_process_is_not_divided(world: World) -> None:
-    for _ in range(3):
-        assert len(crowd(world, many(world))) == 1
-    world.end()
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_one_caller_asks_for_is_one_call_beside_a_crowd() -> None:
-    """A batch of claims is one round trip, whoever else asks."""
-    world = served()
-    crowd(world, many(world))
-    asks = world.put(*(acquire(f"{number:04}") for number in range(BATCH_MAX)))
-    begun = len(world.shop.calls)
-    world.lane.start()
-    assert world.answered(*asks)
-    assert [len(call) for call in world.shop.calls[begun:]] == [BATCH_MAX]
-    world.end()
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_crowd_that_renews_lets_others_in() -> None:
-    """Renewals go before acquires; however many there are all the time, these have their turn."""
-    world = served()
-    crowd(world, many(world))
-    renewing = True
-
-    class Again(Ask):
-        """One of many that ask to be renewed as soon as they have been."""
-
-        def received(self, outcome: Any) -> None:
-            if renewing:
-                world.lane.put(self)
-            else:
-                self.settle(outcome)
-
-    again = [Again(Renew(f"r{number:04}", "c", 5.0), world.clock.now() + 5.0) for number in range(4 * CROWD_MIN)]
-    (late,) = many(world, 1)
-    for ask in (*again, late):
-        ask.listen(lambda _: None, None)
-    with world.mutex:
-        for ask in (*again, late):
-            world.lane.put(ask)
-    world.lane.start()
-    assert world.answered(late)
-    renewing = False
-    assert world.answered(*again)
     world.end()

@@ -36,7 +36,7 @@ from dibs.trust import local_deadline
 from dibs.wishes import AcquireAsk
 from tests.anywhere import CtrlC, anywhere
 from tests.between import Between, Holdup
-from tests.test_lane import Clock as HeldClock
+from tests.lane_world import Clock as HeldClock
 from tests.waits import eventually
 
 if TYPE_CHECKING:
