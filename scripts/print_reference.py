@@ -418,6 +418,7 @@ INSIDE = {
     "dibs.trust": {
         "DRIFT": "by which part clocks may run faster or slower than each other",
         "RENEWALS_PER_TTL": "renewals in a ttl",
+        "ROUNDING_S": "moments are not told apart when a renewal is planned",
     },
     "dibs.pending": {
         "BATCH_MAX": "requests in one call to the store",

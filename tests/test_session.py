@@ -514,6 +514,20 @@ def test_a_call_hangs_no_longer_than_a_lease_is_trusted_that_max_hold_cuts_short
                 assert session.renewer._earliest_deadline([]) == hold.trusted_until
 
 
+def test_a_lease_that_was_renewed_for_less_time_than_it_has_is_renewed_before_that_is_over() -> None:
+    """When its own interval is over, a renewal would gain nothing yet; it was left alone then until it was lost."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client, client.lock("x", ttl=60) as lease:
+        lease.renew(3)
+        session, hold = client._desk.session(), lease._hold
+        with session.mutex:
+            due = session.renewer._next_due()
+            renewed, lost, _ = session.renewer._collect(due)
+            hold.in_flight = False
+            session.renewer.track(hold, session.clock.now())
+        assert (renewed, lost) == ([hold], [])
+        assert due == pytest.approx(lease.trusted_until - local_deadline(0.0, 3, session.margin_s) + 1)
+
+
 def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:
     """A grant found unclaimed at the end of its trust, and taken in hand just then, is a loss that is told."""
     with between.client(ttl=60) as client:

@@ -26,7 +26,7 @@ from dibs.errors import StoreUnavailable, without_frames
 from dibs.hold import FOREVER, GONE_REASON, HELD, Hold
 from dibs.store import StoreBusy
 from dibs.threads import begin, is_known
-from dibs.trust import RENEWALS_PER_TTL, local_deadline
+from dibs.trust import RENEWALS_PER_TTL, ROUNDING_S, local_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,17 +98,18 @@ class Renewer:
         if hold.trusted_until < self._call_until:
             self._look_meanwhile(hold)
         terms = hold.terms
-        if hold.ttl == terms.ttl:
-            delay = terms.delay_s
-        else:  # the holder renewed it for another time
+        delay, trust_s = terms.delay_s, terms.trust_s
+        if hold.ttl != terms.ttl:  # the holder renewed it for another time
             delay = hold.ttl / RENEWALS_PER_TTL if terms.renew else hold.trusted_until - t0
-        if terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + hold.ttl:
+            trust_s = local_deadline(0.0, hold.ttl, self._margin_s)
+        if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:
+            # Renewed for less time than it still has, it is due as if its trust came from a later renewal.
+            self._push(hold, hold.trusted_until - trust_s + delay)
+        elif terms.max_hold != FOREVER and terms.renew and hold.ends_at < t0 + hold.ttl:
             # Trusted for less long than the others of its interval, so it stands in none of their queues.
             if hold.ends_at < t0 + delay:
                 delay = hold.trusted_until - t0
-                self._push(hold, hold.trusted_until)
-            else:
-                self._push(hold, t0 + delay)
+            self._push(hold, t0 + delay)
         else:
             key = (delay, terms.renew)
             queue = self._queues.get(key)
@@ -156,8 +157,7 @@ class Renewer:
         holds = [hold for queue in self._queues.values() for hold in queue]
         holds += [hold for due, _, hold in self._heap if hold.due == due]
         holds += [hold for hold in self._batch if hold.in_flight]
-        holds += [hold for hold in self._unwanted if not hold.orphan]
-        return holds
+        return holds + [hold for hold in self._unwanted if not hold.orphan]
 
     def _push(self, hold: Hold, due: float) -> None:
         hold.queue = None

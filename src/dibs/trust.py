@@ -11,6 +11,8 @@ from __future__ import annotations
 
 DRIFT = 0.05
 RENEWALS_PER_TTL = 3
+# By which sums of the same moments may differ, and more.
+ROUNDING_S = 1e-3
 
 
 def local_deadline(t0: float, ttl: float, margin: float) -> float:

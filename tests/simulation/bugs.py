@@ -331,6 +331,18 @@ BUGS = (
         (Edit(Renewer, "forget", "return hold.in_flight", "return False"),),
     ),
     Bug(
+        "a renewal for less time that is not followed by another",
+        ("renewal",),
+        1440,
+        (Edit(Renewer, "track", "if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:", "if False:"),),
+    ),
+    Bug(
+        "a release that takes its lease for lost",
+        ("P4",),
+        20,
+        (Edit(Keeper, "release", "late = hold.state != HELD or now >= hold.trusted_until", "late = True"),),
+    ),
+    Bug(
         "hints lost, and no poll",
         ("P7",),
         20,

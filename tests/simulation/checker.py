@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dibs.jobs import JobOutcome, JobRequest
+    from dibs.session import Session
     from dibs.store import Outcome, Request
     from tests.simulation.network import Call, Network
     from tests.simulation.process import Process
@@ -32,6 +33,8 @@ BACKOFF_S = 1.6
 SLACK_S = 0.3
 # Without trouble a free name is taken by somebody who waits within this, also when those ahead in line are dead.
 TAKEN_WITHIN_S = 2.0 + POLL_S
+# Messages that take no longer are no reason to lose a lease.
+QUICK_S = 0.03
 # Over leases are looked at in every such step.
 OVER_EVERY = 16
 
@@ -492,6 +495,7 @@ class Checker:
                     if tenure.hold.state != HELD:
                         live.remove(tenure)
                         self.over.append(tenure)
+                        self._look_why(tenure)
         if self.world.steps % OVER_EVERY == 0:
             for tenure in self.over:
                 if self._held(tenure):
@@ -501,6 +505,30 @@ class Checker:
             self._look_for_waiters(now)
             if self.prompt:
                 self.lanes.look(self.slack_s)
+
+    def _look_why(self, tenure: Tenure) -> None:
+        """It has just ended."""
+        hold = tenure.hold
+        if hold.state == LOST:
+            kept = (tenure.key, tenure.claim_id) in self._left_in_store()
+            if not (tenure.stillborn or tenure.dropped):
+                self._look_why_lost(tenure.process, tenure.session, hold, kept)
+        elif not (tenure.release_called or tenure.session.closed):
+            self.world.broken(f"P4 {tenure.claim_id} is released, and nobody has released it")
+
+    def _look_why_lost(self, process: Process, session: Session, hold: Hold, kept: bool) -> None:
+        """A loss has a cause; ``kept``: the store still has the claim."""
+        if process.dead or session.closed or hold.orphan:
+            return
+        if process.clock.boot() < hold.trusted_until:
+            if kept:
+                self.world.broken(f"P4 {hold.claim_id} is given up in the middle of its trust: {hold.reason}")
+        elif self.calm and self._is_quick() and hold.terms.renew and not hold.reaches_its_end():
+            self.world.broken(f"renewal: {hold.claim_id} is lost in peace and quiet: {hold.reason}")
+
+    def _is_quick(self) -> bool:
+        """No thread is held up, and no message is late, for so long that leases of a second are lost."""
+        return self.prompt and self._network().latency_max_s <= QUICK_S
 
     def _beside(self, others: list[Tenure], tenure: Tenure) -> None:
         """P1: a lease is held while these others are."""

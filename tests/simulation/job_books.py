@@ -82,6 +82,8 @@ class JobChecker(Checker):
         self._gone_since: dict[tuple[int, int], float] = {}
         #: What programs were given: not the jobs themselves, since programs may drop them.
         self.in_hand: list[InHand] = []
+        #: Claims of theirs that were lost.
+        self._lost: set[JobHold] = set()
 
     # -- the store ------------------------------------------------------------------------------------------------
 
@@ -227,6 +229,14 @@ class JobChecker(Checker):
         groups: dict[str, set[int]] = {}
         for one in self.in_hand:
             held = one.held()
+            if one.hold.state == LOST and one.hold not in self._lost:
+                self._lost.add(one.hold)
+                kept = any(
+                    books.claim_id == one.hold.claim_id and books.claimed and books.expires_at > self.world.now
+                    for job, books in self.books.items()
+                    if job not in one.hold.ends
+                )
+                self._look_why_lost(one.process, one.session, one.hold, kept)
             other = holding.setdefault(one.job, one) if held else one
             if other is not one:
                 who = f"{other.hold.claim_id} and {one.hold.claim_id}"

@@ -19,6 +19,12 @@ _TWO_WORKERS = ("P1", "P5")
 
 JOB_BUGS = (
     Bug(
+        "an extension for less time that is the last",
+        ("renewal",),
+        940,
+        (Edit(Renewer, "track", "if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:", "if False:"),),
+    ),
+    Bug(
         "a job ended by any token",
         ("P18",),
         57,

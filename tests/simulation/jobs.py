@@ -176,6 +176,7 @@ class JobProgram:
         chance = rand()
         if chance < 0.1:
             job.extend(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
+            self.host.process.clock.sleep(2.0 * max(TTLS_S) * rand())  # which may be longer than it has now
         if chance < 0.6:
             for _ in range(1 + (rand() < 0.2)):
                 self._done(job)
@@ -254,6 +255,7 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
     pauses, crashes, cuts, closes = (rand() < part and not quiet for part in (0.5, 0.4, 0.4, 0.2))
     in_time = request_timeout_s > 3 * network.latency_max_s
     checker.calm = in_time and not (network.fault_part or network.freeze_part or pauses or crashes or cuts or closes)
+    checker.prompt = checker.calm and not world.switched
     checker.in_order = checker.calm and not world.switched and network.latency_max_s < 0.1
     checker.slack_s += 8 * network.latency_max_s + (SWITCHED_S if world.switched else 0.0)
     cancels = rand() < 0.3

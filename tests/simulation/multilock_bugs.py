@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dibs.keeper import Keeper
 from dibs.multilock import MultiCore, _Had, _Part
 from tests.simulation.bugs import Bug, Edit
 
@@ -35,5 +36,11 @@ MULTILOCK_BUGS = (
         ("P9", "multilock"),
         60,
         (Edit(MultiCore, "_drop_all", "keeper.give_back(*holds)", "keeper.give_back(holds[0])"),),
+    ),
+    Bug(
+        "a release of several that takes them for lost",
+        ("P4",),
+        20,
+        (Edit(Keeper, "release_all", "if hold.state != HELD or now >= hold.trusted_until:", "if True:"),),
     ),
 )
