@@ -514,6 +514,17 @@ def test_a_call_hangs_no_longer_than_a_lease_is_trusted_that_max_hold_cuts_short
                 assert session.renewer._earliest_deadline([]) == hold.trusted_until
 
 
+def test_a_lease_whose_last_renewal_fails_before_its_max_hold_is_over_by_that() -> None:
+    """The last renewals are for less time than a call may take, and what fails then is not why it ends."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client, client.lock("x", ttl=30, max_hold=60) as lease:
+        hold = lease._hold
+        hold.last_error = StoreUnavailable("away")
+        assert "away" in hold.why_over()
+        trusted_until, hold.trusted_until = hold.trusted_until, hold.ends_at - 1
+        assert hold.why_over() == "its max_hold of 60 s is over"
+        hold.trusted_until = trusted_until
+
+
 def test_a_lease_that_was_renewed_for_less_time_than_it_has_is_renewed_before_that_is_over() -> None:
     """When its own interval is over, a renewal would gain nothing yet; it was left alone then until it was lost."""
     with dibs.connect(f"memory://session-{next(numbers)}") as client, client.lock("x", ttl=60) as lease:
