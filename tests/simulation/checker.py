@@ -510,8 +510,9 @@ class Checker:
         """It has just ended."""
         hold = tenure.hold
         if hold.state == LOST:
-            again = self.claims[tenure.claim_id].token != hold.granted.fencing_token  # by a downgrade that came too late
-            kept = not again and (tenure.key, tenure.claim_id) in self._left_in_store()
+            # (A downgrade that came too late is granted the claim once more, with another token.)
+            mine = self.claims[tenure.claim_id].token == hold.granted.fencing_token
+            kept = mine and (tenure.key, tenure.claim_id) in self._left_in_store()
             if not (tenure.stillborn or tenure.dropped):
                 self._look_why_lost(tenure.process, tenure.session, hold, kept)
         elif not (tenure.release_called or tenure.session.closed):
