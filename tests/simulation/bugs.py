@@ -337,6 +337,12 @@ BUGS = (
         (Edit(Renewer, "track", "if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:", "if False:"),),
     ),
     Bug(
+        "a client that is closed and forgets one of its leases",
+        ("P9",),
+        1000,
+        (Edit(Keeper, "close", "if hold.state == HELD]", "if hold.state == HELD][1:]"),),
+    ),
+    Bug(
         "a release that takes its lease for lost",
         ("P4",),
         20,

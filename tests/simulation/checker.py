@@ -466,6 +466,22 @@ class Checker:
         if not tenure.session.closed:
             tenure.released_at = self.world.now
 
+    def closed(self, session: SimSession) -> None:
+        """A client was closed: it has given back what it held."""
+        if self.calm:
+            self.world.at(self.world.now + self.slack_s, self._look_if_all_is_given_back, session)
+
+    def _look_if_all_is_given_back(self, session: SimSession) -> None:
+        left = self._left_in_store()
+        for tenure in self.tenures:
+            hold = tenure.hold
+            if tenure.session is not session or (tenure.key, tenure.claim_id) not in left:
+                continue
+            # (What was lost is left to its ttl: somebody may be at work under it yet.)
+            expected = tenure.min_hold or hold.state == LOST or hold.exported or self.claims[tenure.claim_id].late
+            if not expected:
+                self.world.broken(f"P9 the client of {tenure.claim_id} is closed, and it still holds the name")
+
     def _network(self) -> Network:
         assert self.network is not None
         return self.network

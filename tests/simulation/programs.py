@@ -164,6 +164,7 @@ class Host:
             run(self.desk.closing())
         except StoreUnavailable:
             pass
+        self.checker.closed(self.session)
 
 
 class Interruptions:

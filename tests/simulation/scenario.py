@@ -200,7 +200,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
             world.at(horizon * rand() ** 2, process.starve, 0.2 + 3.0 * rand())
         if crashes and rand() < 0.4:
             world.at(horizon * rand(), process.crash)
-        if closes and rand() < 0.5:
+        if (closes and rand() < 0.5) or (calm and world.seed % 8 == 7):
             world.at(horizon * rand(), close_client, world, host)
     if operator:
         process = Process(world, "op", 1.0, 0.0)
