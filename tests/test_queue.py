@@ -454,7 +454,8 @@ def test_who_waits_in_peace_does_not_look_again(between: Between, monkeypatch: p
         eventually(lambda: boot_now() > waiting.hinted_at(queue._core._key) + HINT_EVERY_S, "peace")
         between.calls.clear()
         assert not queue.take(timeout=0.5)
-        assert len([call for call in between.calls if type(call[0]) is Take]) == 1
+        # (What takes back the take before may come late.)
+        assert len([call for call in between.calls if type(call[0]) is Take and call[0].n]) == 1
 
 
 @pytest.mark.usefixtures("patient")

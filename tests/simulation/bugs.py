@@ -343,6 +343,12 @@ BUGS = (
         (Edit(Keeper, "close", "if hold.state == HELD]", "if hold.state == HELD][1:]"),),
     ),
     Bug(
+        "a release that was confirmed and says that it was not",
+        ("P8",),
+        70,
+        (Edit(LeaseFacts, "_releasing", "type(ask.outcome) is Released or self._confirmed(ask)", "False"),),
+    ),
+    Bug(
         "a release that takes its lease for lost",
         ("P4",),
         20,

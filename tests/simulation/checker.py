@@ -452,11 +452,13 @@ class Checker:
         if (tenure.key, tenure.claim_id) in self._left_in_store():
             self.world.broken(f"P9 the release of {tenure.claim_id} was called, and it still holds the name")
 
-    def release_returned(self, tenure: Tenure, confirmed: bool) -> None:
-        """release() is back, and says whether the store confirmed."""
+    def release_returned(self, tenure: Tenure, confirmed: bool | None) -> None:
+        """release() is back, and says whether the store confirmed; or a block is over, which says nothing (None)."""
         if tenure.session.closed:
             return  # the client was closed meanwhile, and that released it: nobody waited for the answer here
         tenure.released_at = self.world.now
+        if confirmed is False and self.calm and self._is_quick() and not self.interrupts:
+            self.world.broken(f"P8 the release of {tenure.claim_id} is not confirmed, in peace and quiet")
         sure = confirmed and not tenure.min_hold and not self.claims[tenure.claim_id].late
         if sure and (tenure.key, tenure.claim_id) in self._left_in_store():
             self.world.broken(f"P8 the release of {tenure.claim_id} was confirmed, and it still holds the name")

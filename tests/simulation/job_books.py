@@ -217,6 +217,8 @@ class JobChecker(Checker):
                 self.world.broken(f"P18 {who} and {self.told_done[job.id]} are told that job {job.id} is done")
         elif outcome == "lost" and mine:
             self.world.broken(f"P18 {who} is told that {job!r} was lost, and it is done")
+        elif outcome == "unknown" and self.calm and self._is_quick() and not repeated:
+            self.world.broken(f"P18 {who} is not told what became of {job!r}, in peace and quiet")
 
     # -- every step -----------------------------------------------------------------------------------------------
 

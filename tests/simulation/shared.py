@@ -127,7 +127,7 @@ class SharedProgram(Program):
             for tenure in tenures if failed is None else ():
                 # Whoever releases it from outside may be in the midst of that, and the block does not wait for them.
                 if not self.checker.let_go[tenure.process, tenure.hold.key]:
-                    self.checker.release_returned(tenure, False)
+                    self.checker.release_returned(tenure, None)
         except (LeaseLost, StoreUnavailable) as error:
             self.world.note(self.process.name, "is told: %s", str(error))
         self.world.note(self.process.name, "has left a block of %s", [tenure.claim_id for tenure in tenures])

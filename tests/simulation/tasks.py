@@ -234,7 +234,7 @@ class TaskMember:
             if error is not None:
                 raise error
             for tenure in tenures:
-                self.checker.release_returned(tenure, False)
+                self.checker.release_returned(tenure, None)
             self.note("has left the block of %s", _claims(tenures))
         finally:
             del error
