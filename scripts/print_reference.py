@@ -418,12 +418,12 @@ INSIDE = {
     "dibs.trust": {
         "DRIFT": "by which part clocks may run faster or slower than each other",
         "RENEWALS_PER_TTL": "renewals in a ttl",
-        "ROUNDING_S": "moments are not told apart when a renewal is planned",
+        "ROUNDING_S": "moments no farther apart are one when a renewal is planned",
     },
     "dibs.pending": {
         "BATCH_MAX": "requests in one call to the store",
         "CROWD_MIN": "from so many tasks on that ask a server at once, a call carries the requests of half of them",
-        "TURN_S": "where a call lasts so many seconds for each of them, or more, they share one instead",
+        "TURN_S": "where a call lasts so many seconds for each of that half, or more, they share one instead",
         "QUEUE_MAX": "requests that may wait for a batch; more acquires are refused at once",
         "WEIGHT_MAX": "bytes of payload in one call to the store, unless a single put has more",
     },

@@ -130,6 +130,15 @@ class World:
     def answered(self, *asks: Ask) -> bool:
         return all(ask.wait(self.clock, WAIT_S) for ask in asks)
 
+    def idling(self) -> Bell:
+        """The bell of the lane's thread, which has served something and sleeps."""
+        asks = self.put(acquire("served before"))
+        self.lane.start()
+        assert self.answered(*asks)
+        (bell,) = self.clock.bells
+        assert bell.asleep.wait(WAIT_S)
+        return bell
+
     def end(self) -> None:
         assert self.lane.close().wait(self.clock, WAIT_S)
         for thread in self.clock.threads:

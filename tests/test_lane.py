@@ -486,11 +486,7 @@ def test_a_thread_that_was_replaced_never_serves(world: World) -> None:
 
 def test_whoever_closes_the_lane_closes_it_alone(world: World) -> None:
     """The lane's thread, waking at that very moment, leaves the store to the one who is closing it."""
-    (ask,) = world.put(acquire("a"))
-    world.lane.start()
-    assert world.answered(ask)
-    bell = world.clock.bells[0]
-    assert bell.asleep.wait(WAIT_S)
+    bell = world.idling()
     settled: list[bool] = []
 
     def meanwhile() -> None:

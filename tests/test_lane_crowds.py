@@ -30,6 +30,15 @@ def many(world: World, count: int = 4 * CROWD_MIN) -> list[Ask]:
     return [world.ask(acquire(f"{number:04}")) for number in range(count)]
 
 
+def lasting(world: World, seconds: float) -> None:
+    """From now on each call lasts so long."""
+
+    def last() -> None:
+        world.clock.ahead += seconds
+
+    world.shop.during = last
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call is, however long the machine keeps it."""
@@ -52,11 +61,7 @@ def test_half_of_a_crowd_travels_while_the_others_work() -> None:
 def test_a_slow_call_takes_all() -> None:
     """Far away, or on a slow disk, fewer calls are better."""
     world = World(served=True)
-
-    def last() -> None:
-        world.clock.ahead += 4 * CROWD_MIN * TURN_S
-
-    world.shop.during = last
+    lasting(world, 4 * CROWD_MIN * TURN_S)
     for _ in range(3):
         assert len(crowd(world, many(world))) == 1
     world.end()
@@ -67,13 +72,9 @@ def test_a_small_call_of_a_crowd_may_take_as_long_as_a_half() -> None:
     """What counts is what the loop does for the others meanwhile, not how many there were in this one."""
     world = World(served=True)
     crowd(world, many(world))
-
-    def last() -> None:
-        world.clock.ahead += 1.2 * CROWD_MIN * WAIT_S
-
-    world.shop.during = last
+    lasting(world, 1.2 * CROWD_MIN * WAIT_S)
     assert len(crowd(world, many(world, CROWD_MIN))) == 1
-    world.shop.during = lambda: None
+    lasting(world, 0.0)
     assert len(crowd(world, many(world))) > 1
     world.end()
 

@@ -83,10 +83,7 @@ def test_who_is_told_what_is_locked_is_told_at_once(world: World) -> None:
 
 def test_a_thread_that_idles_sees_to_what_another_has_put_off(world: World) -> None:
     """However long it had nothing to do; there is need for no second one."""
-    (first,) = world.put(acquire("first"))
-    world.lane.start()
-    assert world.answered(first)
-    assert world.clock.bells[0].asleep.wait(WAIT_S)
+    world.idling()
     world.clock.ahead += IDLE_S
     ask = locked_once(world)
     world.lane.drive(ask)

@@ -176,7 +176,7 @@ class JobProgram:
         chance = rand()
         if chance < 0.1:
             job.extend(None if rand() < 0.5 else TTLS_S[int(rand() * len(TTLS_S))])
-            self.host.process.clock.sleep(2.0 * max(TTLS_S) * rand())  # which may be longer than it has now
+            self.host.process.clock.sleep(2.0 * max(TTLS_S) * rand())  # of virtual time, and longer than it may have
         if chance < 0.6:
             for _ in range(1 + (rand() < 0.2)):
                 self._done(job)
