@@ -28,7 +28,7 @@ import dibs.waiting
 from dibs.clock import RealClock, boot_now
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.hold import HELD, Hold
-from dibs.renewing import give_back_some, renew
+from dibs.renewing import give_back_some, renew, renewed
 from dibs.steps import run
 from dibs.store import Acquire, Granted, Held, Release, Renew
 from dibs.testing.case import within
@@ -537,6 +537,42 @@ def test_a_lease_that_was_renewed_for_less_time_than_it_has_is_renewed_before_th
             session.renewer.track(hold, session.clock.now())
         assert (renewed, lost) == ([hold], [])
         assert due == pytest.approx(lease.trusted_until - local_deadline(0.0, 3, session.margin_s) + 1)
+
+
+def test_a_renewal_that_was_sent_late_does_not_reach_beyond_max_hold() -> None:
+    """What is asked for is sent when the store can be reached; so much later does the time begin that it is for."""
+    with dibs.connect(f"memory://session-{next(numbers)}") as client, client.lock("x", ttl=30, max_hold=40) as lease:
+        session, hold = client._desk.session(), lease._hold
+        ask = renew(session, hold, 30)
+        assert session.wait(ask, 10)
+        assert ask.t0 is not None
+        ask.t0 += 20
+        assert renewed(session, hold, ask)
+        assert hold.trusted_until == hold.ends_at
+
+
+@pytest.mark.parametrize("by", ["its holder", "itself"])
+def test_what_has_reached_its_max_hold_is_renewed_for_no_time_below_none(between: Between, by: str) -> None:
+    """A thread was held up after it had seen that the lease is held."""
+    with between.client() as client:
+        lease = client.lock("x", ttl=30, max_hold=60).acquire()
+        assert lease is not None
+        session, hold = client._desk.session(), lease._hold
+        with session.mutex:
+            session.renewer.forget(hold)
+            hold.t0 -= 61
+            hold.trusted_until = hold.ends_at
+        if by == "its holder":
+            ask = renew(session, hold, None)
+            assert session.wait(ask, 10)
+            assert not renewed(session, hold, ask)
+            with pytest.raises(LeaseLost, match=r"its max_hold of 60 s is over"):
+                lease.check()
+        else:
+            session.renewer._renew([hold], session.clock.now() + 10)
+        renewals = [request for requests in between.calls for request in requests if type(request) is Renew]
+        assert [request.ttl > 0 for request in renewals] == ([] if by == "its holder" else [True])
+        assert not lease.held
 
 
 def test_a_lease_given_too_late_is_lost_aloud(between: Between) -> None:

@@ -330,7 +330,7 @@ class Renewer:
         t0 = self._clock.now()
         # In the order of names, so that two sessions never lock rows in opposite orders.
         batch.sort(key=lambda hold: hold.key)
-        ttls = [self._renewal_ttl(hold, t0) for hold in batch]
+        ttls = [max(ROUNDING_S, self._renewal_ttl(hold, t0)) for hold in batch]  # (one may have ended just now)
         requests = [hold.renewal(ttl) for hold, ttl in zip(batch, ttls, strict=True)]
         outcomes: list[Any] = [None] * len(batch)
         for of_jobs in (False, True):

@@ -22,25 +22,31 @@ def renew(session: Session, hold: Hold, ttl: float | None) -> Ask:
         now = session.clock.now()
         wanted = min(hold.ttl if ttl is None else ttl, hold.ends_at - now)
         ask = (JobAsk if hold.of_jobs else Ask)(hold.renewal(wanted), now + session.patience_s)
-        _queue(session, hold, ask)
+        if wanted > 0:
+            _queue(session, hold, ask)
+        else:  # its max_hold has ended since somebody looked whether it is held
+            ask.settle(None)
         return ask
 
 
 def renewed(session: Session, hold: Hold, ask: Ask) -> bool:
     """Apply the answer to a renewal asked for by the holder; False when the lease is lost."""
+    if ask.t0 is None:  # it was over, and nothing was sent
+        return not session.keeper.expire(hold)
     with session.mutex:
         expires_at = hold.renewed_by(ask.outcome)
     if expires_at is None:
         session.keeper.lose(hold, GONE_REASON)
         return False
-    assert ask.t0 is not None
     ttl = ask.request.ttl
     with session.mutex:
         if hold.state != HELD:
             return False
         if session.clock.now() < hold.trusted_until:
-            # Renewals never shorten a lease, so the longest of those that were answered may be trusted.
-            hold.trusted_until = max(hold.trusted_until, local_deadline(ask.t0, ttl, session.margin_s))
+            # Renewals never shorten a lease, so the longest of those that were answered may be trusted. (What was asked
+            # for may have been sent a while later, or several times, and reach beyond the end.)
+            trusted_until = min(local_deadline(ask.t0, ttl, session.margin_s), hold.ends_at)
+            hold.trusted_until = max(hold.trusted_until, trusted_until)
             hold.ttl = ttl
             hold.renewed_until = expires_at
             session.renewer.track_again(hold, ask.t0)

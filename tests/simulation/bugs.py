@@ -337,6 +337,24 @@ BUGS = (
         (Edit(Renewer, "track", "if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:", "if False:"),),
     ),
     Bug(
+        "a min_hold of which a release leaves half",
+        ("min_hold",),
+        1320,
+        (Edit(Keeper, "_end", "hold.t0 + hold.terms.min_hold - now", "(hold.t0 + hold.terms.min_hold - now) / 2"),),
+    ),
+    Bug(
+        "who does not wait is refused, whatever the store has said",
+        ("accuracy",),
+        210,
+        (Edit(LockCore, "obtain", "if (hold.state == HELD and", "if (limit_s != 0 and hold.state == HELD and"),),
+    ),
+    Bug(
+        "a call that is given no time",
+        ("accuracy",),
+        140,
+        (Edit(Lane, "_carry", "self._deadline.at = now + self._request_timeout_s", "self._deadline.at = now + 0.02"),),
+    ),
+    Bug(
         "a client that is closed and forgets one of its leases",
         ("P9",),
         1000,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dibs.hold import HELD, LOST, Hold
+from dibs.errors import StoreUnavailable
+from dibs.hold import HELD, LOST, RELEASED, Hold
 from dibs.store import Acquire, Granted, Held, Release, Released, Renew, Renewed, Transfer
 from dibs.wishes import AcquireAsk
 from tests.simulation.lanes import Lanes
@@ -153,6 +154,8 @@ class Attempt:
 class Checker:
     #: Who releases a lease, or ends an item, is the only one who has it.
     ENDS_ALONE = True
+    #: What a program wants is one name.
+    WANTS_ONE = True
 
     #: Of what an operator breaks leases.
     operated = "red"
@@ -255,10 +258,24 @@ class Checker:
         if not call.over:
             claim.granted = True
             claim.followed_up = False
+        if self.calm and not self.world.switched and isinstance(request, Acquire) and not request.permits:
+            self._look_if_kept(name, claim_id)
         trusting = [t for t in self.live if t.key == name and t.claim_id != claim_id]
         self._let_in(request, outcome, [t for t in trusting if self._counts(t) and self._held(t)])
         if isinstance(request, Acquire):  # a transfer passes nobody in line
             self._passes(request, claim)
+
+    def _look_if_kept(self, name: str, claim_id: str) -> None:
+        """A lock is granted: whoever released it before had it for its min_hold."""
+        last = next((tenure for tenure in reversed(self.tenures) if tenure.key == name), None)
+        if last is None or last.hold.state != RELEASED or last.dropped or last.hold.exported or last.process.dead:
+            return
+        # Counted on its own clock from when it was asked for: a message and a stall before it was given.
+        least_s = last.min_hold / 1.05 - 2 * self._network().latency_max_s - SLACK_S
+        if self.world.now < last.given_at + least_s:
+            self.world.broken(
+                f"min_hold: {claim_id} is granted {name} within the {last.min_hold:.2f} s of {last.claim_id}"
+            )
 
     def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
         """P5: a claim is granted the name while these others trust their leases."""
@@ -323,6 +340,8 @@ class Checker:
                 if claim.refused and not self.interrupts:
                     self.world.broken(f"P11 {request.claim_id} was to ask once, was told Held, and asks again")
             elif isinstance(request, Renew):
+                if request.ttl <= 0:
+                    self.world.broken(f"max_hold of {request.claim_id} is over, and it is renewed for {request.ttl} s")
                 if claim.withdrawn_at is not None and not claim.excused:
                     # Once that can be, when this thread was held up after it had looked what there is to renew.
                     claim.renewed_after += 1
@@ -399,6 +418,21 @@ class Checker:
     def made(self, hold: Hold) -> None:
         """A Lease was made of a grant; what asked for it has not returned yet."""
         self.claims[hold.claim_id].made = True
+
+    def refused(self, who: object, session: SimSession, error: Exception | None = None) -> None:
+        """The acquire is about to return None, or to raise this: in peace and quiet there is a reason."""
+        if self.interrupts or session.closed or not (self.calm and self._is_quick()):
+            return
+        attempt = self.attempts[who]
+        if type(error) is StoreUnavailable:
+            self.world.broken(f"accuracy: in peace and quiet the store is said to be away: {error}")
+        elif error is None and self.WANTS_ONE and attempt.asks:
+            # (What was never sent stood behind another of its own process.)
+            claim = self.claims.get(attempt.asks[-1].request.claim_id)
+            if claim is not None and claim.token:
+                early = not claim.unanswered and attempt.process.clock.boot() - claim.answered_at > QUICK_S
+                if attempt.timeout == 0 or early:
+                    self.world.broken(f"accuracy: it is granted token {claim.token}, and told that it cannot have that")
 
     def not_acquired(self, who: object, session: SimSession) -> None:
         """The acquire returned None, or raised."""
@@ -503,6 +537,8 @@ class Checker:
                 if self._held(tenure):
                     if tenure.over_at is not None:
                         self.world.broken(f"P6 {tenure.claim_id} was over at {tenure.over_at:.4f} and is held again")
+                    if tenure.process.clock.boot() > tenure.hold.ends_at:
+                        self.world.broken(f"max_hold of {tenure.claim_id} is over, and it is held")
                     if not self._counts(tenure):
                         continue
                     self._beside(holding.setdefault(tenure.key, []), tenure)

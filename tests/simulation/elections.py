@@ -107,6 +107,8 @@ class ElectionProgram(Program):
 class ElectionChecker(Checker):
     """What an election promises besides what its terms promise as leases."""
 
+    WANTS_ONE = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         #: Everybody who has ever campaigned, by what they say they are.

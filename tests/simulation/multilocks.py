@@ -131,6 +131,8 @@ class MultiProgram(Program):
 class MultiChecker(Checker):
     """What a multilock promises besides what its locks promise."""
 
+    WANTS_ONE = False
+
     def has_all(self, who: object, session: SimSession, multi: MultiLeaseFacts[Any], names: list[str]) -> list[Tenure]:
         """An acquire of these names returned this: a tenure for each."""
         attempt = self._over(who, session)

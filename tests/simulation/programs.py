@@ -307,9 +307,12 @@ class Program:
         had = None
         try:
             had = run(steps)
-            if had is None and timeout is None and not refused:
-                world.broken("P12 who waits without limit is told that it could not be had in time")
+            if had is None:
+                self.checker.refused(self.name, self.host.session)
+                if timeout is None and not refused:
+                    world.broken("P12 who waits without limit is told that it could not be had in time")
         except (*self.CANNOT, *also) as error:
+            self.checker.refused(self.name, self.host.session, error)
             world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
             if had is None:

@@ -24,14 +24,14 @@ class SeveralChecker(Checker):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        #: When it was called of a lease whose acquire had not returned yet.
-        self._early: dict[Callable[[], object], list[float]] = {}
+        #: When, and where, it was called of a lease whose acquire had not returned yet.
+        self._early: dict[Callable[[], object], list[tuple[float, Process]]] = {}
 
     def _given(self, process: Process, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         tenure = super()._given(process, session, hold, min_hold, told)
         on_lost = hold.terms.on_lost
         if on_lost is not None and hold.state == LOST and self._early.get(on_lost):
-            told.append(self._early[on_lost].pop())
+            told.append(self._early[on_lost].pop()[0])
         return tenure
 
     def told_lost(self, on_lost: Callable[[], object]) -> None:
@@ -40,9 +40,11 @@ class SeveralChecker(Checker):
             if tenure.hold.terms.on_lost is on_lost and tenure.hold.state == LOST and not tenure.told:
                 tenure.told.append(self.world.now)
                 return
-        self._early.setdefault(on_lost, []).append(self.world.now)
+        assert self.world.current is not None
+        self._early.setdefault(on_lost, []).append((self.world.now, self.world.current.process))
 
     def finish(self) -> None:
         super().finish()
-        if any(self._early.values()) and not self.interrupts:
+        early = [process for calls in self._early.values() for _, process in calls if not process.dead]
+        if early and not self.interrupts:
             self.world.broken("loss is loud: on_lost of a lock with several users is called, and nothing was lost")

@@ -86,12 +86,16 @@ class SharedProgram(Program):
         lease = None
         try:
             lease = acquire()
-            if lease is None and timeout is None and not refuses:
-                self.world.broken("P12 who waits without limit is told that it could not be had in time")
+            if lease is None:
+                checker.refused(self.name, self.host.session)
+                if timeout is None and not refuses:
+                    self.world.broken("P12 who waits without limit is told that it could not be had in time")
         except LockTimeout as error:
+            checker.refused(self.name, self.host.session)
             if timeout is None and not refuses:
                 self.world.broken(f"P12 who waits without limit is told {error}")
         except self.CANNOT as error:
+            checker.refused(self.name, self.host.session, error)
             self.world.note(self.process.name, "cannot have it: %s", str(error))
         finally:
             if lease is None:

@@ -201,12 +201,16 @@ class TaskMember:
         had = None
         try:
             had = await acquiring
-            if had is None and timeout is None and not refused:
-                self.world.broken("P12 who waits without limit is told that it could not be had in time")
+            if had is None:
+                checker.refused(me, self.host.session)
+                if timeout is None and not refused:
+                    self.world.broken("P12 who waits without limit is told that it could not be had in time")
         except LockTimeout as error:
+            checker.refused(me, self.host.session)
             if timeout is None and not refused:
                 self.world.broken(f"P12 who waits without limit is told {error}")
         except self.CANNOT as error:
+            checker.refused(me, self.host.session, error)
             self.note("cannot have it: %s", str(error))
         except asyncio.CancelledError as error:
             self._look_how_late(error)
