@@ -351,7 +351,7 @@ BUGS = (
     Bug(
         "a call that is given no time",
         ("accuracy",),
-        140,
+        280,
         (Edit(Lane, "_carry", "self._deadline.at = now + self._request_timeout_s", "self._deadline.at = now + 0.02"),),
     ),
     Bug(

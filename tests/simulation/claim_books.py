@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from dibs.batch import BatchFacts, Item
     from dibs.store import Outcome, Request
-    from tests.simulation.checker import Tenure
     from tests.simulation.network import Call
     from tests.simulation.process import Process
     from tests.simulation.programs import SimSession
+    from tests.simulation.remembered import Tenure
     from tests.simulation.world import World
 
 SOURCE = "red"

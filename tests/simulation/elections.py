@@ -23,8 +23,8 @@ from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
 if TYPE_CHECKING:
     from dibs.store import Outcome, Request
     from dibs.wishes import AcquireAsk
-    from tests.simulation.checker import Tenure
     from tests.simulation.network import Call
+    from tests.simulation.remembered import Tenure
     from tests.simulation.world import World
 
 SEATS = 2

@@ -151,6 +151,8 @@ class JobChecker(Checker):
 
     def _changed(self, request: Extend | Finish, outcome: Extended | Finished) -> None:
         now = self.world.now
+        if isinstance(request, Extend) and request.ttl <= 0:
+            self.world.broken(f"max_hold is over of what has token {request.fencing_token}, and it is renewed")
         for job in set(request.ids).difference(outcome.gone):
             books = self.books[job]
             if not books.claimed or books.token != request.fencing_token or books.expires_at <= now:
@@ -245,6 +247,8 @@ class JobChecker(Checker):
                 self.world.broken(f"P1 job {one.job} is held by {who} at the same moment")
             if not held:
                 continue
+            if one.process.clock.boot() > one.hold.ends_at:
+                self.world.broken(f"max_hold of {one.hold.claim_id} is over, and it is held")
             books = self.books[one.job]
             if books.end == CANCELLED and books.expires_at <= self.world.now:
                 self.world.broken(f"P18 job {one.job} was cancelled, and {one.hold.claim_id} goes on with it")

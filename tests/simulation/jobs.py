@@ -94,7 +94,8 @@ class JobProgram:
         rand, limit = self.host.world.random, self._checker.group_limit
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7
         results = 60.0 if rand() < 0.3 else 0.0
-        return QueueCore(self.host.desk, QUEUE, ttl, renew, None, None, 0, limit or None, results, make_job, make_batch)
+        options = (ttl, renew, self.host.world.max_hold(), None, 0, limit or None, results)
+        return QueueCore(self.host.desk, QUEUE, *options, make_job, make_batch)
 
     def _group(self) -> str | None:
         return GROUPS[int(self.host.world.random() * len(GROUPS))] if self._checker.group_limit else None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dibs.multilock import MultiLeaseFacts
     from dibs.store import Acquire, Held
     from dibs.wishes import AcquireAsk
-    from tests.simulation.checker import Claim, Tenure
     from tests.simulation.programs import SimSession
+    from tests.simulation.remembered import Claim, Tenure
 
 MULTI_NAMES = ("blue", "green", "red")
 
@@ -74,7 +74,7 @@ class MultiProgram(Program):
         timeout = None if chance < habits.patience else 0.0 if chance < 0.8 else 3.0 * rand()
         grant = Whole(self.checker)
         terms = self.host.desk.terms(
-            ttl, rand() < habits.renew, timeout, False, 0.0, None, grant.told_lost, "raise", None
+            ttl, rand() < habits.renew, timeout, False, 0.0, world.max_hold(), grant.told_lost, "raise", None
         )
         core: MultiCore[MultiLease, Lease] = MultiCore(self.host.desk, names, terms, SimLease, MultiLease)
         self._maybe_interrupt()

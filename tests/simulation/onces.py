@@ -45,7 +45,9 @@ class OnceProgram(Program):
         chance = rand()
         timeout = None if chance < habits.patience else 0.0 if chance < 0.8 else 3.0 * rand()
         told: list[float] = []
-        options = once_options(desk, keep_s, True, ttl, timeout, None, lambda: told.append(world.now), "raise", None)
+        options = once_options(
+            desk, keep_s, True, ttl, timeout, world.max_hold(), lambda: told.append(world.now), "raise", None
+        )
         name = NAMES[int(rand() * habits.names)]
         core: OnceCore[Lease, OnceRun] = OnceCore(desk, name, None, options, SimLease, OnceRun)
         self._maybe_interrupt()
@@ -133,6 +135,9 @@ class Mark(NamedTuple):
 
 class OnceChecker(Checker):
     """What a once promises besides what its locks promise."""
+
+    #: It looks once more whether that is done, when its time is over.
+    WANTS_ONE = False
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dibs.lock import LockCore
     from dibs.store import Granted, Held, Outcome, Request, Transfer
     from dibs.terms import Terms
-    from tests.simulation.checker import Claim, Tenure
     from tests.simulation.network import Call
+    from tests.simulation.remembered import Claim, Tenure
     from tests.simulation.world import World
 
 LIMIT = 2

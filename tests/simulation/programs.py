@@ -20,8 +20,9 @@ from dibs.owners import this_thread
 from dibs.pauses import Pauses
 from dibs.session import Session
 from dibs.steps import run
-from tests.simulation.checker import Checker, Tenure
+from tests.simulation.checker import Checker
 from tests.simulation.process import Mutex
+from tests.simulation.remembered import Tenure
 from tests.simulation.world import Interrupted, Task, World
 
 if TYPE_CHECKING:

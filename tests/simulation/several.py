@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dibs.hold import Hold
-    from tests.simulation.checker import Tenure
     from tests.simulation.process import Process
     from tests.simulation.programs import SimSession
+    from tests.simulation.remembered import Tenure
     from tests.simulation.world import World
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dibs.hold import Hold
     from dibs.lease import Lease
     from dibs.terms import Terms
-    from tests.simulation.checker import Tenure
     from tests.simulation.process import Process
     from tests.simulation.programs import SimSession
+    from tests.simulation.remembered import Tenure
     from tests.simulation.world import World
 
 # One block in the other, at most.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dibs.lease import Lease
     from dibs.multilock import MultiLeaseFacts
     from dibs.terms import Terms
-    from tests.simulation.checker import Tenure
     from tests.simulation.programs import SimSession
+    from tests.simulation.remembered import Tenure
 
 
 class SharedMultiProgram(SharedProgram):

@@ -44,7 +44,8 @@ class SharedOnceProgram(OnceProgram):
 
             ttl, keep_s = TTLS_S[int(rand() * len(TTLS_S))], KEEPS_S[int(rand() * len(KEEPS_S))]
             timeout = None if rand() < self.habits.patience else 3.0 * rand()
-            options = once_options(self.host.desk, keep_s, True, ttl, timeout, None, on_lost, "raise", None)
+            max_hold = self.world.max_hold()
+            options = once_options(self.host.desk, keep_s, True, ttl, timeout, max_hold, on_lost, "raise", None)
             once = self.host.onces[name] = Once(OnceCore(self.host.desk, name, None, options, SimLease, OnceRun))
         return once
 

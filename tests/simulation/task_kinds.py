@@ -33,7 +33,7 @@ from tests.simulation.tasks import UNCANCEL, Failed, SimAsyncLease, TaskChecker,
 
 if TYPE_CHECKING:
     from dibs.terms import Terms
-    from tests.simulation.checker import Tenure
+    from tests.simulation.remembered import Tenure
 
 # -- permits ----------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,8 @@ class MultiMember(TaskMember):
         timeout = self._timeout()
         grant = Whole(self.checker)
         ttl, renew = TTLS_S[int(rand() * len(TTLS_S))], rand() < self.habits.renew
-        terms = self.host.desk.terms(ttl, renew, timeout, False, 0.0, None, grant.told_lost, "raise", None)
+        max_hold = self.world.max_hold()
+        terms = self.host.desk.terms(ttl, renew, timeout, False, 0.0, max_hold, grant.told_lost, "raise", None)
         core: MultiCore[AsyncMultiLease, Any] = MultiCore(self.host.desk, names, terms, SimAsyncLease, AsyncMultiLease)
         had_any = False
 
@@ -155,7 +156,7 @@ class OnceMember(TaskMember):
         timeout = self._timeout()
         told: list[float] = []
         options = once_options(
-            desk, keep_s, True, ttl, timeout, None, lambda: told.append(self.world.now), "raise", None
+            desk, keep_s, True, ttl, timeout, self.world.max_hold(), lambda: told.append(self.world.now), "raise", None
         )
         name = NAMES[int(rand() * self.habits.names)]
         core: OnceCore[Any, AsyncOnceRun] = OnceCore(desk, name, None, options, SimAsyncLease, AsyncOnceRun)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from dibs.hold import Hold
     from dibs.terms import Terms
-    from tests.simulation.checker import Tenure
     from tests.simulation.programs import Habits, Host
+    from tests.simulation.remembered import Tenure
 
 TASKS_MAX = 3
 # Before 3.11 nobody knows of two cancellations, that by a loss and another, that they were two.

@@ -110,7 +110,7 @@ class WorkerProgram(JobProgram):
     def _round(self) -> None:
         host, checker = self.host, self._checker
         rand, world = host.world.random, host.world
-        options = (TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7, None, int(4 * rand()) or None, 0)
+        options = (TTLS_S[int(rand() * len(TTLS_S))], rand() < 0.7, world.max_hold(), int(4 * rand()) or None, 0)
         results = 60.0 if rand() < 0.3 else 0.0
         queue = Queue(QueueCore(host.desk, QUEUE, *options, checker.group_limit or None, results, Job, JobBatch))
         if rand() < 0.8:

@@ -219,6 +219,10 @@ class World:
             lines.append(f"{now:10.4f}  {who:8} {task:12} {text % args if args else text}")
         return "\n".join(lines)
 
+    def max_hold(self) -> float | None:
+        """In every eighth world some are to have what they take for so long only; the others stay what they were."""
+        return 0.5 + 3.0 * self.random() if self.seed % 8 == 3 and self.random() < 0.5 else None
+
     # -- running --------------------------------------------------------------------------------------------------
 
     def at(self, when: float, event: Callable[..., None], *args: object) -> None:
