@@ -845,6 +845,29 @@ def test_a_campaign_ends_in_time_when_the_store_is_away(options: dict[str, Any],
         broken.clear()
 
 
+def test_a_standby_whose_time_is_over_does_not_carry_its_last_release_itself(
+    client: dibs.Client, sqlite_url: str
+) -> None:
+    """It has waited for an answer as long as it may, and the call that gives its seat back may take as long again."""
+    between, go_on = Between(sqlite_url), threading.Event()
+    term = won(client.election("slow"))
+    with between.client(request_timeout=0.5) as other:
+
+        def before(requests: Sequence[Any]) -> None:
+            if any(type(request) is Release for request in requests):
+                go_on.wait(30)
+
+        between.before = before
+        campaign = threading.Thread(target=lambda: other.election("slow", standby_max=1).campaign(timeout=0.3))
+        campaign.start()
+        try:
+            eventually(lambda: not campaign.is_alive(), "it waits for the release")
+        finally:
+            go_on.set()
+        campaign.join(10)
+    term.resign()
+
+
 def test_a_term_ends_with_its_client(sqlite_url: str) -> None:
     """When the client is closed by another thread, ``run`` hears of it at once, and nobody is told of a loss."""
     client = dibs.connect(sqlite_url, ttl=60)

@@ -539,6 +539,22 @@ def test_a_lease_that_was_renewed_for_less_time_than_it_has_is_renewed_before_th
         assert due == pytest.approx(lease.trusted_until - local_deadline(0.0, 3, session.margin_s) + 1)
 
 
+def test_what_was_asked_for_long_before_it_was_granted_does_not_stand_behind_what_was_renewed_since() -> None:
+    """Its first answer was lost, say: so long was it not trusted, and it is due at once."""
+    with dibs.connect(f"memory://session-{next(numbers)}", ttl=60) as client:
+        with client.lock("young"), client.lock("old") as old:
+            session, hold = client._desk.session(), old._hold
+            with session.mutex:
+                session.renewer.forget(hold)
+                asked_at = session.clock.now() - 30
+                hold.trusted_until = local_deadline(asked_at, 60, session.margin_s)
+                session.renewer.track(hold, asked_at)
+                assert session.renewer._next_due() == asked_at + hold.terms.delay_s
+                assert session.renewer._collect(session.clock.now())[0] == [hold]
+                hold.in_flight = False
+                session.renewer.track(hold, session.clock.now())
+
+
 def test_a_renewal_that_was_sent_late_does_not_reach_beyond_max_hold() -> None:
     """What is asked for is sent when the store can be reached; so much later does the time begin that it is for."""
     with dibs.connect(f"memory://session-{next(numbers)}") as client, client.lock("x", ttl=30, max_hold=40) as lease:

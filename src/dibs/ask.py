@@ -47,7 +47,7 @@ class Ask:
     afterwards = False
     #: It gives back what was, or may have been, granted to nobody: however late it is, it is sent once.
     owed = False
-    #: The time of its caller is over, who waits for an answer that is on its way, and begins no call any more.
+    #: Who waits for it has no time left: its thread begins no call that may last longer than its time-out says.
     overdue = False
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False

@@ -31,7 +31,7 @@ from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
 from dibs.names import check_seconds, check_timeout, people_call
 from dibs.standby import Seats, check_seats
-from dibs.steps import begun
+from dibs.steps import within
 from dibs.store import Held
 from dibs.succession import OFFER, VALUE, check_offer, offered, offering
 
@@ -272,12 +272,7 @@ class ElectionCore(LockCore[L]):
 
     def _look(self, until: float | None) -> Steps[LeaseRecord | None]:
         """Who leads, if the store answers within one request's time after ``until``."""
-        steps = self._desk.holder(self.name)
-        session, ask, timeout = next(steps)
-        left_s = self._time_left(until)
-        if left_s is not None:
-            timeout = left_s if timeout is None else min(timeout, left_s)
-        return (yield from begun((session, ask, timeout), steps))
+        return (yield from within(self._time_left(until), self._desk.holder(self.name)))
 
     # A campaign with a time limit begins nothing new after it, and what it has begun may take one request's time more.
 

@@ -139,6 +139,7 @@ def taking_over(
     name = key.partition(":")[2]
     try:
         session.submit(ask)
+        ask.overdue = limit_s is not None
         answer_s = session.request_timeout_s + session.patience_s
         if not (yield session, ask, answer_s if limit_s is None else min(limit_s, answer_s)):
             raise StoreUnavailable("the store did not answer")

@@ -8,8 +8,8 @@ that it keeps the thread from looking at. If one that is granted meanwhile ends 
 the *stand-in*, tells its loss: it never calls the store, so it is always on time.
 
 Every tracked hold is in exactly one place, changed under the session's mutex: a *queue* of its interval (an ordered
-dict; holds of one interval fall due in the order they were renewed, so tracking and forgetting cost O(1) however many
-there are), the *heap* (retries and last moments, few), or *in flight*.
+dict; holds of one interval fall due in the order they were asked for, so tracking and forgetting cost O(1) however many
+there are), the *heap* (retries, last moments, and what was asked for long before it was granted: few), or *in flight*.
 """
 
 from __future__ import annotations
@@ -115,9 +115,12 @@ class Renewer:
             queue = self._queues.get(key)
             if queue is None:
                 queue = self._queues[key] = OrderedDict()
-            queue[hold] = None
-            hold.queue = queue
-            hold.due = t0 + delay
+            if queue and next(reversed(queue)).due > t0 + delay:  # renewed since this one was asked for
+                self._push(hold, t0 + delay)
+            else:
+                queue[hold] = None
+                hold.queue = queue
+                hold.due = t0 + delay
         # How long the thread was to sleep counts as well as until when: while the machine sleeps its time-out does not
         # go on, as clocks do, so it may wake much later than it was to.
         if hold.due < self._wake_at or delay < self._sleeps_s or self._bell is None:
@@ -260,9 +263,7 @@ class Renewer:
 
     def _collect(self, now: float) -> tuple[list[Hold], list[Hold], list[Hold]]:
         """Take out what is due: to renew, lost, and to give back because nobody can release it."""
-        batch: list[Hold] = []
-        lost: list[Hold] = []
-        unwanted: list[Hold] = []
+        batch, lost, unwanted = list[Hold](), list[Hold](), list[Hold]()
         for (delay, renew), queue in list(self._queues.items()):
             until = now + delay * COALESCE if renew and queue and next(iter(queue)).due <= now else now
             while queue and len(batch) < RENEW_MAX:
@@ -299,8 +300,7 @@ class Renewer:
             self._push(hold, hold.trusted_until)
 
     def _retry_s(self, hold: Hold) -> float:
-        retry_s = min(RETRY_MAX_S, hold.ttl / RENEWALS_PER_TTL * RETRY_PART)
-        return retry_s * (0.5 + 0.5 * self._clock.jitter())
+        return min(RETRY_MAX_S, hold.ttl / RENEWALS_PER_TTL * RETRY_PART) * (0.5 + 0.5 * self._clock.jitter())
 
     def _renewal_ttl(self, hold: Hold, now: float) -> float:
         return min(hold.ttl, hold.ends_at - now)

@@ -255,8 +255,9 @@ class Session:
         """Block this thread until the ask is settled, serving the lane if nobody does; False at the time-out."""
         until = FOREVER if timeout is None else self.clock.now() + timeout
         if ask.in_lane:
-            if ask.trouble is None and not ask.overdue:
-                self.lane.drive(ask, until)
+            last = until - self.request_timeout_s if ask.overdue else until
+            if ask.trouble is None and (not ask.overdue or self.clock.now() < last):
+                self.lane.drive(ask, last)
             else:  # an attempt has failed, say: repeating it is the lane's thread's business, and takes its time
                 self.lane.start()
         if ask.settled:

@@ -16,7 +16,7 @@ from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidOption, StoreUnavailable
 from dibs.lease import LeaseFacts
 from dibs.lock import LockCore
-from dibs.steps import begun
+from dibs.steps import within
 
 if TYPE_CHECKING:
     from dibs.desk import Desk
@@ -83,6 +83,7 @@ class Seat:
         session = self._lease._session
         ask = session.keeper.release(self._lease._hold)
         if ask is not None:
+            ask.overdue = limit_s is not None
             yield session, ask, session.request_timeout_s if limit_s is None else limit_s
 
 
@@ -123,11 +124,11 @@ class Seats:
 
     def _vacate(self, core: SeatCore, token: int, until: float | None) -> Steps[None]:
         key = core._key
-        steps = self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
-        session, ask, timeout = next(steps)
-        if until is not None and timeout is not None:
-            timeout = min(timeout, max(0.0, until + session.request_timeout_s - session.clock.now()))
-        yield from begun((session, ask, timeout), steps)
+        session = self._desk.session()
+        limit_s = None if until is None else max(0.0, until + session.request_timeout_s - session.clock.now())
+        yield from within(
+            limit_s, self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
+        )
 
 
 def check_seats(count: object, full: object) -> None:

@@ -115,6 +115,15 @@ def begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]
         return stop.value  # type: ignore[no-any-return]
 
 
+def within(limit_s: float | None, steps: Steps[T]) -> Steps[T]:
+    """The same steps, whose first wait takes no longer than that."""
+    session, ask, timeout = next(steps)
+    if limit_s is not None:
+        ask.overdue = True
+        timeout = limit_s if timeout is None else min(timeout, limit_s)
+    return (yield from begun((session, ask, timeout), steps))
+
+
 def together(many: Sequence[Steps[T]], results: dict[int, T | Exception]) -> Steps[None]:
     """Take several steps at once; ``results`` gets what each returned or raised, by its place.
 

@@ -1,7 +1,7 @@
 """The lanes of a world's clients: what was put there is carried to the store, and does not lie there.
 
 Who was interrupted just when it had put something would else have it done with whatever is asked for next, which may be
-hours later.
+hours later. And what is to be renewed does not stand behind what is due later.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ class Lanes:
                 self._since.pop(session, None)
             elif now - self._since.setdefault(session, now) > LIES_MAX_S + slack_s:
                 self._found(process)
+            if not process.dead and process.troubled_at < now - slack_s:
+                self._look_at_renewals(process, session, process.clock.boot() - slack_s)
+
+    def _look_at_renewals(self, process: Process, session: Session, before: float) -> None:
+        renewer = session.renewer
+        if renewer._batch or renewer._unwanted or session.closed:
+            return  # it is at work, and looks when that is over
+        for hold in renewer.tracked():
+            if hold.due < before:
+                self._world.broken(f"renewal: {hold.claim_id} of {process.name} is due, and not looked at")
 
     def finish(self) -> None:
         """Everybody is gone, and had time: nothing may be left in any of them."""

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dibs.desk import Desk
-from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable, WouldDeadlock
+from dibs.errors import InvalidOption, LeaseLost, NotHeld, StoreUnavailable
 from dibs.handover import adopting, read_state
 from dibs.hold import HELD
 from dibs.lease import Lease
@@ -210,7 +210,7 @@ class Program:
     """One thread of a process, which takes locks."""
 
     #: What an acquire may raise.
-    CANNOT: tuple[type[Exception], ...] = (StoreUnavailable, WouldDeadlock)
+    CANNOT: tuple[type[Exception], ...] = (StoreUnavailable,)
 
     def __init__(self, host: Host, name: str, habits: Habits) -> None:
         self.host = host

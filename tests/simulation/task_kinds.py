@@ -17,7 +17,7 @@ from dibs.aio.rwlock import AsyncRWLock
 from dibs.aio.semaphore import AsyncSemaphore
 from dibs.aio.tasks import owner
 from dibs.campaign import ElectionCore
-from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, StoreUnavailable, WouldDeadlock
+from dibs.errors import LeaseLost, LimitMismatch, LockTimeout, StoreUnavailable
 from dibs.hold import HELD, LOST
 from dibs.multilock import MultiCore
 from dibs.once import OnceCore, once_options
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class PermitMember(TaskMember):
     """A task that reads, writes, and takes permits."""
 
-    CANNOT = (StoreUnavailable, WouldDeadlock, LimitMismatch)
+    CANNOT = (StoreUnavailable, LimitMismatch)
 
     program: PermitTasks
 
@@ -329,7 +329,7 @@ class CandidateMember(TaskMember):
             if not led:
                 self._look_how_late(raised)
             raise
-        except (Failed, LeaseLost, LockTimeout, StoreUnavailable, WouldDeadlock) as raised:
+        except (Failed, LeaseLost, LockTimeout, StoreUnavailable) as raised:
             error = raised
             self.note("has led, or not, and is told: %r", raised)
             self._look_why(raised, led, refused=refused)
@@ -342,7 +342,7 @@ class CandidateMember(TaskMember):
 
     def _look_why(self, error: Exception, led: list[Tenure], *, refused: bool) -> None:
         """What was raised is what may be raised."""
-        before: tuple[type[Exception], ...] = (WouldDeadlock, LockTimeout) if refused else (WouldDeadlock,)
+        before: tuple[type[Exception], ...] = (LockTimeout,) if refused else ()
         if not isinstance(error, (StoreUnavailable, *((Failed, LeaseLost) if led else before))):
             raise error
         if isinstance(error, LeaseLost) and self._cancelled and UNCANCEL:
