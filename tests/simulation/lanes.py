@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dibs.hold import Hold
     from dibs.session import Session
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -23,6 +24,8 @@ class Lanes:
         self._lanes: list[tuple[Process, Session]] = []
         #: Since when something lies in a lane that nobody serves.
         self._since: dict[Session, float] = {}
+        #: What is due: by the renewer, and since when it was seen to be so.
+        self._due: dict[Hold, tuple[float, float]] = {}
 
     def add(self, process: Process, session: Session) -> None:
         """Look at this one, too."""
@@ -37,15 +40,18 @@ class Lanes:
             elif now - self._since.setdefault(session, now) > LIES_MAX_S + slack_s:
                 self._found(process)
             if not process.dead and process.troubled_at < now - slack_s:
-                self._look_at_renewals(process, session, process.clock.boot() - slack_s)
+                self._look_at_renewals(process, session, slack_s)
 
-    def _look_at_renewals(self, process: Process, session: Session, before: float) -> None:
-        renewer = session.renewer
+    def _look_at_renewals(self, process: Process, session: Session, slack_s: float) -> None:
+        renewer, now = session.renewer, process.clock.boot()
         if renewer._batch or renewer._unwanted or session.closed:
             return  # it is at work, and looks when that is over
         for hold in renewer.tracked():
-            if hold.due < before:
-                self._world.broken(f"renewal: {hold.claim_id} of {process.name} is due, and not looked at")
+            if hold.due < now:
+                seen, at = self._due.get(hold, (hold.due, now))
+                self._due[hold] = hold.due, at if seen == hold.due else now
+                if now - self._due[hold][1] > slack_s:
+                    self._world.broken(f"renewal: {hold.claim_id} of {process.name} is due, and not looked at")
 
     def finish(self) -> None:
         """Everybody is gone, and had time: nothing may be left in any of them."""

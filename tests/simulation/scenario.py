@@ -127,8 +127,9 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         "claims",
         "task-claims",
         "shared-claims",
+        "task-elections",
         "pauses",
-    ):  # who revives items, or pauses, keeps the lane for many calls
+    ):  # who revives items, or pauses, keeps the lane for many calls; so do candidates who look
         network.latency_max_s = min(network.latency_max_s, 0.03)
     faults = not calm and rand() < 0.6
     pauses = not calm and rand() < 0.4
