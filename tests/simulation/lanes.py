@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dibs.hold import HELD, Hold
+
 if TYPE_CHECKING:
-    from dibs.hold import Hold
     from dibs.session import Session
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -47,7 +48,7 @@ class Lanes:
         if renewer._batch or renewer._unwanted or session.closed:
             return  # it is at work, and looks when that is over
         for hold in renewer.tracked():
-            if hold.due < now:
+            if hold.due < now and hold.state == HELD:
                 seen, at = self._due.get(hold, (hold.due, now))
                 self._due[hold] = hold.due, at if seen == hold.due else now
                 if now - self._due[hold][1] > slack_s:
