@@ -10,10 +10,10 @@ from tests.simulation.bugs import Bug, Edit
 
 ELECTION_BUGS = (
     Bug(
-        "a campaign that begins anew when its time is over",
+        "a campaign whose time is over before its looks and its seat know",
         ("P11",),
-        2400,
-        (Edit(ElectionCore, "_is_over", "until is not None and", "False and"),),
+        1100,
+        (Edit(ElectionCore, "_time_left", "None if until is None else", "None if True else"),),
     ),
     Bug(
         "an offer that anybody takes up",

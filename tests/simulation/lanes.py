@@ -48,7 +48,7 @@ class Lanes:
         if renewer._batch or renewer._unwanted or session.closed:
             return  # it is at work, and looks when that is over
         for hold in renewer.tracked():
-            if hold.due < now and hold.state == HELD:
+            if hold.due < now and hold.state == HELD and hold.given:
                 seen, at = self._due.get(hold, (hold.due, now))
                 self._due[hold] = hold.due, at if seen == hold.due else now
                 if now - self._due[hold][1] > slack_s:
