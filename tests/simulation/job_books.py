@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dibs.jobs import Extended, JobOutcome, JobRequest
     from dibs.session import Session
     from tests.simulation.network import Call
+    from tests.simulation.programs import Host
     from tests.simulation.world import World
 
 
@@ -187,6 +188,19 @@ class JobChecker(Checker):
         if self.calm:
             claimed = [(job, books.token) for job, books in self.books.items() if books.claim_id == hold.claim_id]
             self.world.at(self.world.now + self.slack_s, self._look_if_free, hold, claimed)
+
+    def has_waited(self, host: Host, timeout: float | None, since: float) -> None:
+        """A take is back."""
+        world, process, session = self.world, host.process, host.session
+        if timeout is None or session.closed or world.switched or process.troubled_at >= since:
+            return
+        took_s = world.now - since
+        timeout = timeout or session.patience_s  # one that does not wait is asked again where its answer is lost
+        if took_s > (timeout + session.request_timeout_s) / process.rate + self.slack_s:
+            world.broken(
+                f"P11 take(timeout={timeout:.2f}) took {took_s:.2f} s, with requests that time out after "
+                f"{session.request_timeout_s:.2f} s"
+            )
 
     def streamed(self, jobs: Sequence[JobFacts]) -> None:
         """A stream has ended by itself that went on from each of these, unfinished: all are done, or told lost."""

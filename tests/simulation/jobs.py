@@ -119,7 +119,11 @@ class JobProgram:
             return
         timeout = (0.0, None if rand() < 0.2 else 2.0 * rand())[rand() < 0.6]
         self._maybe_interrupt(1)
-        batch = queue.take(1 + int(3 * rand()), timeout=timeout)
+        since = self.host.world.now
+        try:
+            batch = queue.take(1 + int(3 * rand()), timeout=timeout)
+        finally:
+            checker.has_waited(self.host, timeout, since)
         taken = batch._jobs  # no call of dibs, in which a Ctrl-C could come before the block begins
         self._given(taken)
         if rand() < 0.5:
