@@ -249,10 +249,11 @@ class JobChecker(Checker):
             held = one.held()
             if one.hold.state == LOST and one.hold not in self._lost:
                 self._lost.add(one.hold)
+                # (A request of it that was late may have been granted others.)
                 kept = any(
                     books.claim_id == one.hold.claim_id and books.claimed and books.expires_at > self.world.now
                     for job, books in self.books.items()
-                    if job not in one.hold.ends
+                    if job in {told.id for told in one.hold.taken.jobs} and job not in one.hold.ends
                 )
                 self._look_why_lost(one.process, one.session, one.hold, kept)
             other = holding.setdefault(one.job, one) if held else one
