@@ -47,7 +47,7 @@ class Ask:
     afterwards = False
     #: It gives back what was, or may have been, granted to nobody: however late it is, it is sent once.
     owed = False
-    #: Who waits for it has no time left: its thread begins no call that may last longer than its time-out says.
+    #: Whoever waits for it leaves at the time-out, and no later: that thread begins no call that may last longer.
     overdue = False
     #: A wish for a new grant: where that is paused, it is refused instead of sent. (What was sent is sent again.)
     pausable = False

@@ -195,8 +195,8 @@ class JobChecker(Checker):
         if timeout is None or session.closed or world.switched or process.troubled_at >= since:
             return
         took_s = world.now - since
-        timeout = timeout or session.patience_s  # one that does not wait is asked again where its answer is lost
-        if took_s > (timeout + session.request_timeout_s) / process.rate + self.slack_s:
+        limit_s = timeout or session.patience_s  # one that does not wait is asked again where its answer is lost
+        if took_s > (limit_s + session.request_timeout_s) / process.rate + self.slack_s:
             world.broken(
                 f"P11 take(timeout={timeout:.2f}) took {took_s:.2f} s, with requests that time out after "
                 f"{session.request_timeout_s:.2f} s"
@@ -249,11 +249,13 @@ class JobChecker(Checker):
             held = one.held()
             if one.hold.state == LOST and one.hold not in self._lost:
                 self._lost.add(one.hold)
-                # (A request of it that was late may have been granted others.)
+                told = {
+                    job.id for job in one.hold.taken.jobs
+                }  # a request of it that was late may have been granted others
                 kept = any(
                     books.claim_id == one.hold.claim_id and books.claimed and books.expires_at > self.world.now
                     for job, books in self.books.items()
-                    if job in {told.id for told in one.hold.taken.jobs} and job not in one.hold.ends
+                    if job in told and job not in one.hold.ends
                 )
                 self._look_why_lost(one.process, one.session, one.hold, kept)
             other = holding.setdefault(one.job, one) if held else one
