@@ -289,6 +289,9 @@ class Checker:
         if not ask.blocking:
             self._once.add(ask.request.claim_id)
 
+    def waits(self, session: SimSession, ask: AcquireAsk) -> None:
+        """It was sent on its way, and is asked for until it is granted. (Of names, attempts tell as much.)"""
+
     def acquired(self, who: object, session: SimSession, hold: Hold, min_hold: float, told: list[float]) -> Tenure:
         """The acquire returned a lease; ``told`` is when its on_lost was called."""
         return self._given(self._over(who, session).process, session, hold, min_hold, told)

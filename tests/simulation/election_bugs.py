@@ -6,6 +6,7 @@ import dibs.campaign
 import dibs.succession
 from dibs.campaign import ElectionCore
 from dibs.keeper import Keeper
+from dibs.standby import Seats
 from tests.simulation.bugs import Bug, Edit
 
 ELECTION_BUGS = (
@@ -14,6 +15,18 @@ ELECTION_BUGS = (
         ("P11",),
         1100,
         (Edit(ElectionCore, "_time_left", "None if until is None else", "None if True else"),),
+    ),
+    Bug(
+        "a reserve whose turn is put off by every look",
+        ("P7",),
+        20,
+        (Edit(ElectionCore, "_in_reserve", "RESERVE_STEP_S if turn_at is None else turn_at", "RESERVE_STEP_S"),),
+    ),
+    Bug(
+        "a standby turned away that has asked for one of the seats",
+        ("elections",),
+        230,
+        (Edit(Seats, "take", "for core in self._cores:", "for core in self._cores[:1]:"),),
     ),
     Bug(
         "an offer that anybody takes up",

@@ -15,10 +15,10 @@ from dibs.election import Term
 from dibs.errors import LeaseLost, NotHeld, StoreUnavailable
 from dibs.hold import HELD
 from dibs.steps import run
-from dibs.store import Granted, Transfer
+from dibs.store import Granted, Held, Transfer
 from dibs.succession import OFFER, SPARE_S, VALUE
-from tests.simulation.checker import Checker
-from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
+from tests.simulation.checker import BACKOFF_S, POLL_S, Checker
+from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease, SimSession
 
 if TYPE_CHECKING:
     from dibs.store import Outcome, Request
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SEATS = 2
 OFFER_MAX_S = 3.0
+# A reserve sees nobody lead for this long before it asks, having looked; and looks once more where it is too early.
+RESERVE_S = 1.5 / 0.95 + POLL_S
 # What is offered to a candidate who is not there, by a leader who dies, lasts this long.
 OFFERED_MAX_S = OFFER_MAX_S + SPARE_S
 
@@ -78,7 +80,11 @@ class ElectionProgram(Program):
     def _campaign(self, core: ElectionCore[SimTerm], timeout: float | None) -> SimTerm | None:
         kind = "reserve" if core.priority else "candidate" if core.standby_max is None else "standby"
         self.world.note(self.process.name, "campaigns for %s as a %s, waits %s", core.name, kind, timeout)
-        return self._attempt(core.campaign(self.name, timeout), timeout, refused=core.standby_max is not None)
+        self.checker.campaigns[self.name] = core
+        try:
+            return self._attempt(core.campaign(self.name, timeout), timeout, refused=core.standby_max is not None)
+        finally:
+            del self.checker.campaigns[self.name]  # it keeps the term, which may be dropped
 
     def _lead(self, core: ElectionCore[SimTerm], term: SimTerm, tenure: Tenure) -> None:
         world, clock, habits = self.world, self.process.clock, self.habits
@@ -118,9 +124,16 @@ class ElectionChecker(Checker):
         #: To whom each claim of an offer is offered; and that claim, by the one that led.
         self._offers: dict[str, str] = {}
         self._offered: dict[str, str] = {}
+        #: What candidates campaign by. (Known of those that are alone with it.)
+        self.campaigns: dict[object, ElectionCore[SimTerm]] = {}
+        #: By which claims each has asked for seats; and when it was told that a seat is taken.
+        self._seekers: dict[str, object] = {}
+        self._told_taken: dict[tuple[object, str], float] = {}
 
     def wished(self, who: object, ask: AcquireAsk) -> None:
-        if ask.request.name.startswith("default:"):
+        if not ask.request.name.startswith("default:"):
+            self._seekers[ask.request.claim_id] = who
+        else:
             self._values[ask.request.claim_id] = json.loads(ask.request.info)[VALUE]
             super().wished(who, ask)
 
@@ -129,6 +142,8 @@ class ElectionChecker(Checker):
         if not request.name.startswith("default:"):
             claim = self.claims[request.claim_id]
             claim.made = claim.excused = True  # a seat: no program has it in hand
+            if type(outcome) is Held:
+                self._told_taken[self._seekers[request.claim_id], request.name] = self.world.now
         if isinstance(request, Transfer) and type(outcome) is Granted:
             self.claims[request.from_claim].followed_up = True  # by whoever has taken it up
             info = json.loads(request.info or "{}")
@@ -142,6 +157,36 @@ class ElectionChecker(Checker):
     def lease_broken(self, name: str, token: int, now: bool) -> None:
         super().lease_broken(name, token, now)
         self.claims[self.claims_by_token[name, token]].followed_up = True  # it may be an offer, which then is over
+
+    def refused(self, who: object, session: SimSession, error: Exception | None = None) -> None:
+        super().refused(who, session, error)
+        core, attempt = self.campaigns.get(who), self.attempts[who]
+        if error is not None or core is None or core._refusal is None or session.closed or not self.calm:
+            return
+        if "replaced" in core._refusal:
+            claims = [claim for claim, seeker in self._seekers.items() if seeker == who]
+            if not any(self.claims[claim].broken for claim in claims if claim in self.claims):
+                self.world.broken(f"elections: {who} is told: {core._refusal}; nobody has taken its seat")
+            return
+        told = [at for (seeker, _), at in self._told_taken.items() if seeker == who and at >= attempt.since]
+        if len(told) < SEATS:
+            self.world.broken(f"elections: {who} is told: {core._refusal}; it asked {len(told)} of them")
+
+    def _look_for_waiters(self, now: float) -> None:
+        super()._look_for_waiters(now)
+        for who, attempt in self.attempts.items():
+            core, process = self.campaigns.get(who), attempt.process
+            if core is None or not core.priority or attempt.timeout == 0 or process.dead or process.paused:
+                continue
+            free_at = self._free_at(core._key)
+            if free_at is None:
+                continue
+            quiet_since = max(free_at, attempt.since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
+            if now - quiet_since > self.taken_within_s + RESERVE_S + self.slack_s:
+                self.world.broken(
+                    f"P7 {who} is a reserve of {core.name}, which nobody has led since {free_at:.3f}, in peace and "
+                    f"quiet for {now - quiet_since:.2f} s"
+                )
 
     def _value_of(self, claim_id: str) -> str | None:
         """The value of the candidate who has asked by this claim, which may be its second."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dibs.hold import LOST
-from dibs.jobs import BACK, CANCELLED, DEAD, DONE, Extend, Finish, Finished, Put, PutDone, Take, Taken
+from dibs.jobs import BACK, CANCELLED, DEAD, DONE, READY, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
-from tests.simulation.checker import Checker
+from tests.simulation.checker import BACKOFF_S, POLL_S, Checker
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from dibs.job_hold import JobHold
     from dibs.jobs import Extended, JobOutcome, JobRequest
     from dibs.session import Session
+    from dibs.wishes import AcquireAsk
     from tests.simulation.network import Call
-    from tests.simulation.programs import Host
+    from tests.simulation.programs import Host, SimSession
     from tests.simulation.world import World
+
+# Who waits is told of what is put within this, and messages.
+TOLD_S = 0.1
 
 
 class Books:
@@ -85,6 +89,10 @@ class JobChecker(Checker):
         self.in_hand: list[InHand] = []
         #: Claims of theirs that were lost.
         self._lost: set[JobHold] = set()
+        #: Who waits for jobs, and since when; and since when each job is there for whoever asks.
+        self._waiting: list[tuple[SimSession, AcquireAsk, float]] = []
+        self._ready_since: dict[int, float] = {}
+        self._next_look_for_takers = 0.0
 
     # -- the store ------------------------------------------------------------------------------------------------
 
@@ -189,6 +197,9 @@ class JobChecker(Checker):
             claimed = [(job, books.token) for job, books in self.books.items() if books.claim_id == hold.claim_id]
             self.world.at(self.world.now + self.slack_s, self._look_if_free, hold, claimed)
 
+    def waits(self, session: SimSession, ask: AcquireAsk) -> None:
+        self._waiting.append((session, ask, self.world.now))
+
     def has_waited(self, host: Host, timeout: float | None, since: float) -> None:
         """A take is back."""
         world, process, session = self.world, host.process, host.session
@@ -239,6 +250,9 @@ class JobChecker(Checker):
     # -- every step -----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        if self.world.now >= self._next_look_for_takers and not self.world.switched:
+            self._next_look_for_takers = self.world.now + 0.1
+            self._look_for_takers()
         if self.AT_ONCE and self.calm and self.world.now >= self._next_look:
             self._next_look = self.world.now + 0.1
             self._look_for_what_nobody_has()
@@ -274,6 +288,42 @@ class JobChecker(Checker):
                 together.add(one.job)
                 if len(together) > self.group_limit:
                     self.world.broken(f"groups: {together} of {books.group} are held at the same moment")
+
+    def _look_for_takers(self) -> None:
+        """P7, P12: a job that is there, and that somebody waits for, is taken."""
+        now, jobs = self.world.now, self._network().memory.jobs
+        ready = {
+            job.id: self._ready_since.get(job.id, now)
+            for job in self._network().shelf.jobs.values()
+            if job.state(now) == READY and jobs._has_its_turn(job, self.group_limit, (), now)
+        }
+        self._ready_since = ready
+        self._waiting = [
+            (session, ask, since)
+            for session, ask, since in self._waiting
+            if not (ask.settled or ask.dropped or session.closed)
+        ]
+        if not ready:
+            return
+        network = self._network()
+        told = self.prompt and network.hints != "none" and not network.hints_lost_part
+        for session, ask, since in self._waiting:
+            process = session.process
+            if process.dead or process.paused:
+                continue
+            for job, ready_since in ready.items():
+                quiet_since = max(ready_since, since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
+                limit_s = TOLD_S + 4 * network.latency_max_s if told and self._is_new(job) else POLL_S + self.slack_s
+                if now - quiet_since > limit_s:
+                    self.world.broken(
+                        f"P12 {ask.request.claim_id} waits, and job {job} is there since {ready_since:.3f}, in peace "
+                        f"and quiet for {now - quiet_since:.2f} s"
+                    )
+
+    def _is_new(self, job: int) -> bool:
+        """Nobody had it yet, nor anything that it waited for: whoever waits was told of it when it was put."""
+        books = self.books[job]
+        return not (books.token or (self.group_limit and books.group is not None))
 
     def _look_for_what_nobody_has(self) -> None:
         """P9: what an interrupted program was granted, or has left, is given back, and not left to its ttl."""

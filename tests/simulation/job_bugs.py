@@ -13,6 +13,7 @@ from dibs.queue_core import QueueCore
 from dibs.renewer import Renewer
 from dibs.stores.memory_jobs import MemoryJobs
 from dibs.taking import TakeAsk
+from dibs.waiting import Waiting
 from tests.simulation.bugs import Bug, Edit
 
 _TWO_WORKERS = ("P1", "P5")
@@ -23,6 +24,18 @@ JOB_BUGS = (
         ("renewal",),
         940,
         (Edit(Renewer, "track", "if terms.renew and hold.trusted_until - trust_s > t0 + ROUNDING_S:", "if False:"),),
+    ),
+    Bug(
+        "hints lost, and takers that do not poll",
+        ("P12",),
+        430,
+        (Edit(Waiting, "fall_asleep", "pause = POLL_MIN_S +", "pause = 4.0 * (ask.kind == JOBS) + POLL_MIN_S +"),),
+    ),
+    Bug(
+        "takers that do not listen",
+        ("P12",),
+        960,
+        (Edit(Waiting, "_names", "self._asleep.values()}", "self._asleep.values() if ask.kind != JOBS}"),),
     ),
     Bug(
         "a job ended by any token",

@@ -304,5 +304,6 @@ def _put_some(network: Network, checker: JobChecker) -> None:
     assert isinstance(outcome, PutDone)
     for job in outcome.ids:
         checker.books.setdefault(job, Books(None, 0))
+    network.tell((request.name,))
     if world.now < 40.0:
         world.at(world.now + 1.0, _put_some, network, checker)

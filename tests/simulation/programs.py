@@ -50,6 +50,7 @@ class SimSession(Session):
     """The shipped session, seen by the checker: who wished for what, and looking on without a mark."""
 
     world: World
+    process: Process
     checker: Checker
 
     def __init__(self, address: StoreAddress, **options: Any) -> None:
@@ -62,6 +63,11 @@ class SimSession(Session):
         ask = super().wish(key, terms, owner, blocking)
         self.checker.wished(self._who(owner), ask)
         return ask
+
+    def submit(self, ask: AcquireAsk) -> None:
+        super().submit(ask)
+        if ask.blocking:
+            self.checker.waits(self, ask)
 
     def wish_for(self, key: str, from_claim: str, slot: int, terms: Terms, owner: object) -> TakeOver:
         ask = super().wish_for(key, from_claim, slot, terms, owner)
@@ -142,7 +148,7 @@ class Host:
             pauses=Pauses("default", permits=True) if network.checker.pauses else None,
         )
         self.session.on_paused = lambda told: world.note(process.name, "%s", told)
-        self.session.world = world
+        self.session.world, self.session.process = world, process
         self.session.checker = network.checker
         network.checker.lanes.add(process, self.session)
         # The face's own acts (break, purge, close) run through a desk, which would make the session itself.
