@@ -18,7 +18,9 @@ import dibs
 from dibs.connecting import locate
 from dibs.deadlock import as_said, in_turn, ring_of, stuck
 from dibs.errors import InvalidOption
+from dibs.hold import Hold
 from dibs.keeper import Keeper
+from dibs.lock_order import LockOrder
 from dibs.note import HOLDS_BYTES_MAX, Note, understood
 from dibs.notes import MARK, PROOF_BEATS, TOLD_WITHIN_S
 from dibs.store import StoredLease
@@ -366,6 +368,18 @@ def test_what_was_lost_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
                 warnings.simplefilter("error")
                 with client.lock("a", timeout=10):
                     pass
+
+
+def test_what_is_held_is_looked_at_while_nobody_changes_it() -> None:
+    """Where threads run at the same time, one that releases does not disturb another that looks at what is held."""
+    mutex = threading.Lock()
+
+    class Held(dict[Hold, int]):
+        def __iter__(self) -> Iterator[Hold]:
+            assert mutex.locked()
+            return super().__iter__()
+
+    LockOrder(mutex).taking("default:a", Held())
 
 
 def test_a_multilock_has_an_order_with_what_is_held_besides() -> None:

@@ -37,8 +37,11 @@ class LockOrder:
     def taking(self, key: str, held: Collection[Hold]) -> None:
         """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
         pairs = self._pairs
-        # A copy, as another thread may release one of them meanwhile. What was lost or dropped is in nobody's hands.
-        mine = [hold.key for hold in list(islice(held, HELD_MAX)) if hold.state == HELD and not hold.orphan]
+        # A copy, made under the mutex, as another thread may release one of them meanwhile.
+        with self._mutex:
+            first = list(islice(held, HELD_MAX))
+        # What was lost or dropped is in nobody's hands.
+        mine = [hold.key for hold in first if hold.state == HELD and not hold.orphan]
         new = [other for other in mine if (other, key) not in pairs and other != key]
         if not new:
             return
