@@ -488,6 +488,30 @@ def test_a_mutex_is_had_once() -> None:
     mutex.release()
 
 
+DROPS_A_BELL = """
+import os
+
+from dibs.clock import RealBell
+
+def are_open(fds):
+    return [os.path.exists(f"/proc/self/fd/{fd}") for fd in fds]
+
+bell = RealBell()
+fds = bell._read_fd, bell._write_fd
+child = os.fork()
+del bell
+print(are_open(fds), flush=True)
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_bell_that_nobody_sleeps_on_is_closed() -> None:
+    """Its thread was never begun, as a Ctrl-C came first; but what a forked child has inherited is left alone there."""
+    said = subprocess.run([sys.executable, "-c", DROPS_A_BELL], capture_output=True, text=True)
+    assert sorted(said.stdout.splitlines()) == ["[False, False]", "[True, True]"], said.stdout + said.stderr
+
+
 def test_a_signal_that_no_system_call_has_noticed_ends_the_waiting() -> None:
     """It came after Python's last look and before the call (no call sees what ``interrupt_main`` asks for, either)."""
     with dibs.connect("memory://") as client, client.lock("x"):

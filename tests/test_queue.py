@@ -23,6 +23,7 @@ import pytest
 import dibs
 import dibs.crew
 from dibs.clock import boot_now
+from dibs.crew import Crew
 from dibs.jobs import HINT_EVERY_S, Extend, Finish, Put, Take
 from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
@@ -861,6 +862,40 @@ def test_a_job_that_the_end_of_the_client_gave_back_is_not_done(sqlite_url: str,
     queue.put("x")
     assert queue.run(lambda job: mine.close(), workers=1) == 0
     eventually(lambda: counts(client.queue("q")) == (1, 0, 0, 0), "given back")
+
+
+@pytest.mark.parametrize("where", ["drop_waiting", "_send_back", "abandon", "settling"])
+def test_a_ctrl_c_at_the_end_of_a_run_leaves_nothing_behind(
+    client: dibs.Client, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a second one interrupts is done all the same: no thread waits for work, and no job for its ttl."""
+    queue = client.queue("a")
+    queue.put_many(range(40))
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def handler(job: dibs.Job) -> None:
+        if job.payload >= 20:
+            at_work.set()
+            go_on.wait(60)
+
+    def stop() -> bool:
+        if at_work.is_set():
+            monkeypatch.setattr(Crew, where, interrupted)
+            raise KeyboardInterrupt
+        return False
+
+    shipped = getattr(Crew, where)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Crew, where, shipped)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(handler, workers=2, prefetch=10, stop=stop)
+    assert getattr(Crew, where) is shipped
+    go_on.set()
+    eventually(lambda: counts(queue)[2] == 0, "given back")
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("dibs-worker")], "ended")
 
 
 def test_a_result_that_cannot_be_kept_ends_no_worker(client: dibs.Client, caplog: pytest.LogCaptureFixture) -> None:

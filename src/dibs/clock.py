@@ -227,7 +227,10 @@ class RealGate:
 class RealBell:
     """A bell made of a pipe, so that a thread can wait for it and for a connection at once."""
 
+    _read_fd = _write_fd = -1
+
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
@@ -256,9 +259,15 @@ class RealBell:
                 self._rung = False
 
     def close(self) -> None:
-        for fd in (self._read_fd, self._write_fd):
-            os.close(fd)
-        self._read_fd = self._write_fd = -1
+        read_fd, write_fd = self._read_fd, self._write_fd
+        self._read_fd = self._write_fd = -1  # first: once they are closed, these numbers may be other files
+        os.close(read_fd)
+        os.close(write_fd)
+
+    def __del__(self) -> None:
+        # Whose thread was never begun, as a Ctrl-C came first. (In a forked child these numbers may be other files.)
+        if self._read_fd >= 0 and self._pid == os.getpid():
+            self.close()
 
 
 class RealClock:

@@ -69,6 +69,7 @@ class Crew:
         self.clock = self._session.clock
         self.mutex = self.clock.mutex()
         self._waiting: deque[JobFacts] = deque()
+        self._dropped: dict[JobFacts, None] = {}
         # And since when. By claim, not by id: a job that was lost may be taken again before its handler has ended.
         self._running: dict[JobFacts, float] = {}
         self._alone = False
@@ -292,9 +293,11 @@ class Crew:
     def drop_waiting(self) -> None:
         """Give back what nobody has begun."""
         with self.mutex:
-            waiting, self._waiting = list(self._waiting), deque()
+            self._dropped.update(dict.fromkeys(self._waiting))  # until that is done: a Ctrl-C has it done again
+            self._waiting.clear()
             self._alone = False
-        self._send_back(waiting)
+        self._send_back(list(self._dropped))
+        self._dropped.clear()
 
     def draining(self) -> Steps[None]:
         """Wait for what is running, for up to the drain time."""

@@ -48,6 +48,12 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
             finally:
                 crew.over(job)
             del job  # so that a claim that is over is not kept by an idle thread
+        to_work.put(None)  # for the next
+
+    def end() -> None:
+        to_work.put(None)
+        crew.drop_waiting()
+        crew.abandon(crew.running())
 
     try:
         for number in range(crew.workers):
@@ -57,11 +63,12 @@ def run_in_threads(crew: Crew, handler: Callable[[Any], Any]) -> int:
             crew.drop_waiting()
             run(crew.draining())
     finally:
-        for _ in range(crew.workers):
-            to_work.put(None)
-        crew.drop_waiting()
-        crew.abandon(crew.running())
-        run(crew.settling())
+        try:
+            end()
+            run(crew.settling())
+        except BaseException:  # one Ctrl-C more, perhaps before anybody was told
+            end()
+            raise
     if ending:  # what was to end this worker ends its program as well: only so does who looks after that hear of it
         raise ending[0]
     return crew.done

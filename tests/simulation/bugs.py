@@ -17,6 +17,7 @@ import dibs.observing
 import dibs.rwlock
 import dibs.stores.memory
 import dibs.trust
+from dibs.hints import Hints
 from dibs.keeper import Keeper
 from dibs.lane import Lane
 from dibs.lease import LeaseFacts
@@ -371,6 +372,14 @@ BUGS = (
         ("P4",),
         20,
         (Edit(Keeper, "release", "late = hold.state != HELD or now >= hold.trusted_until", "late = True"),),
+    ),
+    Bug("the connection of renewals left open", ("residue",), 20, (Edit(Renewer, "_run", "store.close()", "pass"),)),
+    Bug("the connection of a watch left open", ("residue",), 20, (Edit(Hints, "close", "_close(self._store)", "pass"),)),
+    Bug(
+        "a thread that waits on with nobody to wait for",
+        ("residue",),
+        20,
+        (Edit(Waiting, "_run", "now - busy_at >= IDLE_S", "False"),),
     ),
     Bug(
         "hints lost, and no poll",

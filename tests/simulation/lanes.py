@@ -32,6 +32,10 @@ class Lanes:
         """Look at this one, too."""
         self._lanes.append((process, session))
 
+    def clients(self) -> list[tuple[Process, Session]]:
+        """Whose they are."""
+        return self._lanes
+
     def look(self, slack_s: float) -> None:
         """Nothing lies in any of them for longer than that."""
         now = self._world.now

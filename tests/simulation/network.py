@@ -224,11 +224,13 @@ class Connection:
     def close(self) -> None:
         if self._hints is not None:
             self._hints.close()
+        self._process.connections.discard(self)
 
     # -- the way there and back -----------------------------------------------------------------------------------
 
     def _sent(self, text: str, *args: object) -> Call:
         world = self._network.world
+        self._process.connections.add(self)
         world.note(self._process.name, text, *args)
         task = world.current
         return Call(self._process, "" if task is None else task.name)
@@ -371,7 +373,7 @@ class Hints:
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
-        self._process = process
+        self.process = process
         self._names: set[str] = set()
         self._fd: int | None = None
         self._file: FakeFile | None = None
@@ -391,7 +393,7 @@ class Hints:
 
     def changed(self, names: Collection[str]) -> list[str]:
         network = self._network
-        if network.fault(self._process, "") == "reset after":
+        if network.fault(self.process, "") == "reset after":
             raise ConnectionResetError("the watch broke")
         told, self._names = self._names, set()
         if self._file is not None:

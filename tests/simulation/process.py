@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from errno import EMFILE
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from tests.simulation.world import Interrupted
 
@@ -35,6 +36,9 @@ class Process:
         self.troubled_at = 0.0
         #: Until then it has neither threads nor file descriptors left to give.
         self.starved_until = 0.0
+        #: What its threads sleep on, and its connections to the store, as long as they are open.
+        self.bells: WeakSet[Bell] = WeakSet()
+        self.connections: set[object] = set()
         self.clock = SimClock(world, self)
         world.processes.append(self)
 
@@ -228,7 +232,7 @@ class Gate:
 class Bell:
     """As ``dibs.clock.RealBell``."""
 
-    __slots__ = ("_clock", "_process", "_rung", "_waiter", "_world")
+    __slots__ = ("__weakref__", "_clock", "_process", "_rung", "_waiter", "_world")
 
     def __init__(self, world: World, process: Process, clock: SimClock) -> None:
         self._world = world
@@ -236,6 +240,7 @@ class Bell:
         self._clock = clock
         self._rung = False
         self._waiter: Task | None = None
+        process.bells.add(self)
 
     def ring(self) -> None:
         if not self._rung:
@@ -266,7 +271,8 @@ class Bell:
         self._rung = False
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Nobody sleeps on it any more."""
+        self._process.bells.discard(self)
 
 
 class FakeFile:

@@ -16,6 +16,7 @@ from tests.simulation.pauses import PauseChecker, PauseProgram
 from tests.simulation.permits import PermitChecker, PermitProgram
 from tests.simulation.process import Process
 from tests.simulation.programs import TTL_MAX_S, Habits, Host, Operator, Program
+from tests.simulation.residue import look_for_residue
 from tests.simulation.shared import SharedChecker, SharedPermitChecker, SharedPermitProgram, SharedProgram
 from tests.simulation.shared_claims import SharedClaimChecker, SharedClaimProgram
 from tests.simulation.shared_elections import SharedElectionChecker, SharedElectionProgram
@@ -224,6 +225,7 @@ def finished(world: World, checker: Checker, free_after_s: float) -> Result:
     """What a run was like, once all that nobody holds any more is free. Raises BrokenPromise."""
     world.run_for(free_after_s)
     checker.finish()
+    look_for_residue(world, checker._network())
     world.run(lambda: True)
     digest = f"{world.now:.9f}/{world.random():.9f}"
     return Result(world.seed, digest, world.steps, checker.grants, len(world.time_line))
