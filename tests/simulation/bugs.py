@@ -374,7 +374,7 @@ BUGS = (
         (Edit(Keeper, "release", "late = hold.state != HELD or now >= hold.trusted_until", "late = True"),),
     ),
     Bug("the connection of renewals left open", ("residue",), 20, (Edit(Renewer, "_run", "store.close()", "pass"),)),
-    Bug("the connection of a watch left open", ("residue",), 20, (Edit(Hints, "close", "_close(self._store)", "pass"),)),
+    Bug("a watch left open", ("residue",), 20, (Edit(Hints, "close", "_close(self._store)", "pass"),)),
     Bug(
         "a thread that waits on with nobody to wait for",
         ("residue",),

@@ -36,6 +36,8 @@ class Process:
         self.troubled_at = 0.0
         #: Until then it has neither threads nor file descriptors left to give.
         self.starved_until = 0.0
+        #: A Ctrl-C has reached it.
+        self.interrupted = False
         #: What its threads sleep on, and its connections to the store, as long as they are open.
         self.bells: WeakSet[Bell] = WeakSet()
         self.connections: set[object] = set()

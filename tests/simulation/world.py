@@ -389,6 +389,7 @@ class World:
         if task.over or task.process.dead or task.pending is not None or not task.interruptible:
             return
         self.note(task.process.name, "Ctrl-C arrives in %s", task.name)
+        task.process.interrupted = True
         task.pending = Interrupted
         self.wake(task)
 
@@ -455,6 +456,7 @@ class World:
                 left -= 1
                 if left <= 0 and task.interruptible and self.current is task and not self.closing:
                     self.stop_tracing(task)
+                    task.process.interrupted = True
                     self.note(
                         task.process.name,
                         "Ctrl-C arrives in %s, line %s of %s",
