@@ -16,6 +16,9 @@ import pytest
 
 import dibs
 from dibs.errors import StoreUnavailable
+from dibs.hold import Hold
+from dibs.lease import Lease
+from dibs.session import Session
 from dibs.store import Renew, Transfer
 from tests.between import Between
 from tests.test_api import in_a_fork
@@ -247,6 +250,26 @@ def test_an_adoption_that_is_never_answered(sqlite_url: str) -> None:
         with pytest.raises(dibs.StoreUnavailable):
             other.adopt(lease.export())
         eventually(lambda: client.holder("unknown") is None, "it is given back")
+
+
+def test_what_was_given_back_on_its_way_is_no_lease(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that sleeps just then may find out first that it is over: whoever adopts it is told, and has nothing."""
+    shipped = Lease.__init__
+
+    def over_by_then(lease: Lease, session: Session, hold: Hold, name: str) -> None:
+        session.keeper.give_back(hold)  # as the renewer does
+        shipped(lease, session, hold, name)
+
+    with dibs.connect(sqlite_url) as client:
+        lease = client.lock("a").acquire()
+        assert lease is not None
+        state = lease.export()
+        monkeypatch.setattr(Lease, "__init__", over_by_then)
+        with pytest.raises(dibs.LeaseLost, match="slept until it had ended"):
+            client.adopt(state)
+        monkeypatch.undo()
+        with client.lock("a", timeout=10):
+            pass
 
 
 def test_a_fork_exports_nothing(sqlite_url: str) -> None:

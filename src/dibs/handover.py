@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported, once_more
-from dibs.hold import HELD, Hold
+from dibs.hold import Hold
 from dibs.names import check_name
 from dibs.store import PERMITS_MAX
 
@@ -148,9 +148,10 @@ def taking_over(
         hold = ask.outcome
         if type(hold) is not Hold:
             return None
-        if hold.state != HELD or session.clock.now() >= hold.trusted_until:
+        lease = make_lease(session, hold, name)
+        if not session.made(hold):
             raise LeaseLost(f"the lease on {name!r} was taken over, and this process then slept until it had ended")
-        return make_lease(session, hold, name)
+        return lease
     except BaseException:
         session.withdraw(ask)
         raise

@@ -95,8 +95,7 @@ class LockCore(Gripped[L]):
                 if hold is None:
                     return None
             lease = self._make_lease(session, hold, self.name)
-            # Looked at when the lease is made: whoever finds it over from now on tells its holder.
-            if (hold.state == HELD and session.clock.now() < hold.trusted_until) or not session.unmake(hold):
+            if session.made(hold):
                 if gripped:
                     self._grip(owner, lease)
                 return lease

@@ -183,13 +183,18 @@ class Session:
                 hold.given = True
         return True
 
-    def unmake(self, hold: Hold) -> bool:
-        """Unmake the Lease that was just made of this; False, and it is not, when its loss is being told already."""
+    def made(self, hold: Hold) -> bool:
+        """Whether the Lease that was just made of this is its caller's; if not, it is unmade, and not one.
+
+        Looked at when it is made: whoever finds it over from now on tells its holder. One whose end was noticed before
+        has not told anybody.
+        """
+        if hold.state == HELD and self.clock.now() < hold.trusted_until:
+            return True
         with self.mutex:
-            if hold.loud:
-                return False
-            hold.given = False
-        return True
+            if not hold.loud:
+                hold.given = False
+        return hold.given
 
     def withdraw(self, *asks: AcquireAsk) -> None:
         """Nobody wants the answers any more: leave the lines, and give back what was or may yet be granted."""
