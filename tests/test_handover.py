@@ -253,7 +253,7 @@ def test_an_adoption_that_is_never_answered(sqlite_url: str) -> None:
 
 
 def test_what_was_given_back_on_its_way_is_no_lease(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that sleeps just then may find out first that it is over: whoever adopts it is told, and has nothing."""
+    """A process that sleeps just then may find out first that it is over: whoever adopts it is told."""
     shipped = Lease.__init__
 
     def over_by_then(lease: Lease, session: Session, hold: Hold, name: str) -> None:

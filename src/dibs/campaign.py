@@ -280,8 +280,7 @@ class ElectionCore(LockCore[L]):
         return until is not None and self._desk.session().clock.now() >= until
 
     def _time_left(self, until: float | None) -> float | None:
-        session = self._desk.session()
-        return None if until is None else max(0.0, until + session.request_timeout_s - session.clock.now())
+        return self._desk.session().time_left(until)
 
     def _in_reserve(self, owner: object, until: float | None) -> Steps[L | None]:
         """Ask when nobody has led for long enough that nobody of a higher priority can be there."""

@@ -113,16 +113,17 @@ class LockCore(Gripped[L]):
         """What the store is to be asked."""
         return session.wish(self._key, self.terms, owner, blocking)
 
-    def is_over(self) -> Steps[bool]:
-        """Whether there is nothing to wait for any more."""
+    def is_over(self, within_s: float | None) -> Steps[bool]:
+        """Whether there is nothing to wait for any more, if the store answers within so many seconds."""
         yield from ()
         return False
 
     def _look_on(self, session: Session, ask: AcquireAsk, limit_s: float | None, holding: bool) -> Steps[bool | None]:
         """Wait, without losing the place in line; whether the ask is settled in time, None when ``is_over``."""
         noted = not (holding and session.address.capabilities.deadlocks)
+        until = None if limit_s is None else ask.started_at + limit_s
         while True:
-            left_s = None if limit_s is None else limit_s - (session.clock.now() - ask.started_at)
+            left_s = None if until is None else until - session.clock.now()
             slice_s = LOOK_S if left_s is None else min(LOOK_S, max(0.0, left_s))
             if noted:
                 settled = yield session, ask, slice_s
@@ -131,7 +132,7 @@ class LockCore(Gripped[L]):
                 settled = yield from session.rings.wait_holding(ask, limit_s, LOOK_S)
             if settled or (left_s is not None and left_s <= slice_s):
                 return settled
-            if (yield from self.is_over()):
+            if (yield from self.is_over(session.time_left(until))):
                 return None
 
     def _answered(self, session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:

@@ -10,9 +10,8 @@ looks at what is shown, and finds it
 * *running*: it is not. Whoever may wait stands in line like for a lock, which ends when the run fails, and looks again
   every ``LOOK_S`` without leaving its place, which ends when it succeeds.
 
-A crash after the work was done and before the mark was written leaves no mark, and so the work may be done again. No
-store can prevent that from outside: an effect that must not be repeated needs the fencing token, or the caller's own
-transaction.
+A crash after the work was done and before the mark was written leaves no mark, and the work may be done again. No store
+can prevent that: an effect that must not be repeated needs the fencing token, or the caller's own transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dibs.once_blocks import Blocks
 from dibs.once_keys import check_key, key_of_calls
 from dibs.once_record import MARK, OnceRecord, kept_result, record_of
 from dibs.owners import this_thread
-from dibs.steps import run
+from dibs.steps import run, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,11 +103,11 @@ class _RunLock(LockCore[L]):
 
     LOOKS = True
 
-    def look(self) -> Steps[OnceRecord | None]:
-        return record_of(self.name, (yield from self._desk.holder(self.name)))
+    def look(self, within_s: float | None = None) -> Steps[OnceRecord | None]:
+        return record_of(self.name, (yield from within(within_s, self._desk.holder(self.name))))
 
-    def is_over(self) -> Steps[bool]:
-        return (yield from self.look()) is not None
+    def is_over(self, within_s: float | None) -> Steps[bool]:
+        return (yield from self.look(within_s)) is not None
 
     def instead(self, kind: str) -> str:
         return "work that is done once cannot wait for itself to be done: leave its block before, or pass a timeout"
@@ -146,6 +145,7 @@ class OnceCore(Generic[L, R]):
         if limit_s != 0 and owner in session.holdings.owned:
             session.rings.taking(owner, self._lock._key)
         began = clock.now()
+        until = None if limit_s is None else began + limit_s
         wait_s: float | None = 0.0  # who finds it done at first waits for nothing, and lines up nowhere
         while True:
             lease = yield from self._lock.obtain(owner, wait_s)
@@ -155,7 +155,7 @@ class OnceCore(Generic[L, R]):
                 except BaseException:  # Ctrl-C: nobody has it in hand
                     lease._end()
                     raise
-            done = yield from self.look()
+            done = yield from self._lock.look(session.time_left(until))
             waited = clock.now() - began
             if done is not None or (limit_s is not None and waited >= limit_s):
                 self._lock.refused = (self._lock.refused[0], waited)

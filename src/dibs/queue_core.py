@@ -19,7 +19,7 @@ from dibs.names import check_name, check_seconds, check_stop, check_timeout
 from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
 from dibs.pauses import QUEUE
 from dibs.queue_records import QueueDepth, queue_key, shown_depth, shown_job
-from dibs.steps import acting, sending
+from dibs.steps import acting, sending, within
 from dibs.taking import wish_for_jobs
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class QueueCore(Generic[J, B]):
         until = None if limit_s is None else clock.now() + limit_s
         pause = LOOK_MIN_S
         while True:
-            found = yield from self.job(job)
+            found = yield from within(session.time_left(until), self.job(job))
             if found is None or found.state in ("done", "dead", "cancelled"):
                 return found
             now = clock.now()

@@ -170,6 +170,10 @@ class Session:
             for ask in asks:
                 self.lane.put(ask)
 
+    def time_left(self, until: float | None) -> float | None:
+        """How long what is begun by ``until``, where a time limit ends, may take: one request's time longer (P11)."""
+        return None if until is None else max(0.0, until + self.request_timeout_s - self.clock.now())
+
     def give(self, *holds: Hold) -> bool:
         """Their caller has all of these in hand from now on; False, and none is, when one of them is over.
 

@@ -124,8 +124,7 @@ class Seats:
 
     def _vacate(self, core: SeatCore, token: int, until: float | None) -> Steps[None]:
         key = core._key
-        session = self._desk.session()
-        limit_s = None if until is None else max(0.0, until + session.request_timeout_s - session.clock.now())
+        limit_s = self._desk.session().time_left(until)
         yield from within(
             limit_s, self._desk._acting(lambda store, deadline: store.break_lease(key, token, True, deadline))
         )

@@ -14,7 +14,7 @@ ELECTION_BUGS = (
         "a campaign whose time is over before its looks and its seat know",
         ("P11",),
         1100,
-        (Edit(ElectionCore, "_time_left", "None if until is None else", "None if True else"),),
+        (Edit(ElectionCore, "_time_left", "self._desk.session().time_left(until)", "None"),),
     ),
     Bug(
         "a reserve whose turn is put off by every look",

@@ -201,7 +201,7 @@ class JobChecker(Checker):
         self._waiting.append((session, ask, self.world.now))
 
     def has_waited(self, host: Host, timeout: float | None, since: float) -> None:
-        """A take is back."""
+        """A take is back, or who waited for the end of a job."""
         world, process, session = self.world, host.process, host.session
         if timeout is None or session.closed or world.switched or process.troubled_at >= since:
             return
@@ -209,9 +209,18 @@ class JobChecker(Checker):
         limit_s = timeout or session.patience_s  # one that does not wait is asked again where its answer is lost
         if took_s > (limit_s + session.request_timeout_s) / process.rate + self.slack_s:
             world.broken(
-                f"P11 take(timeout={timeout:.2f}) took {took_s:.2f} s, with requests that time out after "
+                f"P11 a wait of {timeout:.2f} s took {took_s:.2f} s, with requests that time out after "
                 f"{session.request_timeout_s:.2f} s"
             )
+
+    def has_ended(self, job: int, *, well: bool) -> None:
+        """Whoever waited for a job is told so."""
+        books = self.books[job]
+        # (What was cancelled, and is not kept, has left without a trace, and so counts as done.)
+        told = (DONE, CANCELLED) if well else (DEAD, CANCELLED, "")
+        if books.end not in told or books.live(self.world.now):
+            how = "is done" if well else "has failed"
+            self.world.broken(f"P17 somebody is told that job {job} {how}, which is {books.end or 'at work'}")
 
     def streamed(self, jobs: Sequence[JobFacts]) -> None:
         """A stream has ended by itself that went on from each of these, unfinished: all are done, or told lost."""

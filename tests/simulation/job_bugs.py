@@ -38,6 +38,12 @@ JOB_BUGS = (
         (Edit(Waiting, "_names", "self._asleep.values()}", "self._asleep.values() if ask.kind != JOBS}"),),
     ),
     Bug(
+        "a wait for the end of a job that knows of no time limit",
+        ("P11",),
+        2500,
+        (Edit(QueueCore, "waiting_for", "session.time_left(until)", "None"),),
+    ),
+    Bug(
         "a job ended by any token",
         ("P18",),
         57,

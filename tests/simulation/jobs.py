@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import LeaseLost, StoreUnavailable
+from dibs.errors import JobFailed, LeaseLost, StoreUnavailable
 from dibs.jobs import DONE, Put, PutDone
 from dibs.queue import Job, JobBatch, Queue
 from dibs.queue_core import QueueCore
@@ -113,6 +113,8 @@ class JobProgram:
             checker.was_put(queue.put_many(range(1 + int(3 * rand())), group=self._group()))
         if self._cancels and rand() < 0.3:
             queue.cancel(*self._some_known())
+        if self.host.world.seed % 8 == 6 and rand() < 0.3:  # the others stay the worlds that they were
+            self._wait_for_one(queue)
         if rand() < 0.25:
             self._maybe_interrupt(1)
             self._work_stream(queue)
@@ -147,6 +149,23 @@ class JobProgram:
             self._end(job)
         if rand() < 0.3:
             batch.release()
+
+    def _wait_for_one(self, queue: Queue) -> None:
+        """For the end of a job that anybody has put."""
+        rand, checker, since = self.host.world.random, self._checker, self.host.world.now
+        known = list(checker.books)[-5:]
+        if not known:
+            return
+        job, timeout = known[int(rand() * len(known))], 3.0 * rand()
+        try:
+            queue.wait(job, timeout=timeout)
+            checker.has_ended(job, well=True)
+        except JobFailed:
+            checker.has_ended(job, well=False)
+        except TimeoutError:
+            self.host.world.note(self.name, "has waited for job %d in vain", job)
+        finally:
+            checker.has_waited(self.host, timeout, since)
 
     def _work_stream(self, queue: Queue) -> None:
         world, checker, process = self.host.world, self._checker, self.host.process

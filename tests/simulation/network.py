@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from dibs.clock import Deadline
-    from dibs.jobs import JobOutcome, JobRequest
+    from dibs.jobs import JobOutcome, JobRequest, StoredJob
     from dibs.store import Finding, Outcome, Request, StoredLease
     from tests.simulation.checker import Checker
     from tests.simulation.process import FakeFile, Process
@@ -354,6 +354,12 @@ class JobActs:
         if isinstance(request, Put):
             network.tell((request.name,))
         return outcome
+
+    def find(self, name: str, job: int, deadline: Deadline) -> StoredJob | None:
+        found: StoredJob | None = self._connection._one(
+            f"looks at job {job}", lambda store: store.jobs.find(name, job, deadline), deadline
+        )
+        return found
 
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
         network = self._connection._network

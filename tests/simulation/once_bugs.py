@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dibs.stores.memory
+from dibs.lock import LockCore
 from dibs.once import OnceCore
 from tests.simulation.bugs import Bug, Edit
 
@@ -14,6 +15,15 @@ ONCE_BUGS = (
         _ONCE,
         60,
         (Edit(OnceCore, "end", "if failed:", "if False:"),),
+    ),
+    Bug(
+        "a look that knows of no time limit",
+        ("P11",),
+        230,
+        (
+            Edit(OnceCore, "begin", "self._lock.look(session.time_left(until))", "self._lock.look()"),
+            Edit(LockCore, "_look_on", "session.time_left(until)", "None"),
+        ),
     ),
     Bug(
         "an answer to the mark that was lost taken for a yes",

@@ -112,8 +112,7 @@ class OnceProgram(Program):
         world = self.world
         world.note(self.process.name, "is to do %s once, waits %s", core.name, timeout)
         since = world.now
-        # It asks several times, and looks in between: the time of one request is not its limit.
-        begun = self._attempt(steps, None, *also)
+        begun = self._attempt(steps, timeout, *also, refused=True)
         if begun is not None and not begun:
             self.checker.not_acquired(self.name, self.host.session)
         if begun is not None and begun.done is not None:

@@ -190,9 +190,8 @@ class OnceMember(TaskMember):
         """What was begun, or found to be done."""
         since = self.world.now
         self.note("is to do %s once, waits %s", once.name, timeout)
-        # It asks several times, and looks in between: the time of one request is not its limit.
         begun: AsyncOnceRun | None = await self._attempt(
-            once.__aenter__() if in_block else once.begin(), None, refused=timeout is not None
+            once.__aenter__() if in_block else once.begin(), timeout, refused=True
         )
         if begun is not None and not begun:
             self.checker.not_acquired(owner(), self.host.session)
