@@ -183,11 +183,11 @@ BUGS = (
     Bug(
         "an expired grant accepted",
         ("P6",),
-        70,
+        80,
         (
             # Twice: acquire looks again before it returns what was granted.
             Edit(AcquireAsk, "_granted", "now < t0 + terms.trust_s", "True"),
-            Edit(LockCore, "obtain", "hold.state == HELD and session.clock.now() < hold.trusted_until", "True"),
+            Edit(Session, "made", "hold.state == HELD and self.clock.now() < hold.trusted_until", "True"),
         ),
     ),
     Bug(
@@ -347,7 +347,7 @@ BUGS = (
         "who does not wait is refused, whatever the store has said",
         ("accuracy",),
         210,
-        (Edit(LockCore, "obtain", "if (hold.state == HELD and", "if (limit_s != 0 and hold.state == HELD and"),),
+        (Edit(LockCore, "obtain", "if session.made(hold):", "if limit_s != 0 and session.made(hold):"),),
     ),
     Bug(
         "a call that is given no time",
