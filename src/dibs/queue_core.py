@@ -48,6 +48,8 @@ TURN_S = 0.5
 # Whoever waits for the end of a job looks after the first of these, then ever less often up to the last.
 LOOK_MIN_S = 0.02
 LOOK_MAX_S = 1.0
+# What was cancelled is shown for this long at least: who waits for it is not to believe that it was done.
+CANCELLED_KEPT_S = 60.0
 
 J = TypeVar("J", bound=JobFacts)
 B = TypeVar("B", bound=JobBatchFacts[Any])
@@ -230,8 +232,8 @@ class QueueCore(Generic[J, B]):
         return None if found is None else shown_job(found)
 
     def cancelling(self, ids: Sequence[int]) -> Steps[list[int]]:
-        ids = check_ids(ids)
-        return (yield from self._acting(lambda jobs, by: jobs.cancel(self._key, ids, self.keep_s, by)))  # type: ignore[no-any-return]
+        ids, keep_s = check_ids(ids), max(self.keep_s, CANCELLED_KEPT_S)
+        return (yield from self._acting(lambda jobs, by: jobs.cancel(self._key, ids, keep_s, by)))  # type: ignore[no-any-return]
 
     def requeuing(self, ids: Sequence[int]) -> Steps[int]:
         which = check_ids(ids) or None

@@ -216,8 +216,7 @@ class JobChecker(Checker):
     def has_ended(self, job: int, *, well: bool) -> None:
         """Whoever waited for a job is told so."""
         books = self.books[job]
-        # (What was cancelled, and is not kept, has left without a trace, and so counts as done.)
-        told = (DONE, CANCELLED) if well else (DEAD, CANCELLED, "")
+        told = (DONE,) if well else (DEAD, CANCELLED, "")
         if books.end not in told or books.live(self.world.now):
             how = "is done" if well else "has failed"
             self.world.broken(f"P17 somebody is told that job {job} {how}, which is {books.end or 'at work'}")

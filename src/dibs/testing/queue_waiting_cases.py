@@ -196,6 +196,11 @@ async def who_waits_for_a_job_has_its_result(face: Face) -> None:
         with raises(JobFailed) as caught:
             await waiter
         equal(caught.error.state, state, "how it failed")
+    dropped = await face.do(queue.put, "c")
+    equal(await face.do(queue.cancel, dropped), [dropped], "cancelled, where no results are kept")
+    with raises(JobFailed) as caught:
+        await face.do(queue.wait, dropped, timeout=0)
+    equal(caught.error.state, "cancelled", "how it failed")
     unkept = await face.do(queue.put, "d")
     await face.do((await taken(face, queue)).done)
     equal(await face.do(queue.wait, unkept, timeout=0), None, "of a job that left without a trace")
