@@ -370,7 +370,7 @@ class Checker:
 
     def releasing(self, tenure: Tenure) -> None:
         """release() is called: soon it holds the name no more, also where a Ctrl-C comes in."""
-        tenure.release_called = True
+        tenure.release_called, tenure.release_called_at = True, self.world.now
         if self.ENDS_ALONE and self.calm and not tenure.min_hold:
             self.world.at(self.world.now + self.slack_s, self._look_if_released, tenure)
 
@@ -386,6 +386,8 @@ class Checker:
         if tenure.session.closed:
             return  # the client was closed meanwhile, and that released it: nobody waited for the answer here
         tenure.released_at = self.world.now
+        if tenure.release_called_at is not None:
+            self._is_back(tenure.session, "a release", tenure.release_called_at)
         if confirmed is False and self.calm and self._is_quick() and not self.interrupts:
             self.world.broken(f"P8 the release of {tenure.claim_id} is not confirmed, in peace and quiet")
         sure = confirmed and not tenure.min_hold and not self.claims[tenure.claim_id].late
@@ -397,8 +399,16 @@ class Checker:
         if not tenure.session.closed:
             tenure.released_at = self.world.now
 
-    def closed(self, session: SimSession) -> None:
+    def _is_back(self, session: SimSession, what: str, since: float) -> None:
+        """What has no time limit ends with the patience, and what is under way then: a request, or a pause."""
+        took_s, process = self.world.now - since, session.process
+        limit_s = (session.patience_s + session.request_timeout_s) / process.rate + BACKOFF_S + self.slack_s
+        if took_s > limit_s and process.troubled_at < since and self.prompt:
+            self.world.broken(f"P11 {what} took {took_s:.2f} s, with a patience of {session.patience_s:.2f} s")
+
+    def closed(self, session: SimSession, since: float) -> None:
         """A client was closed: it has given back what it held."""
+        self._is_back(session, "close()", since)
         if self.calm:
             self.world.at(self.world.now + self.slack_s, self._look_if_all_is_given_back, session)
 

@@ -167,11 +167,12 @@ class Host:
     def close(self) -> None:
         """The whole client is closed, whatever its threads are doing."""
         self.world.note(self.process.name, "closes its client")
+        since = self.world.now
         try:
             run(self.desk.closing())
         except StoreUnavailable:
             pass
-        self.checker.closed(self.session)
+        self.checker.closed(self.session, since)
 
 
 class Interruptions:

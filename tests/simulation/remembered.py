@@ -24,6 +24,7 @@ class Tenure:
         "over_at",
         "process",
         "release_called",
+        "release_called_at",
         "released_at",
         "session",
         "stillborn",
@@ -41,6 +42,7 @@ class Tenure:
         #: When it was first seen not to be held.
         self.over_at: float | None = None
         self.release_called = False
+        self.release_called_at: float | None = None
         self.released_at: float | None = None
         #: Nobody has the Lease object any more.
         self.dropped = False
