@@ -10,6 +10,12 @@ _WORKERS = ("workers",)
 
 WORKER_BUGS = (
     Bug(
+        "a worker that is spared while others are at work",
+        ("P12",),
+        280,
+        (Edit(Crew, "room", "if waiting > quick // 2:", "if waiting > quick // 2 or self._running:"),),
+    ),
+    Bug(
         "a crew that goes on being alone when what was to be worked alone is lost",
         ("liveness",),
         645,

@@ -20,6 +20,7 @@ from dibs.hold import LOST
 from dibs.jobs import DONE, Finish
 from dibs.queue import Job, JobBatch, Queue
 from dibs.queue_core import QueueCore
+from tests.simulation.checker import BACKOFF_S
 from tests.simulation.job_books import JobChecker
 from tests.simulation.jobs import QUEUE, TTLS_S, JobProgram, simulate_in
 from tests.simulation.loop import SimLoop
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
     from dibs.job import JobFacts
     from dibs.job_hold import JobHold
     from dibs.jobs import Extend, Extended, Finished
+    from tests.simulation.programs import SimSession
     from tests.simulation.scenario import Result
     from tests.simulation.world import Task, World
 
 WORKERS_MAX = 3
+# Whoever has a worker to spare looks for jobs this often, having perhaps paused for as long.
+LOOKED_WITHIN_S = 2 * 0.5 / 0.95
 
 
 class Failed(Exception):
@@ -125,6 +129,7 @@ class WorkerProgram(JobProgram):
         crew = Crew(core, workers, (0, 1, 100)[int(rand() * 3)], drain_s, 0.1 + rand(), lambda: world.now > until)
         world.note(host.process.name, "begins to work with %d %s", workers, "tasks" if in_tasks else "threads")
         shift = Shift(self, checker, workers)
+        checker.at_work.append(AtWork(crew, shift, host.session, world.now))
         if not in_tasks and self._interruptions is not None:
             assert self.task is not None
             self._interruptions.maybe(self.task)
@@ -166,6 +171,27 @@ class WorkerProgram(JobProgram):
         return done[0]
 
 
+class AtWork:
+    """A crew that works, and since when it has had a worker to spare and was given no job."""
+
+    def __init__(self, crew: Crew, shift: Shift, session: SimSession, now: float) -> None:
+        self.crew = crew
+        self._shift = shift
+        self._begun = 0
+        self.session = session
+        self.spare_since = now
+
+    def spares_one(self, now: float) -> bool:
+        """Whether it is to have another job."""
+        crew, process = self.crew, self.session.process
+        busy = crew._alone or len(crew._waiting) + len(crew._running) >= crew.workers or process.dead or process.paused
+        begun, self._begun = self._begun, len(self._shift.worked)
+        if busy or begun != self._begun or crew.stopping or self.session.closed or crew._patience.look_s() is None:
+            self.spare_since = now
+            return False
+        return True
+
+
 class Shift:
     """What one crew's handlers do."""
 
@@ -195,7 +221,8 @@ class Shift:
             self._world.broken(f"workers: {self.running} handlers run at a time, of {self._workers}")
         if self.over_at is not None and self._world.now - self.over_at > self._checker.slack_s:
             self._world.broken(f"workers: a handler of job {job.id} is begun when all is over")
-        return self._program._work_max_s * self._world.random() ** 2
+        work_s: float = self._program._work_max_s * self._world.random() ** 2
+        return work_s * 4 if self._world.seed % 8 == 2 else work_s  # the others stay the worlds that they were
 
     def handle(self, job: Job) -> Any:
         """In a thread."""
@@ -240,6 +267,23 @@ class WorkerChecker(JobChecker):
         super().__init__(world)
         #: What was done: jobs, and under which token.
         self._done: set[tuple[int, int]] = set()
+        self.at_work: list[AtWork] = []
+
+    def _look_for_takers(self) -> None:
+        super()._look_for_takers()
+        now = self.world.now
+        for at in self.at_work:
+            in_time = at.session.request_timeout_s > 3 * self._network().latency_max_s
+            if not (at.spares_one(now) and in_time):
+                continue
+            process = at.session.process
+            quiet_since = max(at.spare_since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
+            for job, ready_since in self._ready_since.items():
+                idle_s = now - max(quiet_since, ready_since)
+                if idle_s > LOOKED_WITHIN_S + self.slack_s:
+                    self.world.broken(
+                        f"P12 a worker of {process.name} has nothing to do for {idle_s:.2f} s, and job {job} is there"
+                    )
 
     def _changed(self, request: Extend | Finish, outcome: Extended | Finished) -> None:
         super()._changed(request, outcome)
@@ -248,6 +292,7 @@ class WorkerChecker(JobChecker):
 
     def is_over(self, crew: Crew, shift: Shift) -> None:
         """run() is back."""
+        self.at_work = [at for at in self.at_work if at.crew is not crew]
         done, exact = len(self._done & shift.worked), self.in_order and not shift.interrupted
         # (What handlers are ending just as they are abandoned, nobody counts.)
         if crew.done > done or (exact and not shift.running and crew.done < done):
