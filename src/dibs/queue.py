@@ -330,7 +330,7 @@ class Queue:
         """The first jobs in a state: ready, later, claimed, done, dead or cancelled.
 
         In the order in which they are taken; those that have ended the latest first. (Those done and cancelled are kept
-        for ``keep_results`` only, cancelled ones for a minute at least.)
+        for ``keep_results`` only, the latter for a minute at least.)
         """
         return run(self._core.jobs(state, limit))
 
@@ -350,10 +350,9 @@ class Queue:
         return run(self._core.requeuing(ids))
 
     def cancel(self, *ids: int) -> list[int]:
-        """End jobs that have not ended. Which of them those were.
+        """End jobs that have not ended, which ``wait`` and ``job`` tell for a minute at least. Which of them those were.
 
-        Whoever works one hears of it at the next extension of the claim, and its ``done`` is refused. They are kept
-        for ``keep_results``, a minute at least: so long, ``wait`` and ``job`` tell what became of them.
+        Whoever works one hears of it at the next extension of the claim, and its ``done`` is refused.
         """
         return run(self._core.cancelling(ids))
 
@@ -365,8 +364,7 @@ class Queue:
         """Wait until a job has ended; its result, where the queue keeps results, else None.
 
         Looks a few times a second at first, later once a second. Raises JobFailed when it is dead or was cancelled,
-        and TimeoutError after ``timeout`` seconds. A job that has left without a trace counts as done. (The store may
-        take ``request_timeout`` longer for its answer; then StoreUnavailable.)
+        TimeoutError after ``timeout`` seconds, StoreUnavailable. A job that has left without a trace counts as done.
         """
         return result_of(run(self._core.waiting_for(id, timeout)))
 
