@@ -350,7 +350,7 @@ class Queue:
         return run(self._core.requeuing(ids))
 
     def cancel(self, *ids: int) -> list[int]:
-        """End jobs that have not ended, which ``wait`` and ``job`` tell for a minute at least. Which of them those were.
+        """End jobs that have not ended, which ``wait`` and ``job`` tell for a minute at least. Which those were.
 
         Whoever works one hears of it at the next extension of the claim, and its ``done`` is refused.
         """
