@@ -256,6 +256,7 @@ def _clear(place: Place, queue: Queue) -> None:
         jobs = {job.id for state in ("claimed", "ready") for job in queue.jobs(state)}
         if jobs:
             queue.cancel(*jobs)
+            queue.purge(*jobs)
     except StoreUnavailable:
         place.left.append(f"a job may be left in the queue {queue.name!r}, as the store went away (see dibs cancel)")
 
