@@ -379,7 +379,7 @@ def test_what_is_held_is_looked_at_while_nobody_changes_it() -> None:
             assert mutex.locked()
             return super().__iter__()
 
-    LockOrder(mutex).taking("default:a", Held())
+    LockOrder(mutex).taking(["default:a", "default:b"], Held())
 
 
 def test_a_multilock_has_an_order_with_what_is_held_besides() -> None:

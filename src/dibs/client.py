@@ -153,7 +153,7 @@ class Client:
         its job. max_tries, priority: of jobs that are put without saying so themselves; None tries for ever. A job that
         has no tries left is dead: kept, with its last error. group_limit: how many jobs of a group may be worked at a
         time, by what takes through this object; 1 means one after the other in the order of their puts; give one limit
-        everywhere. keep_results: keep done and cancelled jobs, with their results, for so many seconds.
+        everywhere. keep_results: seconds to keep done and cancelled jobs, with results; cancelled ones 60 at least.
 
         Raises InvalidName, InvalidOption, and Unsupported where the store keeps no queues.
         """

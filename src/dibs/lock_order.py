@@ -17,7 +17,7 @@ from dibs.errors import LockOrderWarning
 from dibs.hold import HELD
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from contextlib import AbstractContextManager
 
     from dibs.hold import Hold
@@ -34,14 +34,18 @@ class LockOrder:
         #: Held and taken, in this order; where in the code that was first.
         self._pairs: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    def taking(self, key: str, held: Collection[Hold]) -> None:
-        """Somebody who holds these is about to wait for a name. Warns, or raises where warnings are errors."""
-        pairs = self._pairs
+    def taking(self, keys: Sequence[str], held: Collection[Hold]) -> None:
+        """Somebody who holds these is about to wait for names. Warns, or raises where warnings are errors."""
         # A copy, made under the mutex, as another thread may release one of them meanwhile.
         with self._mutex:
             first = list(islice(held, HELD_MAX))
         # What was lost or dropped is in nobody's hands.
         mine = [hold.key for hold in first if hold.state == HELD and not hold.orphan]
+        for key in keys:
+            self._pair(mine, key)
+
+    def _pair(self, mine: list[str], key: str) -> None:
+        pairs = self._pairs
         new = [other for other in mine if (other, key) not in pairs and other != key]
         if not new:
             return
@@ -70,7 +74,7 @@ class LockOrder:
 
 
 def _caller() -> tuple[int, str]:
-    """Where in the caller's program this is, as ``warnings.warn`` in ``taking`` counts frames."""
+    """Where in the caller's program this is, as ``warnings.warn`` in ``_pair`` counts frames."""
     frame = sys._getframe(1)
     level = 1
     while frame.f_back is not None:

@@ -35,8 +35,7 @@ class Rings:
             from dibs.lock_order import LockOrder
 
             self._lock_order = LockOrder(self._session.mutex)
-        for key in keys:
-            self._lock_order.taking(key, held)
+        self._lock_order.taking(keys, held)
 
     def wait_holding(self, ask: AcquireAsk, limit_s: float | None, slice_s: float = FOREVER) -> Steps[bool]:
         """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after.

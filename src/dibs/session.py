@@ -188,10 +188,9 @@ class Session:
         return True
 
     def made(self, hold: Hold) -> bool:
-        """Whether the Lease that was just made of this is its caller's; if not, it is unmade, and not one.
+        """Whether the Lease that was just made of this is its caller's; if not, it is unmade.
 
-        Looked at when it is made: whoever finds it over from now on tells its holder. One whose end was noticed before
-        has not told anybody.
+        Looked at when it is made: whoever finds it over from now on tells its holder, whoever did before told nobody.
         """
         if hold.state == HELD and self.clock.now() < hold.trusted_until:
             return True

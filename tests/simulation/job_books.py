@@ -271,9 +271,8 @@ class JobChecker(Checker):
             held = one.held()
             if one.hold.state == LOST and one.hold not in self._lost:
                 self._lost.add(one.hold)
-                told = {
-                    job.id for job in one.hold.taken.jobs
-                }  # a request of it that was late may have been granted others
+                # (A request of it that was late may have been granted others.)
+                told = {job.id for job in one.hold.taken.jobs}
                 kept = any(
                     books.claim_id == one.hold.claim_id and books.claimed and books.expires_at > self.world.now
                     for job, books in self.books.items()

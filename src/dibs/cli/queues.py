@@ -100,8 +100,8 @@ examples:
 def _cancel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 End jobs of QUEUE that have not ended, whoever works them. A worker hears of it at its next renewal, within a third of
-its ttl: `dibs work` stops the command; and what it says of the job from now on is refused. Exits 1 when one of the jobs
-had ended."""
+its ttl: `dibs work` stops the command; and what it says of the job from now on is refused. They can be seen
+for a minute at least (`dibs jobs QUEUE --state cancelled`). Exits 1 when one of the jobs had ended."""
     parser.epilog = """\
 examples:
   dibs cancel mail 7                            job 7 is not to be done
