@@ -269,9 +269,10 @@ class Jobs(Protocol):
     def act(self, requests: Sequence[JobRequest], deadline: Deadline) -> list[JobOutcome]:
         """Carry out every request, each by itself: first each Finish, then each Extend, each Put, and each Take.
 
-        Those of one kind are carried out in the order given. Sends hints (``HINT_EVERY_S``) once what was put is there
-        for others to see. Raises as ``Store.act``. The outcome of a Put is RowBusy, soon, when a transaction that is
-        open has put or changed a job with one of its keys (for a Finish see there).
+        Those of one kind are carried out in the order given. Sends hints (``HINT_EVERY_S``) once others can see what
+        was put or given back, and that a job of a group has ended, which leaves room for the next. Raises as
+        ``Store.act``. The outcome of a Put is RowBusy, soon, when a transaction that is open has put or changed a job
+        with one of its keys (for a Finish see there).
         """
         ...
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.programs import Host, SimSession
     from tests.simulation.world import World
 
-# Who waits is told of what is put within this, and messages.
+# Who waits is told of what is put, given back or due, and of a group that has room, within this, and messages.
 TOLD_S = 0.1
 
 
@@ -320,17 +320,12 @@ class JobChecker(Checker):
                 continue
             for job, ready_since in ready.items():
                 quiet_since = max(ready_since, since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
-                limit_s = TOLD_S + 4 * network.latency_max_s if told and self._is_new(job) else POLL_S + self.slack_s
+                limit_s = TOLD_S + 4 * network.latency_max_s if told else POLL_S + self.slack_s
                 if now - quiet_since > limit_s:
                     self.world.broken(
                         f"P12 {ask.request.claim_id} waits, and job {job} is there since {ready_since:.3f}, in peace "
                         f"and quiet for {now - quiet_since:.2f} s"
                     )
-
-    def _is_new(self, job: int) -> bool:
-        """Nobody had it yet, nor anything that it waited for: whoever waits was told of it when it was put."""
-        books = self.books[job]
-        return not (books.token or (self.group_limit and books.group is not None))
 
     def _look_for_what_nobody_has(self) -> None:
         """P9: what an interrupted program was granted, or has left, is given back, and not left to its ttl."""

@@ -351,7 +351,8 @@ class JobActs:
         late = ", late" if call.over else ""
         network.world.note("store", "does %s of %s%s: %s", shown_of_jobs(request), process.name, late, outcome)
         network.checker.applied_to_jobs(call, request, outcome)
-        if isinstance(request, Put):
+        # A store with hints is more exact: of what has ended only that of a group leaves room for another.
+        if isinstance(request, Put | Finish):
             network.tell((request.name,))
         return outcome
 
@@ -368,6 +369,8 @@ class JobActs:
             cancelled = store.jobs.cancel(name, ids, keep, deadline)
             network.world.note("store", "cancels %s", ", ".join(map(str, cancelled)) or "nothing")
             network.checker.applied_cancel(cancelled)
+            if cancelled:
+                network.tell((name,))
             return cancelled
 
         done: list[int] = self._connection._one(f"cancels {', '.join(map(str, ids))}", apply, deadline)

@@ -283,6 +283,7 @@ class MemoryJobs:
         cancelled = [job for job in self._live(name) if job.id in ids]
         for job in cancelled:
             self._end(job, CANCELLED, now, keep)
+        self._shelf.changes += 1
         return [job.id for job in cancelled]
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:

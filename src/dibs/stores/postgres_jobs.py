@@ -65,8 +65,9 @@ class PostgresJobs:
         self._flights = JobFlights(connection, self._tables)
         self._takes = Takes(self._flights)
         self._told = Told()
-        #: When which queue's last hint was sent.
+        #: When which queue's last hint was sent; and those that have room in a group now, of which none was sent.
         self._hinted: dict[str, float] = {}
+        self._with_room: set[str] = set()
         #: Which server and database our connection led to when that was last asked.
         self._place: str | None = None
 
@@ -79,7 +80,8 @@ class PostgresJobs:
                 rows = left(kind, requests, outcomes)
                 if rows:
                     verb(rows, outcomes, deadline)
-            self._hint(self._with_news(requests, outcomes), deadline)
+            self._hint([*self._with_news(requests, outcomes), *self._with_room], deadline)
+            self._with_room.clear()
             for i, request in left(Take, requests, outcomes):
                 outcomes[i] = self._takes.take(request, deadline)
         except BaseException:
@@ -183,8 +185,11 @@ class PostgresJobs:
                 outcomes[batch[0][0]] = error
                 continue
             for group, found, result in claims:
-                if group[0][1].end == BACK:
-                    self._takes.given_back(group[0][1].name, result)
+                first = group[0][1]
+                if first.end == BACK:
+                    self._takes.given_back(first.name, result)
+                elif integer(result.get_value(0, 1)):
+                    self._with_room.add(first.name)
                 for i, request in group:
                     outcomes[i] = Finished(_others(request, found))
 
@@ -213,7 +218,7 @@ class PostgresJobs:
     # -- hints ----------------------------------------------------------------------------------------------------
 
     def _with_news(self, requests: Sequence[JobRequest], outcomes: Sequence[Any]) -> Iterable[str]:
-        """The queues in which something has become ready."""
+        """The queues in which something is ready that was not; see ``_with_room``, too."""
         for request, outcome in zip(requests, outcomes, strict=True):
             if type(request) is Put:
                 if type(outcome) is PutDone:
@@ -323,6 +328,7 @@ class PostgresJobs:
     def cancel(self, name: str, ids: Sequence[int], keep: float, deadline: Deadline) -> list[int]:
         statement: Statement = ("CANCEL", (name.encode(), wire.ids(ids), b"%r" % keep))
         (result,) = self._flights.run_unless_locked([statement], JOB_LOCKED, deadline)
+        self._hint([name] if integer(result.get_value(0, 1)) else [], deadline)
         return elements(result.get_value(0, 0))
 
     def revive(self, name: str, ids: Sequence[int] | None, deadline: Deadline) -> int:

@@ -325,9 +325,9 @@ SELECT array_agg(e.id), clock_timestamp() FROM extended AS e
 # Done, and not kept: most.
 DONE = f"""\
 WITH gone AS (
-    DELETE FROM {{job}} AS j WHERE {_ITS_OWN} RETURNING j.id
+    DELETE FROM {{job}} AS j WHERE {_ITS_OWN} RETURNING j.id, j.group_name
 )
-SELECT array_agg(g.id) FROM gone AS g
+SELECT array_agg(g.id), count(g.group_name) FROM gone AS g
 """
 # One moment for all jobs that end together, so that they are listed in the order of their ids. (A subquery is evaluated
 # once; the clock would be read for each row, in the order of the plan.)
@@ -344,7 +344,7 @@ WITH gone AS (
         {columns("g")}
     FROM gone AS g
 ), {PURGED}
-SELECT array_agg(g.id) FROM gone AS g
+SELECT array_agg(g.id), count(g.group_name) FROM gone AS g
 """
 # To be tried again, or dead, if no tries are left.
 RETRY = f"""\
@@ -360,7 +360,8 @@ WITH again AS (
     INSERT INTO {{end}} (state, ended_at, error, {KEPT})
     SELECT 'dead', {ENDED}, $4::text, {columns("g")} FROM gone AS g
 )
-SELECT array_agg(x.id) FROM (SELECT id FROM again UNION ALL SELECT id FROM gone) AS x
+SELECT array_agg(x.id), count(x.group_name)
+FROM (SELECT id, NULL AS group_name FROM again UNION ALL SELECT id, group_name FROM gone) AS x
 """
 BACK = f"""\
 WITH given AS (

@@ -52,7 +52,7 @@ WITH found AS MATERIALIZED (
         {columns("g")}
     FROM gone AS g WHERE $3::float8 > 0
 ), {PURGED}
-SELECT array_agg(g.id) FROM gone AS g
+SELECT array_agg(g.id), count(g.group_name) FROM gone AS g
 """
 # (A key that a live job has is found by its index; of dead ones with the same key the first comes back.)
 REVIVE = """\

@@ -298,6 +298,31 @@ def hints_of_what_came_back(bench: Bench) -> None:
         watch.close()
 
 
+@case("P23")
+def hints_of_room_in_a_group(bench: Bench) -> None:
+    """Where the store signals, whoever watches is told when the first of a group has ended: the next has its turn."""
+    queue, address = Queue(bench), claims(1)[0].partition("-")[0]
+    watch = bench.open().watch(address)
+    if watch is None:
+        return
+    try:
+        queue.put(*(NewJob(str(i), group="g", max_tries=1) for i in range(6)))
+        for end in (DONE, "kept", RETRY, DEAD, CANCELLED):
+            taken = queue.until_taken("the first of the group", group_limit=1)
+            nothing(queue.take(group_limit=1), "a group that is worked")
+            time.sleep(0.05)  # so that what follows is not taken for what was told before
+            list(watch.changed([queue.name]))
+            if end == CANCELLED:
+                queue.cancel(*ids(taken))
+            elif end == "kept":
+                queue.finish(taken, DONE, keep=60.0)
+            else:
+                queue.finish(taken, end, note=None if end == DONE else "e")
+            until(lambda: queue.name in watch.changed([queue.name]), f"the watch was not told of room: {end}")
+    finally:
+        watch.close()
+
+
 # -- P19: tries and crashes -------------------------------------------------------------------------------------------
 
 
