@@ -345,10 +345,10 @@ WHERE name = $1 AND slot = 1 AND take IS NULL AND fencing_token = $2::bigint AND
 RETURNING name
 """
 # At once, that is, unless it is pinned.
-BREAK_NOW = """\
-UPDATE {lease} SET claim_id = '', holder = NULL, info = NULL, expires_at = clock_timestamp()
-WHERE name = $1 AND fencing_token = $2::bigint AND claim_id IS NOT NULL AND expires_at > clock_timestamp()
-RETURNING name
+BREAK_NOW = f"""\
+UPDATE {{lease}} AS l SET claim_id = '', holder = NULL, info = NULL, expires_at = clock_timestamp()
+WHERE l.name = $1 AND l.fencing_token = $2::bigint AND l.claim_id IS NOT NULL AND l.expires_at > clock_timestamp()
+RETURNING {told_of_release("l.name", "l.take")}
 """
 
 # The floor is locked first, so that no new row is made from a floor that this is about to raise.

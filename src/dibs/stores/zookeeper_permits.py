@@ -281,8 +281,11 @@ class Permits:
                 break
             less = min(take, entry.take)
             ledger.held[claim] = entry._replace(take=less)
-            # (While it holds: another grant to the same claim might have been for less.)
-            operations = [*written(permit, ledger, there[1].version), ("check", grant.path, -1)]
+            # (While it holds: another grant to the same claim might have been for less.) A node that comes and goes
+            # rings for whoever waits first.
+            ring = f"{permit}/r-{claim}"
+            rings: list[Operation] = [("create", ring, b"", self._acl), ("delete", ring)]
+            operations = [*written(permit, ledger, there[1].version), ("check", grant.path, -1), *rings]
             (done,) = yield [session.multi(operations)]
             if type(done) is list:
                 grant.take = less

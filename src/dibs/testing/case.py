@@ -308,6 +308,26 @@ def asking(
     return Acquire(name, claim_id, ttl, f"host/{client}", info, client if line else None, ticket)
 
 
+@contextmanager
+def told_soon(bench: Bench, waiter: Acquire, what: str) -> Iterator[None]:
+    """Where a store has hints, what the block does sends one to who waits there, and soon."""
+    waiting = bench.open()
+    held(waiting.act(waiter)[0], "a waiter")
+    watch = bench.open().watch(waiter.claim_id.partition("-")[0])
+    if watch is None:
+        yield
+        return
+    try:
+        assert watch.fileno() is not None or watch.interval_s is not None, "a watch with neither fileno nor interval_s"
+        held(waiting.act(waiter)[0], "the waiter once more, since what was before the watch is not told")
+        time.sleep(0.05)
+        list(watch.changed([waiter.name]))  # whatever happened until now
+        yield
+        until(lambda: waiter.name in watch.changed([waiter.name]), f"the hint of {what}", 2)
+    finally:
+        watch.close()
+
+
 def claims(count: int) -> list[str]:
     """Claim ids of as many different clients."""
     return [f"{os.urandom(6).hex()}-1" for _ in range(count)]

@@ -23,6 +23,7 @@ from dibs.testing.case import (
     granted,
     held,
     rising,
+    told_soon,
     until,
     within,
 )
@@ -329,23 +330,19 @@ def lines_of_different_names_are_apart(bench: Bench) -> None:
 @case("P12")
 def a_release_is_hinted(bench: Bench) -> None:
     """Where a store has hints, one reaches the first in line of a name that is released, and soon."""
-    store, other, name, (mine, a) = bench.open(), bench.open(), bench.name(), claims(2)
-    client = a.partition("-")[0]
+    store, name, (mine, a) = bench.open(), bench.name(), claims(2)
     granted(store.acquire(name, mine), "a free name")
-    watching = bench.open()
-    watch = watching.watch(client)
-    if watch is None:
-        return
-    try:
-        held(other.acquire(name, a, line=True), "a waiter")
-        time.sleep(0.05)
-        list(watch.changed([name]))  # whatever happened until now
-        fd = watch.fileno()
-        assert fd is not None or watch.interval_s is not None, "a watch with neither fileno nor interval_s"
+    with told_soon(bench, asking(name, a, line=True), "a release"):
         equal(store.release(name, mine), RELEASED, "the holder's release")
-        until(lambda: name in watch.changed([name]), "the hint of a release", 2)
-    finally:
-        watch.close()
+
+
+@case("P12")
+def a_break_is_hinted(bench: Bench) -> None:
+    """And so of one that is taken from its holder at once."""
+    store, name, (mine, a) = bench.open(), bench.name(), claims(2)
+    token = granted(store.acquire(name, mine), "a free name")
+    with told_soon(bench, asking(name, a, line=True), "a break"):
+        equal(store.break_lease(name, token, now=True), True, "the break")
 
 
 @case("P12")

@@ -8,7 +8,20 @@ from functools import partial
 
 from dibs._typing import TYPE_CHECKING
 from dibs.store import ANY_SLOT, GONE, LINE_GRACE_S, PIN_KEEP_S, RELEASED, Granted, Mismatch, Release, Renew, Renewed
-from dibs.testing.case import STORE_CASES, Bench, asking, claims, equal, granted, held, pools, rising, together, until
+from dibs.testing.case import (
+    STORE_CASES,
+    Bench,
+    asking,
+    claims,
+    equal,
+    granted,
+    held,
+    pools,
+    rising,
+    together,
+    told_soon,
+    until,
+)
 
 if TYPE_CHECKING:
     from dibs.store import Acquire, Outcome
@@ -45,6 +58,15 @@ def no_more_than_the_limit(bench: Bench) -> None:
     for claim, number in ((a, 1), (c, 3), (d, 2)):
         equal(store.act(Release(name, claim, number)), [RELEASED], "the others give back")
     equal(store.leases(name), [], "afterwards")
+
+
+@STORE_CASES.case("P12", pools)
+def permits_given_back_are_hinted(bench: Bench) -> None:
+    """Where a store has hints, one reaches the first in line when a holder gives back some of its permits, too."""
+    store, name, (mine, a) = bench.open(), bench.name(), claims(2)
+    granted(store.act(permits(name, mine, 3, 3))[0], "all permits")
+    with told_soon(bench, permits(name, a, 3, line=True), "a downgrade"):
+        granted(store.act(permits(name, mine, 3))[0], "the same claim, with fewer")
 
 
 @STORE_CASES.case("P14", pools)
