@@ -488,7 +488,12 @@ INSIDE = {
         "OWNER_CHARS_MAX": "and of its thread or task, in characters",
         "SHOWN_MAX": "so many waiters of a ring are spelled out in an error",
     },
-    "dibs.lock": {"LOOK_S": "whoever waits for a run looks this often whether it has succeeded"},
+    "dibs.steps": {
+        "LOOK_MIN_S": "whoever waits for a run of a once, or the end of a job, looks after this (and so much more for "
+        "each who waits for it in the same process)",
+        "LOOK_GROWTH": "each further pause is so many times as long",
+        "LOOK_MAX_S": "and no pause longer than this",
+    },
     "dibs.lock_order": {
         "PAIRS_MAX": "pairs of names whose order is remembered",
         "HELD_MAX": "so many of the names that a caller holds are paired with the one it takes",

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 import dibs
-import dibs.lock
 import dibs.once
 from dibs.client import Client
 from dibs.clock import boot_now, wall_now
@@ -323,7 +322,6 @@ def test_a_client_closed_just_as_a_run_ends_marks_nothing(
 
 def test_whoever_waits_asks_no_more_than_for_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks again and again, and lines up once: who left the line at each look would go on passing its place on."""
-    monkeypatch.setattr(dibs.lock, "LOOK_S", 0.02)
     looks: list[object] = []
 
     def looked(*shown: Any) -> Any:

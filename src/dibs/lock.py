@@ -13,6 +13,7 @@ from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
 from dibs.names import body_of, check_flag, check_name, check_seconds, lasting, people_call
+from dibs.steps import look_pauses
 from dibs.store import Held
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from dibs.wishes import AcquireAsk
 
 L = TypeVar("L", bound=LeaseFacts)
-
-# Whoever waits for what may be over looks this often whether it is.
-LOOK_S = 1.0
 
 
 class LockCore(Gripped[L]):
@@ -122,18 +120,22 @@ class LockCore(Gripped[L]):
         """Wait, without losing the place in line; whether the ask is settled in time, None when ``is_over``."""
         noted = not (holding and session.address.capabilities.deadlocks)
         until = None if limit_s is None else ask.started_at + limit_s
+        pauses, took_s = look_pauses(session.waiting.behind(ask.line)), 0.0
         while True:
-            left_s = None if until is None else until - session.clock.now()
-            slice_s = LOOK_S if left_s is None else min(LOOK_S, max(0.0, left_s))
             if noted:
-                settled = yield session, ask, slice_s
+                # (A store that is far away, or looked at by many, is not asked all the time.)
+                pause_s = max(took_s, next(pauses))
+                left_s = pause_s if until is None else max(0.0, until - session.clock.now())
+                settled = yield session, ask, min(pause_s, left_s)
             else:
                 noted = True
-                settled = yield from session.rings.wait_holding(ask, limit_s, LOOK_S)
-            if settled or (left_s is not None and left_s <= slice_s):
+                settled = yield from session.rings.wait_holding(ask, limit_s, looks=True)
+            now = session.clock.now()
+            if settled or (until is not None and now >= until):
                 return settled
             if (yield from self.is_over(session.time_left(until))):
                 return None
+            took_s = session.clock.now() - now
 
     def _answered(self, session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
         """What became of an ask that is waited for no longer; None when the answer is "not now"."""

@@ -8,7 +8,7 @@ looks at what is shown, and finds it
 
 * *done*: the mark is there;
 * *running*: it is not. Whoever may wait stands in line like for a lock, which ends when the run fails, and looks again
-  every ``LOOK_S`` without leaving its place, which ends when it succeeds.
+  now and then (``look_pauses``) without leaving its place, which ends when it succeeds.
 
 A crash after the work was done and before the mark was written leaves no mark, and the work may be done again. No store
 can prevent that: an effect that must not be repeated needs the fencing token, or the caller's own transaction.

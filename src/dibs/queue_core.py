@@ -19,7 +19,7 @@ from dibs.names import check_name, check_seconds, check_stop, check_timeout
 from dibs.new_jobs import PutOptions, check_priority, check_tries, new_jobs
 from dibs.pauses import QUEUE
 from dibs.queue_records import QueueDepth, queue_key, shown_depth, shown_job
-from dibs.steps import acting, sending, within
+from dibs.steps import acting, look_pauses, sending, within
 from dibs.taking import wish_for_jobs
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ LIST_MAX = 10_000
 MARGIN_PART = 0.1
 # Whoever works without end looks this often whether to stop.
 TURN_S = 0.5
-# Whoever waits for the end of a job looks after the first of these, then ever less often up to the last.
-LOOK_MIN_S = 0.02
-LOOK_MAX_S = 1.0
 # What was cancelled is shown for this long at least: who waits for it is not to believe that it was done.
 CANCELLED_KEPT_S = 60.0
 
@@ -249,7 +246,7 @@ class QueueCore(Generic[J, B]):
         session = self.desk.session()
         clock = session.clock
         until = None if limit_s is None else clock.now() + limit_s
-        pause = LOOK_MIN_S
+        pauses = look_pauses()
         while True:
             found = yield from within(session.time_left(until), self.job(job))
             if found is None or found.state in ("done", "dead", "cancelled"):
@@ -259,8 +256,8 @@ class QueueCore(Generic[J, B]):
                 raise StoreUnavailable("this dibs client was closed while waiting", maybe_applied=False)
             if until is not None and now >= until:
                 raise TimeoutError(f"job {job} of {self.name!r} is {found.state} after {limit_s:g} s")
-            yield session, session.pause(), pause if until is None else min(pause, until - now)
-            pause = min(LOOK_MAX_S, pause * 1.5)
+            pause_s = next(pauses)
+            yield session, session.pause(), pause_s if until is None else min(pause_s, until - now)
 
 
 class Patience:

@@ -37,10 +37,10 @@ class Rings:
             self._lock_order = LockOrder(self._session.mutex)
         self._lock_order.taking(keys, held)
 
-    def wait_holding(self, ask: AcquireAsk, limit_s: float | None, slice_s: float = FOREVER) -> Steps[bool]:
+    def wait_holding(self, ask: AcquireAsk, limit_s: float | None, *, looks: bool = False) -> Steps[bool]:
         """Wait for an ask of somebody who holds something; a wait that may close a ring is looked after.
 
-        Waits for ``slice_s`` seconds of the limit at most, more than NOTE_AFTER_S; the rest is looked after, too.
+        Who ``looks`` on by itself is back as soon as it is looked after.
         """
         session = self._session
         settled = yield session, ask, NOTE_AFTER_S if limit_s is None else min(NOTE_AFTER_S, limit_s)
@@ -53,7 +53,8 @@ class Rings:
                 self._notes = Notes(session, ask.request.name.partition(":")[0])
         until = FOREVER if limit_s is None else ask.started_at + limit_s
         self._notes.add(ask, until)
-        until = min(until, ask.started_at + slice_s)
+        if looks:
+            return False
         return (yield session, ask, None if until == FOREVER else max(0.0, until - session.clock.now()))
 
     def withdraw(self) -> list[Ask]:

@@ -7,7 +7,7 @@ An exception at the waiting point (Ctrl-C, cancellation) is thrown into the step
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.errors import LeaseLost, StoreUnavailable, once_more
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Steps = Generator[tuple["Session", "Ask", "float | None"], bool, T]
+
+# Whoever waits for what is not told looks after the first of these, then each time so much later, up to the last.
+LOOK_MIN_S = 0.02
+LOOK_GROWTH = 1.5
+LOOK_MAX_S = 1.0
 
 
 def run(steps: Steps[T]) -> T:
@@ -122,6 +127,18 @@ def within(limit_s: float | None, steps: Steps[T]) -> Steps[T]:
         ask.overdue = True
         timeout = limit_s if timeout is None else min(timeout, limit_s)
     return (yield from begun((session, ask, timeout), steps))
+
+
+def look_pauses(others: int = 0) -> Iterator[float]:
+    """How long to wait between looks whether something is over, beside so many others of this process.
+
+    A short wait ends soon after what it waits for, a long one costs the store a look each LOOK_MAX_S; and so does
+    everybody in a crowd, but for those who came first.
+    """
+    pause_s = min(LOOK_MAX_S, LOOK_MIN_S * (1 + others))
+    while True:
+        yield pause_s
+        pause_s = min(LOOK_MAX_S, pause_s * LOOK_GROWTH)
 
 
 def together(many: Sequence[Steps[T]], results: dict[int, T | Exception]) -> Steps[None]:

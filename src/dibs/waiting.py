@@ -238,6 +238,10 @@ class Waiting:
         first = self._first.get(key)
         return None if first is None else first.seen
 
+    def behind(self, key: str) -> int:
+        """How many wait behind the first in a line."""
+        return len(self._behind.get(key, ()))
+
     def hinted_at(self, name: str) -> float:
         """When the last hint for a name came."""
         return self._hinted_at.get(name, float("-inf"))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # A waiter's slowest poll, on the slowest clock; written here once more, so that a change of the code is noticed.
 POLL_S = 1.0 / 0.95
+# Who waits is told of what is put, given back, done or due, and of a group that has room, within this, and messages.
+TOLD_S = 0.1
 # A claim lane that met faults pauses at most this long before it tries again.
 BACKOFF_S = 1.6
 # Threads, on a good day; messages come on top.

@@ -12,7 +12,7 @@ from dibs.hold import LOST
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, READY, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
-from tests.simulation.checker import BACKOFF_S, POLL_S, Checker
+from tests.simulation.checker import BACKOFF_S, POLL_S, TOLD_S, Checker
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tests.simulation.network import Call
     from tests.simulation.programs import Host, SimSession
     from tests.simulation.world import World
-
-# Who waits is told of what is put, given back or due, and of a group that has room, within this, and messages.
-TOLD_S = 0.1
 
 
 class Books:

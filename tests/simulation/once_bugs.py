@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dibs.steps
 import dibs.stores.memory
 from dibs.lock import LockCore
 from dibs.once import OnceCore
-from tests.simulation.bugs import Bug, Edit
+from tests.simulation.bugs import Bug, Edit, Value
 
 _ONCE = ("once",)
 
@@ -24,6 +25,12 @@ ONCE_BUGS = (
             Edit(OnceCore, "begin", "self._lock.look(session.time_left(until))", "self._lock.look()"),
             Edit(LockCore, "_look_on", "session.time_left(until)", "None"),
         ),
+    ),
+    Bug(
+        "a look each second, however short the wait",
+        ("P12",),
+        400,
+        (Value(dibs.steps, "LOOK_MIN_S", 1.0),),
     ),
     Bug(
         "an answer to the mark that was lost taken for a yes",

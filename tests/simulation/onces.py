@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.once import Once, OnceCore, OnceRun, once_options
 from dibs.store import Granted, Release, Released
-from tests.simulation.checker import Checker
+from tests.simulation.checker import TOLD_S, Checker
 from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 KEEPS_S = (1.0, 2.0, 4.0, 8.0)
+# Whoever waits looks again after this part of the time waited so far, and between these; written here once more.
+PAUSE_PART = 0.5
+PAUSE_MIN_S, PAUSE_MAX_S = 0.3, 1.0
+RATE_MIN = 0.95
 
 
 class Failed(Exception):
@@ -192,5 +196,15 @@ class OnceChecker(Checker):
             if mark.token == done.fencing_token:
                 if done.result != mark.claim_id or mark.kept_until < since:
                     self.world.broken(f"once: {name} was done by {mark.claim_id}, and is shown as {done}")
+                if self.calm and not self.world.switched:
+                    self._told_soon(name, mark, since)
                 return
         self.world.broken(f"once: {name} is said to have been done with token {done.fencing_token}, and was not")
+
+    def _told_soon(self, name: str, mark: Mark, since: float) -> None:
+        """A short wait ends soon after what it waited for; a longer one, after part of the time that it took."""
+        waited_s, late_s = max(0.0, mark.applied_at - since), self.world.now - max(since, mark.applied_at)
+        pause_s = min(PAUSE_MAX_S, PAUSE_MIN_S + waited_s * PAUSE_PART)
+        # (A look may stand behind those of a few others, and a pause is no shorter than the look before it was.)
+        if late_s > pause_s / RATE_MIN + TOLD_S + 30 * self._network().latency_max_s:
+            self.world.broken(f"P12 {name} was done after {waited_s:.2f} s, and who waits is told {late_s:.2f} s later")

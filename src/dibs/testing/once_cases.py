@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 
 from dibs._typing import TYPE_CHECKING, Any
 from dibs.errors import InvalidName, InvalidOption, LeaseLost, LockTimeout, NotHeld, ResultNotKept, WouldDeadlock
-from dibs.lock import LOOK_S
+from dibs.steps import LOOK_MIN_S
 from dibs.testing.case import CLIENT_CASES, PATIENCE_S, equal, fifo, rising
 from dibs.testing.client_bench import had, raises, shown, task, until, waiting
 
@@ -185,10 +185,10 @@ async def who_waits_for_a_run_keeps_its_place(face: Face) -> None:
     run = await face.do(once.begin)
     first = task(counted(face, face.client().once("places", keep=LONG_S), runs, "first"))
     await waiting(face, client, once.name, 1)
-    await asyncio.sleep(LOOK_S / 2)
+    await asyncio.sleep(10 * LOOK_MIN_S)
     second = task(counted(face, face.client().once("places", keep=LONG_S), runs, "second"))
     await waiting(face, client, once.name, 2)
-    await asyncio.sleep(LOOK_S * 3 / 4)  # the first has looked, and the second has not yet
+    await asyncio.sleep(10 * LOOK_MIN_S)  # both have looked, and the first more often
     await face.do(run.lease.release)
     equal(await asyncio.gather(first, second), ["first"] * 2, "what was run, as both are told")
 
