@@ -29,6 +29,7 @@ from dibs.store import StoreBusy
 from dibs.taking import TakeAsk
 from dibs.testing.case import within
 from dibs.testing.client_bench import until
+from dibs.waiting import LOOK_GROWTH_MAX, Waiting
 from tests.between import Between, Holdup
 from tests.test_api import in_a_fork, logged
 from tests.waits import eventually
@@ -346,7 +347,7 @@ def test_a_take_that_is_answered_as_its_time_ends_has_its_jobs(
 class _Silent:
     """A watch that never tells anything."""
 
-    interval_s = None
+    interval_s: float | None = None
 
     def fileno(self) -> int | None:
         return None
@@ -412,6 +413,39 @@ class _Told(_Silent):
     def close(self) -> None:
         self._ours.close()
         self._theirs.close()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with a job in hand"])
+def test_a_worker_without_news_gets_used_to_waiting(
+    busy: bool, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where changes are looked for, a worker that finds nothing looks less and less often, until it has a job."""
+    pauses: list[float] = []
+    pause_of = Waiting._look_pause
+
+    def noted(waiting: Waiting, interval_s: float, now: float) -> float:
+        pauses.append(pause_of(waiting, interval_s, now))
+        return pauses[-1]
+
+    monkeypatch.setattr(Waiting, "_look_pause", noted)
+    watch = _Silent()
+    watch.interval_s = interval_s = 0.002
+    between.watch = lambda: watch  # type: ignore[assignment]
+    stop, go_on = threading.Event(), threading.Event()
+    with between.client(ttl=20) as client, ThreadPoolExecutor(1) as worker:
+        queue = client.queue("a")
+        if busy:
+            queue.put("long")
+        worker.submit(queue.run, lambda job: go_on.wait(10), workers=2, stop=stop)
+        try:
+            eventually(lambda: LOOK_GROWTH_MAX * interval_s in pauses, "it goes on looking")
+            go_on.set()
+            seen = len(pauses)
+            queue.put("short")  # which it finds by its next poll
+            eventually(lambda: interval_s in pauses[seen:], "after a job it looks often again")
+        finally:
+            stop.set()
+            go_on.set()
 
 
 @pytest.mark.usefixtures("patient")

@@ -93,7 +93,7 @@ class Crew:
                 yield from self.turn(TURN_S, self.room)
                 continue
             try:
-                batch = yield from core.taking(owner, room, look_s, self.workers)
+                batch = yield from core.taking(owner, room, look_s, self.workers, patience.waited_s)
             except StoreUnavailable as error:
                 if self._session.closed:
                     break
@@ -107,9 +107,9 @@ class Crew:
                 batch._give_up()
                 raise
             self._absence.over()
-            busy = len(batch) or self.in_hand()
-            patience.saw(busy, look_s)
-            if not batch._jobs and look_s < TURN_S and busy:  # do not ask without a pause while one job takes its time
+            in_hand = self.in_hand()
+            patience.saw(len(batch), look_s, in_hand)
+            if in_hand and not batch._jobs and look_s < TURN_S:  # no asking without a pause while a job takes its time
                 yield from self.turn(TURN_S - look_s, lambda: not self.in_hand())
 
     def _tell_of_lost(self) -> None:

@@ -247,7 +247,7 @@ class Queue:
 
     def _stream(self, n: int, patience: Patience) -> Generator[Job, None, None]:
         while (look_s := patience.look_s()) is not None:
-            batch = run(self._core.taking(this_thread(), n, look_s))
+            batch = run(self._core.taking(this_thread(), n, look_s, waited_s=patience.waited_s))
             try:
                 try:
                     patience.saw(len(batch), look_s)

@@ -175,12 +175,16 @@ class QueueCore(Generic[J, B]):
 
         return counting(self.desk, self.name)
 
-    def taking(self, owner: object, n: int, limit_s: float | None, workers: int = 1) -> Steps[B]:
-        """Claim up to ``n`` jobs, for so many workers; an empty batch if there were none within ``limit_s`` seconds."""
+    def taking(self, owner: object, n: int, limit_s: float | None, workers: int = 1, waited_s: float = 0.0) -> Steps[B]:
+        """Claim up to ``n`` jobs, for so many workers; an empty batch if there were none within ``limit_s`` seconds.
+
+        Who has found nothing for ``waited_s`` seconds before is used to waiting.
+        """
         session, load = self.desk.session(), self.load()
         load.taker(owner, workers)
         load.tell()
         ask = wish_for_jobs(session, self._key, n, self.group_limit, self.terms, owner, blocking=limit_s != 0)
+        ask.waited_s = waited_s
         try:
             session.submit(ask)
             settled = yield session, ask, session.request_timeout_s + session.patience_s if limit_s == 0 else limit_s
@@ -265,7 +269,10 @@ class Patience:
 
     def __init__(self, idle: Seconds | None, stop: Any) -> None:
         self._idle_s = None if idle is None else check_seconds("idle", idle)
-        self._waited_s = 0.0
+        # How long there was no work, neither to take nor in hand.
+        self._unused_s = 0.0
+        #: How long there was nothing to take.
+        self.waited_s = 0.0
         # Nothing was found by the last take, which did not wait.
         self._asked_last = False
         #: Whether it is time to stop.
@@ -277,15 +284,16 @@ class Patience:
             return None
         if self._idle_s is None:
             return TURN_S
-        left_s = max(0.0, self._idle_s - self._waited_s)
+        left_s = max(0.0, self._idle_s - self._unused_s)
         return None if not left_s and self._asked_last else min(TURN_S, left_s)
 
-    def saw(self, jobs: int, looked_s: float) -> None:
-        """So many jobs were found after so much time at most."""
-        self._waited_s = 0.0 if jobs else self._waited_s + looked_s
+    def saw(self, jobs: int, looked_s: float, in_hand: int = 0) -> None:
+        """So many jobs were found after so much time at most, beside those in hand."""
+        self.waited_s = 0.0 if jobs else self.waited_s + looked_s
+        self._unused_s = 0.0 if jobs or in_hand else self._unused_s + looked_s
         # Whoever waits asks when the wait begins, and then perhaps no more: what was put since, and was told to nobody,
         # is found by a take that does not wait, when the time is over.
-        self._asked_last = not jobs and not looked_s
+        self._asked_last = not (jobs or in_hand or looked_s)
 
 
 class LeftInTheMiddle(Exception):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 assert LOOK_AGAIN_S >= 2 * HINT_EVERY_S
 
 
-@laid_out(f"{WISH} raced")
+@laid_out(f"{WISH} raced waited_s")
 class TakeAsk(AcquireAsk):
     """A wish for jobs. Settled with a JobHold, or with Held."""
 

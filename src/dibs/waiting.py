@@ -349,7 +349,7 @@ class Waiting:
 
     def _look_pause(self, interval_s: float, now: float) -> float:
         """How long not to look: short for those who came just now, longer for those who are used to waiting."""
-        latest = max(ask.started_at for ask in self._asleep.values())
+        latest = max(ask.started_at - ask.waited_s for ask in self._asleep.values())
         return min(max((now - latest) * LOOK_PART, interval_s), interval_s * LOOK_GROWTH_MAX)
 
     def _collect(self, now: float, changed: Iterable[str]) -> list[AcquireAsk]:

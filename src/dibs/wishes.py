@@ -39,6 +39,8 @@ class AcquireAsk(Ask):
     hinted = False
     #: It stands behind the first in line, and is asked for along with it.
     along = False
+    #: How long its caller, who asks without end, has waited before.
+    waited_s = 0.0
     pausable = True
     if_locked = Held(None, 0, 0.0, PIN_LOOK_S)
 

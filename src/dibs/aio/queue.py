@@ -180,7 +180,7 @@ class AsyncQueue:
     async def _stream(self, n: int, patience: Patience) -> AsyncGenerator[AsyncJob, None]:
         while (look_s := patience.look_s()) is not None:
             me = owner()
-            batch = await take(self._core.taking(me, n, look_s))
+            batch = await take(self._core.taking(me, n, look_s, waited_s=patience.waited_s))
             try:
                 patience.saw(len(batch), look_s)
                 while not patience.stopped() and (job := batch._move_on()) is not None:
