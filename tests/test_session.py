@@ -373,6 +373,31 @@ def test_nothing_more_is_asked_of_a_lease_that_another_thread_has_released(betwe
         assert not [request for call in between.calls for request in call]
 
 
+def test_who_asks_during_a_look_is_looked_for(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes free between the store's answer to a waiter and its arrival is seen by no later look."""
+    monkeypatch.setattr("dibs.waiting.POLL_MIN_S", 60.0)
+    monkeypatch.setattr("dibs.waiting.POLL_MAX_S", 60.0)
+    between = Between(sqlite_url)
+    with between.client(ttl=60) as client, dibs.connect(sqlite_url, ttl=60) as other, ThreadPoolExecutor(2) as pool:
+        first, second = other.lock("first").acquire(), other.lock("second").acquire()
+        assert first is not None
+        assert second is not None
+        waits = [pool.submit(client.lock("first").acquire, timeout=30)]
+        waiting = client._desk.session().waiting
+        eventually(lambda: waiting._asleep and waiting._bell is not None, "it does not sleep")
+        answer = Holdup(lambda requests: any(request.name == "default:second" for request in requests))
+        between.after = answer
+        waits.append(pool.submit(client.lock("second").acquire, timeout=30))
+        assert answer.reached.wait(10)
+        second.release()
+        other.ping()  # the release is not waited for
+        eventually(lambda: waiting._first["default:second"].hinted, "nobody looks for who asks")
+        answer.go_on()
+        assert waits[1].result(10) is not None
+        first.release()
+        assert waits[0].result(10) is not None
+
+
 def test_who_falls_asleep_during_a_look_is_looked_for(between: Between) -> None:
     """A store may tell a change only once, so it must be asked about everybody who waits by then."""
     looked: list[Collection[str]] = []

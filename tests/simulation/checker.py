@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # A waiter's slowest poll, on the slowest clock; written here once more, so that a change of the code is noticed.
 POLL_S = 1.0 / 0.95
-# Who waits is told of what is put, given back, done or due, and of a group that has room, within this, and messages.
-TOLD_S = 0.1
 # A claim lane that met faults pauses at most this long before it tries again.
 BACKOFF_S = 1.6
 # Threads, on a good day; messages come on top.
@@ -512,7 +510,11 @@ class Checker:
         return not (tenure.process.dead or tenure.dropped or self.claims[tenure.claim_id].broken_at_once)
 
     def _look_for_waiters(self, now: float) -> None:
-        """P7, P12: a free name that somebody waits for is taken."""
+        """P7, P12: a free name that somebody waits for is taken: at once, where they are told."""
+        network = self._network()
+        taken_within_s = self.taken_within_s + self.slack_s
+        if self.calm and not self.world.switched and network.told_s is not None:
+            taken_within_s = network.told_s + 6 * network.latency_max_s
         for attempt in self.attempts.values():
             ask, process = attempt.asks[-1] if attempt.asks else None, attempt.process
             if ask is None or not ask.blocking or process.dead or process.paused:
@@ -521,7 +523,7 @@ class Checker:
             if free_at is None:
                 continue
             quiet_since = max(free_at, attempt.asked_at, process.troubled_at, self.world.trouble_until + BACKOFF_S)
-            if now - quiet_since > self.taken_within_s + self.slack_s:
+            if now - quiet_since > taken_within_s:
                 self.world.broken(
                     f"P7 {ask.request.claim_id} waits for a name that is free since {free_at:.3f}, in peace and quiet "
                     f"for {now - quiet_since:.2f} s"

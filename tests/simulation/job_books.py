@@ -12,7 +12,7 @@ from dibs.hold import LOST
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, READY, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
-from tests.simulation.checker import BACKOFF_S, POLL_S, TOLD_S, Checker
+from tests.simulation.checker import BACKOFF_S, POLL_S, Checker
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -310,14 +310,15 @@ class JobChecker(Checker):
         if not ready:
             return
         network = self._network()
-        told = self.prompt and network.hints != "none" and not network.hints_lost_part
+        limit_s = POLL_S + self.slack_s
+        if self.prompt and network.told_s is not None:
+            limit_s = network.told_s + 4 * network.latency_max_s
         for session, ask, since in self._waiting:
             process = session.process
             if process.dead or process.paused:
                 continue
             for job, ready_since in ready.items():
                 quiet_since = max(ready_since, since, process.troubled_at, self.world.trouble_until + BACKOFF_S)
-                limit_s = TOLD_S + 4 * network.latency_max_s if told else POLL_S + self.slack_s
                 if now - quiet_since > limit_s:
                     self.world.broken(
                         f"P12 {ask.request.claim_id} waits, and job {job} is there since {ready_since:.3f}, in peace "

@@ -17,7 +17,6 @@ from dibs.store import (
     Capabilities,
     Granted,
     Release,
-    Released,
     Renew,
     Store,
     StoreAddress,
@@ -52,6 +51,11 @@ FAULTS = (
 LATE_MAX_S = 4.0
 JOB_KINDS: tuple[type, ...] = (Finish, Extend, Put, Take)
 SLOW_MAX_S = 1.2
+# How soon threads are told of what reached their process.
+TOLD_S = 0.1
+# Where changes must be looked for: how often newcomers look, and who has waited for long.
+LOOK_EACH_S = 0.02
+LOOKED_S = 16 * LOOK_EACH_S / 0.95
 
 
 class Network:
@@ -115,6 +119,13 @@ class Network:
         rows = [] if pool is None else [row for _, row in pool.holdings.values() if row.expires_at > self.world.now]
         return request.claim_id if any(row.claim_id == request.claim_id for row in rows) else None
 
+    @property
+    def told_s(self) -> float | None:
+        """Who waits is told of what has changed within this, and a message; None where it may be told to nobody."""
+        if self.hints == "none" or self.hints_lost_part:
+            return None
+        return TOLD_S + (LOOKED_S if self.hints == "look" else 0.0)
+
     def tell(self, names: Collection[str]) -> None:
         """Send the hint that these names may be free."""
         for hints in self.listeners:
@@ -172,7 +183,7 @@ class Connection:
         network.world.note("store", "does %s of %s%s: %s", shown(request), self._process.name, late, outcome)
         network.checker.applied(call, request, holder, outcome)
         fewer = type(outcome) is Granted and holder == request.claim_id  # or the same again: a hint may be wrong
-        if type(outcome) is Released or (fewer and type(request) is Acquire and request.permits):
+        if type(request) is Release or (fewer and type(request) is Acquire and request.permits):
             network.tell((request.name,))
         return outcome
 
@@ -386,7 +397,7 @@ class Hints:
         self._names: set[str] = set()
         self._fd: int | None = None
         self._file: FakeFile | None = None
-        self.interval_s: float | None = 0.02
+        self.interval_s: float | None = LOOK_EACH_S
         if network.hints == "signal":
             self.interval_s = None
             self._fd, self._file = process.clock.open_fd()
@@ -409,7 +420,8 @@ class Hints:
             self._file.ready = False
         if told and network.world.random() < 0.1:
             return list(names)  # too many hints are as good as hints
-        return [name for name in names if name in told]
+        # (A signal is told whoever waits just now; of a counter it is only seen that it has moved.)
+        return [name for name in names if name in told] if self._file is None else list(told)
 
     def close(self) -> None:
         if self in self._network.listeners:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dibs.errors import LeaseLost, StoreUnavailable
 from dibs.once import Once, OnceCore, OnceRun, once_options
 from dibs.store import Granted, Release, Released
-from tests.simulation.checker import TOLD_S, Checker
+from tests.simulation.checker import Checker
+from tests.simulation.network import TOLD_S
 from tests.simulation.programs import NAMES, TTLS_S, Program, SimLease
 
 if TYPE_CHECKING:

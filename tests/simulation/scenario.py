@@ -124,6 +124,9 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         network.latency_max_s = min(network.latency_max_s, request_timeout_s / 8)
 
     calm = rand() < 0.25
+    if calm and world.seed % 2:  # who waits is told in time, or it is seen
+        network.hints_lost_part = 0.0
+        network.hints = "signal" if network.hints == "none" else network.hints
     if calm and kind in (
         "claims",
         "task-claims",
