@@ -287,7 +287,9 @@ class Keeper:
             lost.append(hold)
             return
         hold.reason = "it was granted to a caller that was gone"
-        if not self._closed:
+        if self._closed:  # while the renewer was about to find it over
+            self._holdings.remove(hold)
+        else:
             self._end(hold, self._clock.now()).owed = True
 
     def lose(self, hold: Hold, reason: str) -> None:

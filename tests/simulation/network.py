@@ -418,10 +418,11 @@ class Hints:
         told, self._names = self._names, set()
         if self._file is not None:
             self._file.ready = False
+        # A signal is told whoever waits just now; of a counter it is only seen that it has moved.
+        wanted = [name for name in names if name in told] if self._file is None else list(told)
         if told and network.world.random() < 0.1:
-            return list(names)  # too many hints are as good as hints
-        # (A signal is told whoever waits just now; of a counter it is only seen that it has moved.)
-        return [name for name in names if name in told] if self._file is None else list(told)
+            wanted += [name for name in names if name not in wanted]  # a hint may be wrong
+        return wanted
 
     def close(self) -> None:
         if self in self._network.listeners:

@@ -69,6 +69,9 @@ class PauseProgram(Program):
 class PauseChecker(Checker):
     """What a pause promises."""
 
+    #: Nobody tells of the end of a pause.
+    TOLD = False
+
     pauses = True
 
     def __init__(self, world: World) -> None:

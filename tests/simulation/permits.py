@@ -13,7 +13,7 @@ from dibs.errors import LimitMismatch
 from dibs.rwlock import RWCore
 from dibs.semaphore import SemaphoreCore
 from dibs.steps import run
-from dibs.store import LAST_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Release
+from dibs.store import LAST_TICKET, LINE_GRACE_S, PERMITS_MAX, Acquire, Granted, Release
 from tests.simulation.checker import Checker
 from tests.simulation.programs import NAMES, Program, SimLease
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dibs.lease import Lease
     from dibs.lock import LockCore
-    from dibs.store import Granted, Held, Outcome, Request, Transfer
+    from dibs.store import Held, Outcome, Request, Transfer
     from dibs.terms import Terms
     from tests.simulation.network import Call
     from tests.simulation.remembered import Claim, Tenure
@@ -77,12 +77,16 @@ class PermitChecker(Checker):
         self.waiters: dict[str, dict[str, tuple[int, int, float]]] = {}
         #: Since when everybody who waits for a name may have what it wants.
         self._free_since: dict[str, float] = {}
+        #: When somebody was granted the name last: those who wait are served one after the other.
+        self._granted_at: dict[str, float] = {}
 
     # -- the store ------------------------------------------------------------------------------------------------
 
     def applied(self, call: Call, request: Request, holder: str | None, outcome: Outcome) -> None:
         if isinstance(request, Release) and request.ticket is not None:
             self.waiters.get(request.name, {}).pop(request.claim_id, None)
+        if type(outcome) is Granted:
+            self._granted_at[request.name] = self.world.now
         super().applied(call, request, holder, outcome)
 
     def _let_in(self, request: Acquire | Transfer, outcome: Granted, trusting: Sequence[Tenure]) -> None:
@@ -169,4 +173,5 @@ class PermitChecker(Checker):
 
     def _free_at(self, name: str) -> float | None:
         # Not for each by itself: what is left for one may be kept for another who waits before it, and wants more.
-        return self._free_since.get(name)
+        free_since = self._free_since.get(name)
+        return None if free_since is None else max(free_since, self._granted_at.get(name, 0.0))

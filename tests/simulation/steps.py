@@ -27,6 +27,9 @@ WATCHED_S = 1.5 * TTL_MAX_S / 0.95
 class StepChecker(Checker):
     """What ends is not told by the store's clock here, so it is told by what was done to a name last."""
 
+    #: By whoever has watched it for a whole ttl.
+    TOLD = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.taken_within_s += WATCHED_S
