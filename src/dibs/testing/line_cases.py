@@ -338,7 +338,7 @@ def a_release_is_hinted(bench: Bench) -> None:
 
 @case("P12")
 def a_break_is_hinted(bench: Bench) -> None:
-    """And so of one that is taken from its holder at once."""
+    """Where a store has hints, one reaches the first in line of a name that is taken from its holder at once."""
     store, name, (mine, a) = bench.open(), bench.name(), claims(2)
     token = granted(store.acquire(name, mine), "a free name")
     with told_soon(bench, asking(name, a, line=True), "a break"):
