@@ -319,7 +319,7 @@ class RowBusy(StoreBusy):
 
 
 class Watch(Protocol):
-    """Hints that names may have become free. A hint may be lost, late or wrong; nothing rests on it."""
+    """Hints that names may be free: late, wrong or lost (but by no look for others), as nothing rests on them."""
 
     #: How often looking is worth it where there is nothing to wait on; None where ``fileno`` becomes readable.
     interval_s: float | None

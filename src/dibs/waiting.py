@@ -328,9 +328,8 @@ class Waiting:
                 continue
             bell.wait(max(0.0, next_at - now), hints.fileno())
             if hints.interval_s is not None:
-                # A change is told only once: who fell asleep meanwhile is looked for, too, and who asks just now.
-                with self._mutex:
-                    names = self._names() + [ask.request.name for ask in self._first.values() if ask.t0 is not None]
+                with self._mutex:  # who fell asleep meanwhile is looked for, too: a change is told only once
+                    names = self._names()
             # Also when nobody waits any more: a hint left unread would keep the descriptor readable.
             changed = hints.changed(names)
             if changed:

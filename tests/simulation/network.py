@@ -418,8 +418,10 @@ class Hints:
         told, self._names = self._names, set()
         if self._file is not None:
             self._file.ready = False
-        # A signal is told whoever waits just now; of a counter it is only seen that it has moved.
+        # A signal is told whoever waits just now; a counter that has moved, those who are looked for.
         wanted = [name for name in names if name in told] if self._file is None else list(told)
+        if self._file is None:
+            self._names = told.difference(names)
         if told and network.world.random() < 0.1:
             wanted += [name for name in names if name not in wanted]  # a hint may be wrong
         return wanted

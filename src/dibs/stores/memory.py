@@ -447,14 +447,16 @@ class MemoryWatch:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._seen = shelf.changes
+        self._asked: frozenset[str] = frozenset()
 
     def fileno(self) -> int | None:
         return None
 
     def changed(self, names: Collection[str]) -> Collection[str]:
-        if self._seen == self._shelf.changes:
-            return ()
-        return self._look(names)
+        asked, self._asked = self._asked, frozenset(names)
+        if self._seen == self._shelf.changes:  # who did not wait at the last look may have missed what that saw
+            names = self._asked - asked
+        return self._look(names) if names else ()
 
     @alone
     def _look(self, names: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SQLiteWatch:
-    """Looks at the counter, and reads rows only when it moved."""
+    """Looks at the counter, and reads rows only when it moved, or for who was not looked for when it did."""
 
     interval_s: float | None = 0.001
 
@@ -23,6 +23,8 @@ class SQLiteWatch:
         self._file = file
         # Claim ids begin with the id of their client, which is the address of its waiters.
         self._mine = address + "-"
+        #: For whom it was looked last.
+        self._asked: frozenset[str] = frozenset()
         #: The statement that says when jobs are due, once there are queues.
         self._priorities: str | None = None
         with file.in_use:
@@ -39,9 +41,12 @@ class SQLiteWatch:
             return self._changed(names)
 
     def _changed(self, names: Collection[str]) -> Collection[str]:
-        version = self._version()
-        if version == self._seen:
-            return ()
+        version, asked = self._version(), self._asked
+        self._asked = frozenset(names)
+        if version == self._seen:  # who did not wait at the last look, but asked, may have missed what that saw
+            names = self._asked - asked
+            if not names:
+                return ()
         self._seen = version
         file = self._file
         db, now = file.open(), boot_now()

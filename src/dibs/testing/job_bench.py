@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import contextmanager
 from functools import partial
 
 from dibs._typing import TYPE_CHECKING, Any, cast
@@ -12,7 +14,8 @@ from dibs.store import Held, RowBusy
 from dibs.testing.case import STORE_CASES, Bench, claims, equal, queues, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from dibs.jobs import Depth, JobRequest, Jobs, JobStore, StoredJob
     from dibs.testing.case import Connection
@@ -130,6 +133,28 @@ class Queue:
     def payloads(self, n: int = 100, **options: Any) -> list[str | bytes]:
         outcome = self.take(n, **options)
         return [job.payload for job in outcome.jobs] if isinstance(outcome, Taken) else []
+
+
+@contextmanager
+def listening(queue: Queue) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """Gives what is put around an act: where the store has hints, whoever watches for the queue is sent one by it."""
+    watch = queue.bench.open().watch(claims(1)[0].partition("-")[0])
+
+    @contextmanager
+    def told(what: str) -> Iterator[None]:
+        if watch is None:
+            yield
+            return
+        time.sleep(0.05)  # so that it is not taken for what was told before
+        list(watch.changed([queue.name]))
+        yield
+        until(lambda: queue.name in watch.changed([queue.name]), f"the watch was not told of {what}")
+
+    try:
+        yield told
+    finally:
+        if watch is not None:
+            watch.close()
 
 
 def ids(taken: Taken) -> tuple[int, ...]:

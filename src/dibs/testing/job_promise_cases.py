@@ -29,7 +29,7 @@ from dibs.jobs import (
     NewJob,
 )
 from dibs.testing.case import claims, equal, rising, until
-from dibs.testing.job_bench import Queue, case, ids, nothing
+from dibs.testing.job_bench import Queue, case, ids, listening, nothing
 
 if TYPE_CHECKING:
     from dibs.testing.case import Bench
@@ -279,48 +279,34 @@ def cancelled_jobs_are_kept_for_a_time(bench: Bench) -> None:
 @case("P23")
 def hints_of_what_came_back(bench: Bench) -> None:
     """Where the store signals, whoever watches for a queue is told of jobs that were given back, failed, or revived."""
-    queue, address = Queue(bench), claims(1)[0].partition("-")[0]
-    watch = bench.open().watch(address)
-    if watch is None:
-        return
-    try:
-        (job,) = queue.put("1")
+    queue = Queue(bench)
+    (job,) = queue.put("1")
+    with listening(queue) as told:
         for end in (BACK, RETRY, DEAD):
             taken = queue.until_taken("the job")
             nothing(queue.take(), "an empty queue")
-            time.sleep(0.05)  # so that what follows is not taken for what was told before
-            list(watch.changed([queue.name]))
-            queue.finish(taken, end, note=None if end == BACK else "e")
-            if end == DEAD:
-                equal(queue.revive(job), 1, "revived")
-            until(lambda: queue.name in watch.changed([queue.name]), f"the watch was not told of what came {end}")
-    finally:
-        watch.close()
+            with told(f"what came {end}"):
+                queue.finish(taken, end, note=None if end == BACK else "e")
+                if end == DEAD:
+                    equal(queue.revive(job), 1, "revived")
 
 
 @case("P23")
 def hints_of_room_in_a_group(bench: Bench) -> None:
     """Where the store signals, whoever watches is told when the first of a group has ended: the next has its turn."""
-    queue, address = Queue(bench), claims(1)[0].partition("-")[0]
-    watch = bench.open().watch(address)
-    if watch is None:
-        return
-    try:
-        queue.put(*(NewJob(str(i), group="g", max_tries=1) for i in range(6)))
+    queue = Queue(bench)
+    queue.put(*(NewJob(str(i), group="g", max_tries=1) for i in range(6)))
+    with listening(queue) as told:
         for end in (DONE, "kept", RETRY, DEAD, CANCELLED):
             taken = queue.until_taken("the first of the group", group_limit=1)
             nothing(queue.take(group_limit=1), "a group that is worked")
-            time.sleep(0.05)  # so that what follows is not taken for what was told before
-            list(watch.changed([queue.name]))
-            if end == CANCELLED:
-                queue.cancel(*ids(taken))
-            elif end == "kept":
-                queue.finish(taken, DONE, keep=60.0)
-            else:
-                queue.finish(taken, end, note=None if end == DONE else "e")
-            until(lambda: queue.name in watch.changed([queue.name]), f"the watch was not told of room: {end}")
-    finally:
-        watch.close()
+            with told(f"room: {end}"):
+                if end == CANCELLED:
+                    queue.cancel(*ids(taken))
+                elif end == "kept":
+                    queue.finish(taken, DONE, keep=60.0)
+                else:
+                    queue.finish(taken, end, note=None if end == DONE else "e")
 
 
 # -- P19: tries and crashes -------------------------------------------------------------------------------------------

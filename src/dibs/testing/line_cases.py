@@ -346,6 +346,27 @@ def a_break_is_hinted(bench: Bench) -> None:
 
 
 @case("P12")
+def a_release_that_others_looked_past_is_hinted(bench: Bench) -> None:
+    """What has changed is told of a name at the next look for it, also when there were looks for others meanwhile."""
+    store, name, other, (mine, a) = bench.open(), bench.name(), bench.name(), claims(2)
+    granted(store.acquire(name, mine), "a free name")
+    granted(store.acquire(other, mine), "another")
+    held(bench.open().acquire(name, a, line=True), "a waiter")
+    watch = bench.open().watch(a.partition("-")[0])
+    if watch is None:
+        return
+    try:
+        held(bench.open().acquire(name, a, line=True), "the waiter once more, since what was before is not told")
+        time.sleep(0.05)
+        list(watch.changed([other]))
+        equal(store.release(name, mine), RELEASED, "the holder's release")
+        told = {*watch.changed([other])}  # a signal is told whoever is looked for
+        until(lambda: name in told or name in watch.changed([name]), "the hint of a release", 2)
+    finally:
+        watch.close()
+
+
+@case("P12")
 def hints_need_not_be_listened_to(bench: Bench) -> None:
     """A waiter whose address reaches nobody does not disturb the release, nor the next in line."""
     store, name, (mine, a) = bench.open(), bench.name(), claims(2)
