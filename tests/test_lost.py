@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -121,6 +122,22 @@ def test_what_its_caller_has_not_got_is_free_at_once(between: Between, lost: str
         hold.given = False
         keeper.give_back(hold)
         entered(theirs.lock("a"))
+
+
+def test_a_store_that_does_not_answer_is_the_reason() -> None:
+    """Also for who looks before the renewal under way is given up."""
+    between = Between(f"memory://lost-{next(numbers)}")
+    answers = threading.Event()
+    between.before = lambda requests: isinstance(requests[0], Renew) and answers.wait(10)
+    with between.client() as client:
+        lease = client.lock("a", ttl=1).acquire()
+        assert lease is not None
+        try:
+            eventually(lambda: not lease.held)
+            with pytest.raises(LeaseLost, match="in time: the store has not answered"):
+                lease.check()
+        finally:
+            answers.set()
 
 
 def test_an_item_is_free_when_its_worker_is_done_with_it(between: Between) -> None:

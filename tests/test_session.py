@@ -445,6 +445,24 @@ def test_who_falls_asleep_during_a_look_is_looked_for(between: Between) -> None:
             assert granted.result(10) is not None
 
 
+def test_who_has_waited_long_enough_is_told_what_went_wrong(between: Between) -> None:
+    """Also when the last attempt is not over yet."""
+    hold_up = threading.Event()
+
+    def before(requests: Sequence[object]) -> None:
+        if len(between.calls) == 2:
+            raise StoreUnavailable("refused")
+        hold_up.wait(10)
+
+    with between.client(request_timeout=0.2, patience=0.3) as client, client.lock("a", ttl=60) as lease:
+        between.before = before
+        try:
+            with pytest.raises(StoreUnavailable, match=r"did not answer the renewal.* \(refused\)"):
+                lease.renew()
+        finally:
+            hold_up.set()
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["first in line", "behind another"])
 def test_an_answer_that_is_old_says_nothing_of_now(
     between: Between, monkeypatch: pytest.MonkeyPatch, behind: bool

@@ -836,8 +836,9 @@ def test_a_paused_server_ends_trust_by_the_clock(own_zookeeper: ZooKeeperServer)
             assert not lease.held
             with pytest.raises(dibs.StoreUnavailable):
                 client.lock("y").acquire(timeout=0)
-        with pytest.raises(dibs.LeaseLost):
+        with pytest.raises(dibs.LeaseLost) as lost:
             lease.release()
+        assert "None" not in str(lost.value)  # as its reason, where kazoo has given none yet
         eventually(lambda: acquired(client, "x", lease.fencing_token))
 
 

@@ -69,6 +69,12 @@ class Ask:
         """Whether an earlier attempt may have done what is asked for, without an answer."""
         return isinstance(self.trouble, StoreUnavailable) and self.trouble.maybe_applied
 
+    def unanswered(self, text: str) -> StoreUnavailable:
+        """What to tell who has waited long enough: this, and what the last attempt failed with."""
+        error = StoreUnavailable(f"{text} ({self.trouble})" if self.trouble else text)
+        error.__cause__ = self.trouble
+        return error
+
     def is_new(self) -> bool:
         """Whether it wishes for a new grant, and the store certainly knows nothing of that."""
         return self.pausable and self.t0 is None

@@ -10,7 +10,7 @@ The state names the claim, which is all the proof there is; that it fits the cli
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from dibs.errors import InvalidName, InvalidOption, LeaseLost, StoreUnavailable, Unsupported, once_more
+from dibs.errors import InvalidName, InvalidOption, LeaseLost, Unsupported, once_more
 from dibs.hold import Hold
 from dibs.names import check_name
 from dibs.store import PERMITS_MAX
@@ -142,7 +142,7 @@ def taking_over(
         ask.overdue = limit_s is not None
         answer_s = session.request_timeout_s + session.patience_s
         if not (yield session, ask, answer_s if limit_s is None else min(limit_s, answer_s)):
-            raise StoreUnavailable("the store did not answer")
+            raise ask.unanswered("the store did not answer")
         if ask.error is not None:
             raise once_more(ask.error)
         hold = ask.outcome

@@ -138,8 +138,8 @@ class Hold:
         """Why its trusted time could run out, in words for the holder."""
         # What max_hold leaves to the last renewals is less than what a call may take: they may well fail.
         renewable = self.trusted_until + self.terms.ttl - self.terms.trust_s < self.ends_at
-        if self.last_error is not None and renewable:
-            return f"it could not be renewed in time: {self.last_error}"
+        if renewable and (self.last_error is not None or self.in_flight):
+            return f"it could not be renewed in time: {self.last_error or 'the store has not answered'}"
         if not self.terms.renew:
             return f"its ttl of {self.ttl:g} s is over, and it was taken with renew=False"
         if self.reaches_its_end():

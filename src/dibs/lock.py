@@ -8,7 +8,7 @@ from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
-from dibs.errors import LockTimeout, StoreUnavailable, WouldDeadlock, once_more
+from dibs.errors import LockTimeout, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
 from dibs.lease import LeaseFacts
@@ -213,8 +213,8 @@ def heard_in_time(session: Session, ask: AcquireAsk, limit_s: float) -> Steps[bo
 def answered(session: Session, ask: AcquireAsk, settled: bool) -> Hold | None:
     """What became of an ask that is waited for no longer; None when the answer is "not now"."""
     if not settled and not ask.heard:
-        waited = f"the store did not answer for {session.clock.now() - max(ask.started_at, ask.heard_at):.1f} s"
-        raise StoreUnavailable(f"{waited}: {ask.trouble}" if ask.trouble else waited) from ask.trouble
+        silent_s = session.clock.now() - max(ask.started_at, ask.heard_at)
+        raise ask.unanswered(f"the store did not answer for {silent_s:.1f} s")
     if ask.error is not None:
         raise once_more(ask.error)
     hold = ask.outcome if ask.settled else None

@@ -64,7 +64,7 @@ def asking(session: Session, ask: Ask, unanswered: str) -> Steps[Any]:
     try:
         session.queue(ask)
         if not (yield session, ask, session.patience_s + session.request_timeout_s):
-            raise StoreUnavailable(unanswered)
+            raise ask.unanswered(unanswered)
     except BaseException:
         ask.dropped = True
         raise
@@ -87,7 +87,7 @@ def sending(
         session.lane.start()
         raise
     if not settled:
-        raise StoreUnavailable(unanswered)
+        raise ask.unanswered(unanswered)
     if ask.error is not None:
         raise once_more(ask.error)
     return ask
@@ -101,8 +101,9 @@ def settling(session: Session, asks: Sequence[Ask]) -> Steps[None]:
     error = next((ask.error for ask in asks if ask.error is not None), None)
     if error is not None:
         raise once_more(error)
-    if not all(ask.settled for ask in asks):
-        raise StoreUnavailable("the store did not answer; what it may have granted is given back")
+    for ask in asks:
+        if not ask.settled:
+            raise ask.unanswered("the store did not answer; what it may have granted is given back")
 
 
 def begun(first: tuple[Session, Ask, float | None], steps: Steps[T]) -> Steps[T]:

@@ -205,6 +205,7 @@ class Session:
                 raise
             finally:
                 handler.connecting = False
+            self._trouble = None
             self.id = client.client_id[0]
             self._given_ms = round(read_ms * 3 / 2)  # kazoo waits for an answer for two thirds of the session
             self._news.set()
@@ -235,9 +236,7 @@ class Session:
             left = deadline.remaining()
             if left <= 0:
                 raise StoreUnavailable(
-                    f"ZooKeeper: no answer from {', '.join(self._settings.hosts)}"
-                    + (f" ({_words(self._trouble)})" if self._trouble else ""),
-                    maybe_applied=False,
+                    f"ZooKeeper: no answer from {', '.join(self._settings.hosts)}{self._why()}", maybe_applied=False
                 )
             self._news.wait(left)
             self._news.clear()
@@ -252,11 +251,12 @@ class Session:
         if self.over:
             raise StoreUnavailable("ZooKeeper: the session has expired", maybe_applied=False)
         if not self.client.connected:
-            raise StoreUnavailable(
-                f"ZooKeeper: the connection was lost ({_words(self._trouble)}), reconnecting", maybe_applied=False
-            )
+            raise StoreUnavailable(f"ZooKeeper: connection lost{self._why()}, reconnecting", maybe_applied=False)
         self.used_at = boot_now()
         return self
+
+    def _why(self) -> str:
+        return f" ({_words(self._trouble)})" if self._trouble else ""
 
     def _unreached(self, deadline: Deadline) -> Exception:
         cause = _first(ssl.SSLError, self._trouble)
