@@ -66,8 +66,7 @@ def place(url: SplitResult, options: dict[str, str]) -> Place:
     )
     for option in ("ssl_ca", "ssl_cert", "ssl_key"):
         _check_file(option, getattr(where, option))
-    at = unix_socket or f"{f'[{host}]' if ':' in host else host}:{where.port}"
-    return Place(f"mysql://{at}/{database}", where, table, _connector(driver))
+    return Place(f"mysql://{where.at}/{database}", where, table, _connector(driver))
 
 
 def _connector(driver: str) -> Callable[[Where, float], Link]:

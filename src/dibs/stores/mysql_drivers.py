@@ -50,6 +50,11 @@ class Where(NamedTuple):
     ssl_cert: str
     ssl_key: str
 
+    @property
+    def at(self) -> str:
+        """Where the server is, for people."""
+        return self.unix_socket or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
 
 class Answer(NamedTuple):
     affected: int

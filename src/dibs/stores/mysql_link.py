@@ -255,7 +255,7 @@ class Connection:
             return wire.receive(deadline)
         except TimedOut:
             self._give_up(wire)
-            raise StoreUnavailable(f"{self._shown} did not answer in time") from None
+            raise StoreUnavailable(f"{self._shown} on {self.where.at} did not answer in time") from None
         except ServerError as error:
             self._refuse(error)
         except BaseException:
@@ -285,7 +285,7 @@ class Connection:
     def _refuse(self, error: ServerError) -> NoReturn:
         """Raise what an error of the server means."""
         may_be_plain = self.where.ssl_mode in ("disabled", "preferred")
-        meaning, over = meant(error, self._shown, may_be_plain=may_be_plain, wrote=self.wrote)
+        meaning, over = meant(error, f"{self._shown} on {self.where.at}", may_be_plain=may_be_plain, wrote=self.wrote)
         if over:
             self.close()
         raise meaning from error
@@ -307,7 +307,8 @@ class Connection:
             return
         left = deadline.remaining()
         if left <= 0:
-            raise StoreUnavailable(f"{self._shown}: no time was left to connect", maybe_applied=self.wrote)
+            no_time = f"{self._shown} on {self.where.at}: no time was left to connect"
+            raise StoreUnavailable(no_time, maybe_applied=self.wrote)
         try:
             self._wire = Wire(self._connect(self.where, left))
         except ServerError as error:

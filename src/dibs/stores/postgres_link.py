@@ -24,7 +24,7 @@ from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsuppor
 from dibs.store import StoreBusy, TakesNoWrites
 from dibs.stores.postgres_errors import meant, told
 from dibs.stores.postgres_leftover import Leftover
-from dibs.stores.postgres_login import FACTS, LIMIT, SERVER_MIN, SETTINGS, connect, is_cut
+from dibs.stores.postgres_login import FACTS, LIMIT, SERVER_MIN, SETTINGS, connect, is_cut, shown
 from dibs.stores.postgres_wire import milliseconds
 from dibs.stores.tables import TablesMissing, with_tables
 
@@ -192,8 +192,9 @@ class Connection:
         except (TablesMissing, StoreBusy, SetupRequired):  # refused while preparing: the connection is fine
             raise
         except psycopg.Error as error:
+            broken = StoreUnavailable(f"{shown(pg)}: {' '.join(str(error).split())}")
             self.close()
-            raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
+            raise broken from error
         except StoreUnavailable:
             self._was_silent = True
             self.close()
@@ -268,8 +269,9 @@ class Connection:
                 pg.send_query(b"ROLLBACK")
                 self._results(pg, deadline)
         except psycopg.Error as error:
+            broken = StoreUnavailable(f"{shown(pg)}: {' '.join(str(error).split())}")
             self.close()
-            raise StoreUnavailable(f"PostgreSQL: {' '.join(str(error).split())}") from error
+            raise broken from error
         except BaseException:
             self.close()
             raise
@@ -281,7 +283,7 @@ class Connection:
         assert ready is not None
         while pg.flush():
             if not ready.writable(deadline.remaining()):
-                raise StoreUnavailable("PostgreSQL did not take the request in time")
+                raise StoreUnavailable(f"{shown(pg)} did not take the request in time")
             pg.consume_input()
         pipelined = pg.pipeline_status != pq.PipelineStatus.OFF
         answers: list[PGresult] = []
@@ -289,7 +291,7 @@ class Connection:
         while True:
             while pg.is_busy():
                 if not ready.readable(deadline.remaining()):
-                    raise StoreUnavailable("PostgreSQL did not answer in time")
+                    raise StoreUnavailable(f"{shown(pg)} did not answer in time")
                 pg.consume_input()
             result = pg.get_result()
             if result is None:
@@ -310,7 +312,7 @@ class Connection:
                 answers.append(result)
                 failed = result.status == pq.ExecStatus.FATAL_ERROR
         if not answers:
-            raise StoreUnavailable("PostgreSQL closed the connection")
+            raise StoreUnavailable(f"{shown(pg)} closed the connection")
         self._used_at = boot_now()
         return answers
 
@@ -344,8 +346,7 @@ class Connection:
         try:
             self._get_ready(self._pg, deadline)
             if self._hosts.several and (self.facts["recovery"] or self.facts["read_only"] != "off"):
-                at = b":".join((self._pg.host, self._pg.port)).decode()
-                raise TakesNoWrites(f"PostgreSQL on {at} takes no writes", maybe_applied=False)
+                raise TakesNoWrites(f"{shown(self._pg)} takes no writes", maybe_applied=False)
             if self._left.is_on(conninfo):
                 self._left.check(lambda sql, parameters: self.execute(sql, parameters, deadline))
         except BaseException:

@@ -81,13 +81,18 @@ def connect(conninfo: bytes, hosts: Hosts, deadline: Deadline) -> PGconn:
             ready, left = Readiness(pg.socket), deadline.remaining()
             writing = polled == pq.PollingStatus.WRITING
             if not (ready.writable(left) if writing else ready.readable(left)):
-                raise StoreUnavailable("PostgreSQL: connecting took too long", maybe_applied=False)
+                raise StoreUnavailable(f"{shown(pg)}: connecting took too long", maybe_applied=False)
     except BaseException:
         pg.finish()
         raise
     pg.nonblocking = 1
     hosts.known_good = True
     return pg
+
+
+def shown(pg: PGconn) -> str:
+    """The server at the other end of a connection that is not closed, for people."""
+    return f"PostgreSQL on {b':'.join((pg.host, pg.port)).decode()}"
 
 
 def is_cut(pg: PGconn, ready: Readiness) -> bool:
