@@ -108,7 +108,10 @@ class Queue:
         self.search_at = float("-inf")
         self.searched: str | None = None
 
-    def looked_back(self, began: float) -> None:
+    def looked_back(self, began: float, found: Found) -> None:
+        if found.full:  # so it has not looked at the priorities behind
+            reached = found.chosen[-1].rank
+            self.ranks |= dict.fromkeys(rank for rank in self.ranks if rank > reached)
         self.look_took_s = boot_now() - began
         self.look_at = began + max(LOOK_BACK_S, LOOK_BACK_PART * self.look_took_s)
 
@@ -135,7 +138,7 @@ class Takes:
             found = Found(take.n)
             self._choose(take, ranks, found, execute)
             queue.ranks = ranks | queue.ranks
-            queue.looked_back(began)
+            queue.looked_back(began, found)
         return self.claimed(take, found.chosen, execute) if found.chosen else None, found.spent
 
     def claimed(self, take: Take, chosen: Sequence[Row], execute: Execute) -> Taken:

@@ -165,7 +165,7 @@ class Turns:
             if look.full or (look.chosen and look_back):
                 break
         if look_back:
-            queue.looked_back(began)
+            queue.looked_back(began, looks[0])
         return self._claimed(take, looks, execute, deep)
 
     def _looked(self, take: Take, ranks: Ranks, execute: Execute) -> tuple[Found, bool]:

@@ -74,6 +74,20 @@ def what_was_passed_over_is_found(bench: Bench) -> None:
 
 
 @case("the order of jobs")
+def what_is_given_back_has_its_place(bench: Bench) -> None:
+    """Jobs that were given back are the next that are taken, the urgent ones as well as the others behind them."""
+    for group_limit in (0, 1):
+        queue = Queue(bench)
+        queue.put(NewJob("now", 7), *"abcd")
+        for _ in range(2):
+            taken = queue.taken(2, group_limit=group_limit)
+            queue.finish(taken, BACK)
+            equal(payloads(taken), ["now", "a"], f"the first two, with a limit of {group_limit}")
+        equal(queue.payloads(1, group_limit=group_limit), ["now"], "one that was given back")
+        equal(queue.payloads(3, group_limit=group_limit), ["a", "b", "c"], "the other, and who comes after it")
+
+
+@case("the order of jobs")
 def delayed_jobs(bench: Bench) -> None:
     """A job with a delay, or a time, is not taken before; whoever finds nothing is told when it is due."""
     queue = Queue(bench)
