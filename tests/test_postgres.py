@@ -522,7 +522,7 @@ def test_what_a_killed_server_leaves_is_told_in_one_line(own_postgres: PostgresS
     with dibs.connect(own_postgres.url(), patience=0) as client:
         client.ping()
         own_postgres.kill()
-        with pytest.raises(dibs.StoreUnavailable, match="PostgreSQL on .*: ") as told:
+        with pytest.raises(dibs.StoreUnavailable, match=r"PostgreSQL on .*: ") as told:
             client.ping()
         assert "\n" not in str(told.value)
 

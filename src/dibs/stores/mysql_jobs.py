@@ -105,6 +105,11 @@ class MySQLJobs:
         elsewhere = any(finish.elsewhere for finish in finishes)
         if elsewhere and len(finishes) > 1:
             return [self._finish([finish], deadline)[0] for finish in finishes]
+        for finish in finishes:
+            if finish.end == BACK:
+                self._takes.look_back(finish.name)
+            else:
+                self._takes.ended(finish.name, finish.ids)
         end_all = ends.end_unless_locked if elsewhere else ends.end_all
         if all(map(ends.is_plain, finishes)) and not elsewhere:
             try:
@@ -116,9 +121,6 @@ class MySQLJobs:
             done = self._transaction(partial(end_all, finishes, self._text), deadline)
         except RowBusy as error:
             return [error]
-        for finish in finishes:
-            if finish.end == BACK:
-                self._takes.look_back(finish.name)
         if any(finish.end == DONE and finish.keep > 0 for finish in finishes):
             self._drop_old(deadline)
         return done

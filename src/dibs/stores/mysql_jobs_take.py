@@ -5,8 +5,9 @@ UPDATE by the primary key claims it. Nothing in it waits for anybody.
 
 *Where to look.* Rows of jobs that are done stay in the index for a while, for as long as some transaction may want to
 see them, and a scan has to pass over them. So it begins where the last one of this connection ended, in each priority.
-What lies before is looked at when nothing else is found, and every now and then (LOOK_BACK_S). Nothing rests on these
-places but speed. Priorities that are not known are scanned from their beginnings.
+What lies before is looked at when nothing else is found, and every now and then (LOOK_BACK_S). The end of a job of a
+group may give its turn to one that was passed over: it most likely stands behind that job, so the next scan begins
+there. Nothing rests on these places but speed. Priorities that are not known are scanned from their beginnings.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SCANS_MAX = 100
 # Queues whose places are remembered.
 QUEUES_MAX = 1000
+# Of so many jobs of groups it is remembered where they were when they were claimed.
+GROUPED_MAX = 10_000
 # A take that finds some, but fewer than it asked for, looks back only where the last such look was as short as this.
 SHORT_LOOK_S = 0.05
 
@@ -101,12 +104,29 @@ class Queue:
 
     def __init__(self) -> None:
         self.ranks: Ranks = {}
+        #: Where jobs of groups that are worked stand.
+        self._grouped: dict[int, tuple[int, str]] = {}
         #: When to look back, by the boot clock, and how long it took the last time.
         self.look_at = float("-inf")
         self.look_took_s = 0.0
         #: When to search, and behind which group (see dibs.stores.mysql_jobs_turns).
         self.search_at = float("-inf")
         self.searched: str | None = None
+
+    def claimed(self, chosen: Sequence[Row], *, grouped: bool) -> None:
+        self.ranks |= {row.rank: (row.due_at, row.id) for row in chosen}
+        if grouped:
+            if len(self._grouped) >= GROUPED_MAX:
+                self._grouped.clear()
+            self._grouped |= {row.id: (row.rank, row.due_at) for row in chosen if row.group is not None}
+
+    def ended(self, jobs: Sequence[int]) -> None:
+        """These jobs have ended; of those that were of a group, the next may be taken."""
+        for job in jobs:
+            rank, due_at = self._grouped.pop(job, (0, ""))
+            end = self.ranks.get(rank)
+            if due_at and end is not None and end > (due_at, job) and self.look_took_s <= SHORT_LOOK_S:
+                self.ranks[rank] = due_at, job
 
     def looked_back(self, began: float, found: Found) -> None:
         if found.full:  # so it has not looked at the priorities behind
@@ -143,7 +163,7 @@ class Takes:
 
     def claimed(self, take: Take, chosen: Sequence[Row], execute: Execute) -> Taken:
         """Inside a transaction: claim these, which it has locked, and remember where they were."""
-        self.queue(take.name).ranks |= {row.rank: (row.due_at, row.id) for row in chosen}
+        self.queue(take.name).claimed(chosen, grouped=take.group_limit > 0)
         token, now_us = max(row.token for row in chosen) + 1, chosen[0].now_us
         crashed = ",".join(str(row.id) for row in chosen if row.crashed) or "0"
         places = sql.at_places(hexed(take.name), [(row.rank, row.due_at, row.id) for row in chosen])
@@ -155,6 +175,9 @@ class Takes:
     def look_back(self, name: str) -> None:
         """With the next take: jobs were put back in their places."""
         self.queue(name).look_at = float("-inf")
+
+    def ended(self, name: str, jobs: Sequence[int]) -> None:
+        self.queue(name).ended(jobs)
 
     def again(self, take: Take, ask: Execute) -> Taken | None:
         """What the claim has already, which goes on for ``ttl`` seconds at least."""

@@ -188,8 +188,10 @@ class PostgresJobs:
                 first = group[0][1]
                 if first.end == BACK:
                     self._takes.given_back(first.name, result)
-                elif integer(result.get_value(0, 1)):
-                    self._with_room.add(first.name)
+                else:
+                    self._takes.ended(first.name, found, deadline.now())
+                    if integer(result.get_value(0, 1)):
+                        self._with_room.add(first.name)
                 for i, request in group:
                     outcomes[i] = Finished(_others(request, found))
 

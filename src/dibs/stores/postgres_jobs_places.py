@@ -4,8 +4,9 @@ The order is that of an index: rank (the greatest priority has the smallest), du
 entries in the index, which cannot be removed while any transaction of the database is older than their end, and each
 scan would pass over all of them. So the end of the last take is remembered for each rank, and the next one looks on
 from there. What lies behind is looked at, too, whenever a take finds fewer than it asked for, unless that has turned
-out to be slow; and first of all from time to time. Whether there is anything at all in the ranks between and around
-those that are known is looked at each time, since an urgent job may be there.
+out to be slow; and first of all from time to time. The end of a job of a group may give its turn to one that was passed
+over: it most likely stands behind that job, so the next take looks on from there. Whether there is anything at all in
+the ranks between and around those that are known is looked at each time, since an urgent job may be there.
 
 Nothing rests on what is remembered but how soon a job is found.
 """
@@ -20,6 +21,8 @@ from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX
 # Of so many queues the places are remembered, and of so many claims that they were asked for.
 QUEUES_MAX = 1_000
 CLAIMS_MAX = 1_000
+# Of so many jobs of groups it is remembered where they were when they were claimed.
+GROUPED_MAX = 10_000
 # Looking behind is done by every take that finds too few, as long as it takes no longer than this.
 LOOK_CHEAP_S = 0.002
 _ID_MAX = 2**63 - 1
@@ -46,6 +49,8 @@ class Place:
         self._ends: dict[int, tuple[int, int] | None] = dict.fromkeys([0, *ranks])
         #: The last claims that were asked for.
         self.claims: dict[str, None] = {}
+        #: Where jobs of groups that are worked stood: rank and due.
+        self._grouped: dict[int, tuple[int, int]] = {}
         self._looked_at = float("-inf")
         self._took: tuple[float, float] = (0.0, 0.0)
 
@@ -74,7 +79,7 @@ class Place:
         """Begin at the beginning, of these ranks and those that were known."""
         self._ends = dict.fromkeys([*self._ends, *ranks])
 
-    def ended(self, rank: int, due: int, job: int) -> None:
+    def took(self, rank: int, due: int, job: int) -> None:
         """A take has ended there."""
         before = self._ends.get(rank)
         if before is None or before < (due, job):
@@ -85,6 +90,17 @@ class Place:
         end = self._ends.get(rank)
         if end is not None and end >= (due, job):
             self._ends[rank] = due, job - 1
+
+    def claimed_in_group(self, rank: int, due: int, job: int) -> None:
+        if len(self._grouped) >= GROUPED_MAX:
+            self._grouped.clear()
+        self._grouped[job] = rank, due
+
+    def ended(self, job: int, now: float) -> None:
+        """That job has ended; if it was of a group, the next of that may be taken."""
+        stood = self._grouped.pop(job, None)
+        if stood is not None and self.may_look_behind(now):
+            self.given_back(*stood, job)
 
     def asked(self, claim_id: str) -> bool:
         """Remember that claim; whether it was there already."""

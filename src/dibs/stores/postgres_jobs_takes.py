@@ -11,6 +11,8 @@ from dibs.stores.postgres_jobs_turns import Turns
 from dibs.stores.postgres_wire import elements, float8, numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from psycopg.pq.abc import PGresult
 
     from dibs.clock import Deadline
@@ -35,6 +37,13 @@ class Takes:
             columns = [elements(result.get_value(0, column)) for column in (1, 2, 0)]
             for rank, due, job in zip(*columns, strict=True):
                 place.given_back(rank, due, job)
+
+    def ended(self, name: str, jobs: Iterable[int], now: float) -> None:
+        """These jobs will not be claimed again, or not soon."""
+        place = self._places.get(name)
+        if place is not None:
+            for job in jobs:
+                place.ended(job, now)
 
     def take(self, request: Take, deadline: Deadline) -> Taken | Held:
         name = request.name
@@ -115,8 +124,13 @@ class Takes:
             took_s, everything = wire.took_s(result), behind
         rows, exhausted = wire.claimed(result)
         for rank, end in {job.rank: (job.due_at, job.id) for job, _ in rows}.items():
-            place.ended(rank, *end)
-        return _Found(wire.taken(result, rows) if rows else None, exhausted, took_s, everything)
+            place.took(rank, *end)
+        taken = wire.taken(result, rows) if rows else None
+        if taken is not None and request.group_limit:
+            for (job, _), told in zip(rows, taken.jobs, strict=True):
+                if told.group is not None:
+                    place.claimed_in_group(job.rank, job.due_at, job.id)
+        return _Found(taken, exhausted, took_s, everything)
 
 
 class _Found(NamedTuple):

@@ -143,6 +143,24 @@ def groups_in_order(bench: Bench) -> None:
 
 
 @case("the order of jobs")
+def groups_that_stand_before_others(bench: Bench) -> None:
+    """When a job of a group has ended, the next of it is taken before what stands behind it."""
+
+    def in_turn() -> bool:
+        queue = Queue(bench)
+        queue.put(*[NewJob(f"in {number}", group="g") for number in range(4)], *map(str, range(BACKLOG)))
+        seen: list[str | bytes] = []
+        for _ in range(4):
+            taken = queue.taken(2, group_limit=1)
+            seen += payloads(taken)
+            queue.finish(taken)
+        return seen == ["in 0", "0", "in 1", "1", "in 2", "2", "in 3", "3"]
+
+    # A store may look there later while it takes long to look, as everything does on a busy machine.
+    until(in_turn, "jobs of a group are passed over")
+
+
+@case("the order of jobs")
 def groups_with_a_limit(bench: Bench) -> None:
     """With a limit of n at most n jobs of a group are claimed at a time, also over many connections at once."""
     queue = Queue(bench)
