@@ -239,7 +239,7 @@ def test_takes_look_on_from_where_the_last_ended() -> None:
     """What was passed is looked at last, from time to time first; whether there are other priorities, always."""
     largest = 2**63 - 1
     place = Place([0, 5])
-    place.ended(0, 1000, 7)
+    place.passed(0, 1000, 7)
     assert place.stretches(behind=True) == [
         Stretch(0, 1000, 7, None, largest),
         Stretch(5, None, 0, None, largest),
@@ -256,6 +256,25 @@ def test_takes_look_on_from_where_the_last_ended() -> None:
         place.looked_behind(100.0, 0.5)
     assert not place.may_look_behind(109.9)
     assert place.may_look_behind(110.0)
+
+
+def test_takes_look_on_from_where_a_job_of_a_group_has_ended() -> None:
+    """The next of the group most likely stands behind it; unless such looks have turned out to be slow."""
+    largest = 2**63 - 1
+    place = Place([])
+    for job in (3, 4, 5):
+        place.claimed_in_group(0, 500, job)
+    place.passed(0, 1000, 7)
+    place.ended(6, 1.0)  # of no group
+    assert place.stretches(behind=False) == [Stretch(0, 1000, 7, None, largest)]
+    place.ended(4, 1.0)
+    assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
+    place.ended(5, 1.0)
+    assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
+    for _ in range(2):
+        place.looked_behind(2.0, 0.5)
+    place.ended(3, 3.0)
+    assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
 
 
 def test_jobs_are_found_while_a_transaction_keeps_dead_rows(queue: Queue, postgres_url: str) -> None:

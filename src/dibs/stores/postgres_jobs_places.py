@@ -79,7 +79,7 @@ class Place:
         """Begin at the beginning, of these ranks and those that were known."""
         self._ends = dict.fromkeys([*self._ends, *ranks])
 
-    def took(self, rank: int, due: int, job: int) -> None:
+    def passed(self, rank: int, due: int, job: int) -> None:
         """A take has ended there."""
         before = self._ends.get(rank)
         if before is None or before < (due, job):

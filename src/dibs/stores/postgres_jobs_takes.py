@@ -124,7 +124,7 @@ class Takes:
             took_s, everything = wire.took_s(result), behind
         rows, exhausted = wire.claimed(result)
         for rank, end in {job.rank: (job.due_at, job.id) for job, _ in rows}.items():
-            place.took(rank, *end)
+            place.passed(rank, *end)
         taken = wire.taken(result, rows) if rows else None
         if taken is not None and request.group_limit:
             for (job, _), told in zip(rows, taken.jobs, strict=True):
