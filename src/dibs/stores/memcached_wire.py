@@ -78,7 +78,7 @@ class Connection:
         self._run(flight, deadline)
         if flight.error is not None:
             self.close()
-            raise StoreUnavailable(f"memcached at {self._place.shown} did not understand: {shown(flight.error)}")
+            raise StoreUnavailable(f"{self._place.shown} did not understand: {shown(flight.error)}")
         return flight.replies
 
     def ask(self, command: str, deadline: Deadline) -> list[str]:
@@ -96,7 +96,7 @@ class Connection:
             flight.run(deadline)
         except (OSError, ValueError) as error:
             self.close()
-            text = f"memcached at {self._place.shown}: {error}"
+            text = f"{self._place.shown}: {error}"
             raise StoreUnavailable(text, maybe_applied=flight.begun) from error
         except BaseException:
             # Ctrl-C. What was sent will be done; were that to happen after the release that follows on another
@@ -254,26 +254,26 @@ class Place(NamedTuple):
         return client
 
     def _translated(self, error: Exception, deadline: Deadline) -> Exception:
-        text = f"memcached at {self.shown}: {str(error) or 'it closed the connection without a word'}"
+        text = f"{self.shown}: {str(error) or 'it closed the connection without a word'}"
         unknown = isinstance(error, pymemcache.MemcacheUnknownCommandError)
         cut = isinstance(error, pymemcache.MemcacheUnexpectedCloseError) or was_cut(error)
         if unknown or isinstance(error, ssl.SSLError) or (cut and not self.known_good):
             # At its limit memcached answers whatever comes by an ERROR, in text also where it wants TLS, and closes.
             said = heard(self.server, b"version\r\n", deadline)
             if said.startswith(_FULL) or (unknown and (self.known_good or said.startswith(_LETS_IN))):
-                full = f"memcached at {self.shown} has too many open connections: raise its -c, or close some"
+                full = f"{self.shown} has too many open connections: raise its -c, or close some"
                 return StoreUnavailable(full, maybe_applied=False)
         if unknown:
             return SetupRequired(f"what answers at {self.shown} is not memcached, or does not speak text ({error})")
         if cut:
             wanted = None if self.known_good else self._wanted(deadline)
             if wanted is not None:
-                return SetupRequired(f"memcached at {self.shown} closed the connection without a word: it {wanted}")
+                return SetupRequired(f"{self.shown} closed the connection without a word: it {wanted}")
         elif isinstance(error, TimeoutError):
             if not self.known_good and self._wants_sasl(deadline):
-                return SetupRequired(f"memcached at {self.shown} says nothing: it {_SASL}")
+                return SetupRequired(f"{self.shown} says nothing: it {_SASL}")
         elif isinstance(error, pymemcache.MemcacheClientError):
-            return SetupRequired(f"memcached at {self.shown} refuses user or password, or wants one in the URL")
+            return SetupRequired(f"{self.shown} refuses user or password, or wants one in the URL")
         elif isinstance(error, pymemcache.MemcacheUnknownError):
             return SetupRequired(f"what answers at {self.shown} is not memcached, or does not speak text ({error})")
         elif isinstance(error, PermissionError) or (isinstance(error, ssl.SSLError) and not self.known_good):
