@@ -392,8 +392,8 @@ def test_who_asks_during_a_look_is_looked_for(sqlite_url: str, monkeypatch: pyte
         assert first is not None
         assert second is not None
         waits = [pool.submit(client.lock("first").acquire, timeout=30)]
-        waiting = client._desk.session().waiting
-        eventually(lambda: waiting._asleep and waiting._bell is not None, "it does not sleep")
+        # It has asked once more, too, when it began to look.
+        eventually(lambda: looks and client._desk.session().waiting._asleep, "it does not sleep")
         answer = Holdup(lambda requests: any(request.name == "default:second" for request in requests))
         between.after = answer
         waits.append(pool.submit(client.lock("second").acquire, timeout=30))
