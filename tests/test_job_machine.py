@@ -9,7 +9,6 @@ everything at each take.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,10 +18,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from dibs.busy import patiently
 from dibs.clock import Deadline, RealClock
 from dibs.connecting import locate
 from dibs.jobs import (
     BACK,
+    CLAIMED,
     DEAD,
     DONE,
     ENDS,
@@ -42,9 +43,10 @@ from dibs.jobs import (
     Take,
     Taken,
 )
-from dibs.store import Held, StoreBusy
+from dibs.store import Held
 from dibs.stores import mysql_jobs_take, postgres_jobs_places, sqlite_jobs_turns
 from dibs.stores.memory import MemoryStore, Shelf
+from tests.waits import eventually, soon
 
 CLOCK = RealClock()
 LONG_S = 3600.0
@@ -116,12 +118,8 @@ class JobComparison(RuleBasedStateMachine):
         return ours
 
     def _asked(self, side: int, ask: Callable[[int, Any, Deadline], Any]) -> Any:
-        for _ in range(1000):
-            try:
-                return ask(side, self.sides[side], Deadline(CLOCK, CLOCK.now() + 10))
-            except StoreBusy:
-                CLOCK.sleep(0.002)
-        raise AssertionError("the store stays too busy")
+        by = soon()
+        return patiently(lambda: ask(side, self.sides[side], by), CLOCK, by.at, lambda: False, lambda error: None)
 
     def _known(self, side: int, ids: Iterable[int]) -> list[str]:
         return sorted(self.label_of[side].get(job, "?") for job in ids)
@@ -202,12 +200,17 @@ class JobComparison(RuleBasedStateMachine):
             return
         self.expired = True
         tokens: dict[int, int] = {}
-        self.note(tokens, self.take_by_both(self.take_request(n, SHORT_S), tokens))
-        time.sleep(SHORT_S * 1.2)
+        taken = self.take_by_both(self.take_request(n, SHORT_S), tokens)
+        self.note(tokens, taken)
+        labels = {label for label, _ in taken}
+        eventually(lambda: not any(labels & self._asked(side, self.claimed) for side in (0, 1)), "they do not expire")
         for _ in range(2 + 2 * n):
             take = self.take_request(ALL)
             for side in (0, 1):
                 self._asked(side, partial(self.take_and_give_back, take))
+
+    def claimed(self, side: int, queue: Any, by: Deadline) -> set[str]:
+        return {self.label_of[side][job.id] for job in queue.jobs_in(self.name, CLAIMED, ALL, by)}
 
     def take_and_give_back(self, take: Take, side: int, queue: Any, by: Deadline) -> None:
         (taken,) = queue.act([take], by)

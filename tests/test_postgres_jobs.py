@@ -265,15 +265,15 @@ def test_takes_look_on_from_where_a_job_of_a_group_has_ended() -> None:
     for job in (3, 4, 5):
         place.claimed_in_group(0, 500, job)
     place.passed(0, 1000, 7)
-    place.ended(6, 1.0)  # of no group
+    place.ended([6], 1.0)  # of no group
     assert place.stretches(behind=False) == [Stretch(0, 1000, 7, None, largest)]
-    place.ended(4, 1.0)
+    place.ended([4], 1.0)
     assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
-    place.ended(5, 1.0)
+    place.ended([5], 1.0)
     assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
     for _ in range(2):
         place.looked_behind(2.0, 0.5)
-    place.ended(3, 3.0)
+    place.ended([3], 3.0)
     assert place.stretches(behind=False) == [Stretch(0, 500, 3, None, largest)]
 
 

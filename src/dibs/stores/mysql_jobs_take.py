@@ -122,7 +122,7 @@ class Queue:
 
     def ended(self, jobs: Sequence[int]) -> None:
         """These jobs have ended; of those that were of a group, the next may be taken."""
-        for job in jobs:
+        for job in jobs if self._grouped else ():
             rank, due_at = self._grouped.pop(job, (0, ""))
             end = self.ranks.get(rank)
             if due_at and end is not None and end > (due_at, job) and self.look_took_s <= SHORT_LOOK_S:
@@ -177,7 +177,9 @@ class Takes:
         self.queue(name).look_at = float("-inf")
 
     def ended(self, name: str, jobs: Sequence[int]) -> None:
-        self.queue(name).ended(jobs)
+        queue = self._queues.get(name)
+        if queue is not None:
+            queue.ended(jobs)
 
     def again(self, take: Take, ask: Execute) -> Taken | None:
         """What the claim has already, which goes on for ``ttl`` seconds at least."""

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from dibs._typing import NamedTuple
+from dibs._typing import TYPE_CHECKING, NamedTuple
 from dibs.jobs import LOOK_BACK_PART, LOOK_BACK_S, PRIORITY_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Of so many queues the places are remembered, and of so many claims that they were asked for.
 QUEUES_MAX = 1_000
@@ -96,11 +99,12 @@ class Place:
             self._grouped.clear()
         self._grouped[job] = rank, due
 
-    def ended(self, job: int, now: float) -> None:
-        """That job has ended; if it was of a group, the next of that may be taken."""
-        stood = self._grouped.pop(job, None)
-        if stood is not None and self.may_look_behind(now):
-            self.given_back(*stood, job)
+    def ended(self, jobs: Iterable[int], now: float) -> None:
+        """These jobs have ended; of those that were of a group, the next may be taken."""
+        for job in jobs if self._grouped else ():
+            stood = self._grouped.pop(job, None)
+            if stood is not None and self.may_look_behind(now):
+                self.given_back(*stood, job)
 
     def asked(self, claim_id: str) -> bool:
         """Remember that claim; whether it was there already."""

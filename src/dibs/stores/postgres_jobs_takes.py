@@ -42,8 +42,7 @@ class Takes:
         """These jobs will not be claimed again, or not soon."""
         place = self._places.get(name)
         if place is not None:
-            for job in jobs:
-                place.ended(job, now)
+            place.ended(jobs, now)
 
     def take(self, request: Take, deadline: Deadline) -> Taken | Held:
         name = request.name
