@@ -935,6 +935,30 @@ def test_a_lease_that_has_just_run_out_is_dropped_in_silence(client: dibs.Client
     gc.collect()
 
 
+@pytest.mark.parametrize("kind", ["lock", "multilock"])
+def test_a_lease_that_is_interrupted_as_it_is_made_is_not_dropped(
+    client: dibs.Client, other: dibs.Client, kind: str
+) -> None:
+    """A Ctrl-C between its making and the first line that keeps it: it is given back, and nobody is warned of it."""
+    lock: dibs.Lock | dibs.MultiLock = client.lock("made") if kind == "lock" else client.multilock(["also", "made"])
+    core: Any = lock._core
+    make = core._make_lease
+
+    def interrupted(session: Any, hold: Any, name: str) -> Any:
+        lease = make(session, hold, name)
+        if name == "made":
+            del lease
+            raise KeyboardInterrupt
+        return lease
+
+    core._make_lease = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    gc.collect()
+    with other.multilock(["also", "made"], timeout=5):
+        pass
+
+
 def test_a_lease_that_a_lock_remembers_is_not_dropped(client: dibs.Client) -> None:
     """`lock.acquire()` without keeping the lease is the standard library's style: the lock keeps it."""
     lock = client.lock("kept")

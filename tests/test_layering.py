@@ -681,8 +681,9 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.lock_order": {"dibs.errors", "dibs.hold"},
     "dibs.rings": {"dibs.hold", "dibs.waiting", "dibs.notes", "dibs.lock_order"},
     # The session, and the desk at which both faces stand.
+    "dibs.dropped": {"dibs.hold"},
     "dibs.keeper": {*CONTRACT, "dibs.ask", "dibs.before", "dibs.hold", "dibs.renewer", "dibs.threads"},
-    "dibs.session": CONTRACT | DATA | LANES | {"dibs.keeper", "dibs.rings", "dibs.threads"},
+    "dibs.session": CONTRACT | DATA | LANES | {"dibs.dropped", "dibs.keeper", "dibs.rings", "dibs.threads"},
     "dibs.renewing": {*CONTRACT, "dibs.ask", "dibs.hold"},
     "dibs.promises": {"dibs.errors", "dibs.store"},
     "dibs.observing": {"dibs.errors", "dibs.names", "dibs.store", "dibs.trust"},
@@ -697,12 +698,10 @@ ALLOWED: dict[str, set[str]] = {
     # Primitives.
     "dibs.lost": {"dibs.hold", "dibs.names"},
     "dibs.copies": {"dibs.errors"},
-    "dibs.dropped": {"dibs.hold"},
     "dibs.lease": {
         *CONTRACT,
         *DATA,
         "dibs.copies",
-        "dibs.dropped",
         "dibs.door",
         "dibs.guarding",
         "dibs.handover",
@@ -710,11 +709,12 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.renewing",
     },
     "dibs.grips": {"dibs.errors", "dibs.owners"},
-    "dibs.lock": {*CONTRACT, *DATA, "dibs.grips", "dibs.lease"},
+    "dibs.lock": {*CONTRACT, *DATA, "dibs.dropped", "dibs.grips", "dibs.lease"},
     # The verbs of the face for threads, which the lock objects below share (those for tasks are in dibs.aio).
     "dibs.lockable": {"dibs.errors", "dibs.owners", "dibs.steps", "dibs.grips", "dibs.lease", "dibs.lock"},
     "dibs.multilock": {
         "dibs.copies",
+        "dibs.dropped",
         "dibs.errors",
         "dibs.hold",
         "dibs.names",

@@ -13,6 +13,8 @@ from dibs._typing import TYPE_CHECKING
 from dibs.hold import HELD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dibs.hold import Hold
     from dibs.session import Session
 
@@ -24,6 +26,17 @@ class Watch(ref[object]):
 
     hold: Hold
     session: Session
+
+
+def watch(made: object, hold: Hold, session: Session, dropped: Callable[[Watch], None]) -> None:
+    """Have ``told`` or ``quietly`` called when what was made of the hold is collected, from now on.
+
+    To be called once that is kept somewhere: a Ctrl-C that comes as it is made drops it, and whoever was about to keep
+    it gives the hold back. Nobody has dropped a lease then.
+    """
+    hold.watch = it = Watch(made, dropped)
+    it.hold = hold
+    it.session = session
 
 
 def quietly(watch: Watch) -> None:

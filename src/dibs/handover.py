@@ -149,7 +149,7 @@ def taking_over(
         if type(hold) is not Hold:
             return None
         lease = make_lease(session, hold, name)
-        if not session.made(hold):
+        if not session.made(lease, hold):
             raise LeaseLost(f"the lease on {name!r} was taken over, and this process then slept until it had ended")
         return lease
     except BaseException:

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 
 from dibs._typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from dibs.dropped import Watch, quietly
+from dibs.dropped import quietly, watch
 from dibs.errors import DibsError, LeaseLost
 from dibs.hold import LOST
 from dibs.job_hold import JobHold, finish
@@ -58,9 +58,7 @@ class Claim:
         #: Since when its jobs are worked: those of one batch one after the other. None where somebody else counts that.
         self.worked_from: float | None = session.clock.now()
         self.hold = hold
-        hold.watch = watch = Watch(self, quietly)
-        watch.hold = hold
-        watch.session = session
+        watch(self, hold, session, quietly)
         self.queue = queue
         #: For how long results are kept.
         self.keep_s = keep_s

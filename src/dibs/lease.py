@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
-from dibs.dropped import Watch, told
 from dibs.errors import DibsError, InvalidOption, LeaseLost
 from dibs.hold import HELD, LOST, RELEASED
 from dibs.lost import Lost
@@ -42,9 +41,6 @@ class LeaseFacts:
         self._hold = hold
         self._name = name
         hold.given = True
-        hold.watch = watch = Watch(self, told)
-        watch.hold = hold
-        watch.session = session
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
+from dibs.dropped import told, watch
 from dibs.errors import LockTimeout, WouldDeadlock, once_more
 from dibs.grips import Gripped
 from dibs.hold import HELD, Hold
@@ -93,7 +94,7 @@ class LockCore(Gripped[L]):
                 if hold is None:
                     return None
             lease = self._make_lease(session, hold, self.name)
-            if session.made(hold):
+            if session.made(lease, hold):
                 if gripped:
                     self._grip(owner, lease)
                 return lease
@@ -240,7 +241,9 @@ def obtain_all(cores: Sequence[LockCore[L]], owner: object, within_s: float) -> 
             settled = ask.settled or (yield session, ask, max(0.0, end - session.clock.now()))
             hold = core._answered(session, ask, settled)
             if hold is not None and hold.state == HELD and session.clock.now() < hold.trusted_until:
-                leases.append(core._make_lease(session, hold, core.name))
+                lease = core._make_lease(session, hold, core.name)
+                leases.append(lease)
+                watch(lease, hold, session, told)
             else:
                 leases.append(None)
         return leases

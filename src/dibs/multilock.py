@@ -22,6 +22,7 @@ before the others are there is asked for again, with all the rest.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dibs.dropped import told, watch
 from dibs.errors import DibsError, InvalidName, InvalidOption, LeaseLost
 from dibs.grips import Gripped
 from dibs.lease import Lease, LeaseFacts, releasing_all
@@ -281,7 +282,8 @@ class MultiCore(Gripped[M], Generic[M, L]):
         if not session.give(*[each._hold for each in had.values()]):
             return None
         for each in had.values():
-            made[each._name] = self._make_lease(session, each._hold, each._name)  # nothing is called in between
+            made[each._name] = lease = self._make_lease(session, each._hold, each._name)
+            watch(lease, each._hold, session, told)
         return self._make({name: made[name] for name in self.names})
 
     def _drop_all(self, had: Iterable[LeaseFacts | None]) -> None:

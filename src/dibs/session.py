@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from dibs._typing import TYPE_CHECKING, Any, TypeVar
 from dibs.ask import Act, Ask
 from dibs.clock import Deadline, RealClock
+from dibs.dropped import told, watch
 from dibs.errors import StoreUnavailable
 from dibs.hold import HELD, Hold
 from dibs.holdings import Holdings
@@ -187,12 +188,13 @@ class Session:
                 hold.given = True
         return True
 
-    def made(self, hold: Hold) -> bool:
+    def made(self, lease: object, hold: Hold) -> bool:
         """Whether the Lease that was just made of this is its caller's; if not, it is unmade.
 
         Looked at when it is made: whoever finds it over from now on tells its holder, whoever did before told nobody.
         """
         if hold.state == HELD and self.clock.now() < hold.trusted_until:
+            watch(lease, hold, self, told)
             return True
         with self.mutex:
             if not hold.loud:

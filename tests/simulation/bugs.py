@@ -347,7 +347,7 @@ BUGS = (
         "who does not wait is refused, whatever the store has said",
         ("accuracy",),
         210,
-        (Edit(LockCore, "obtain", "if session.made(hold):", "if limit_s != 0 and session.made(hold):"),),
+        (Edit(LockCore, "obtain", "if session.made(lease, hold):", "if limit_s != 0 and session.made(lease, hold):"),),
     ),
     Bug(
         "a call that is given no time",
