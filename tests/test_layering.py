@@ -815,7 +815,16 @@ ALLOWED: dict[str, set[str]] = {
     "dibs.workers": {"dibs.errors", "dibs.lock", "dibs.owners", "dibs.steps", "dibs.crew", "dibs.worker_signals"},
     "dibs.tries": {*CONTRACT, *DATA, "dibs.once_keys"},
     "dibs.batch": {*CONTRACT, *DATA, "dibs.door", "dibs.guarding", "dibs.lease", "dibs.tries"},
-    "dibs.claiming": {*CONTRACT, *DATA, "dibs.batch", "dibs.columns", "dibs.once_keys", "dibs.searching", "dibs.tries"},
+    "dibs.claiming": {
+        *CONTRACT,
+        *DATA,
+        "dibs.batch",
+        "dibs.columns",
+        "dibs.dropped",
+        "dibs.once_keys",
+        "dibs.searching",
+        "dibs.tries",
+    },
     "dibs.claims": {*DATA, "dibs.batch", "dibs.claiming", "dibs.entry", "dibs.errors"},
     "dibs.searching": {*CONTRACT, *DATA, "dibs.batch", "dibs.once_keys", "dibs.queries"},
     # Faces.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dibs._typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dibs.batch import BatchFacts, Ends, Item
 from dibs.columns import check_place, name_of
+from dibs.dropped import told, watch
 from dibs.errors import InvalidName, InvalidOption, StoreUnavailable, Unsupported
 from dibs.hold import Hold
 from dibs.names import check_name, check_seconds, check_stop
@@ -196,7 +197,9 @@ class ClaimsCore(Generic[B]):
             yield from settling(session, asks)
             for (key, value), ask in zip(part, asks, strict=True):
                 if type(ask.outcome) is Hold:
-                    won.append(self._make_item(session, ask.outcome, f"{self.source}/{key}", key, value, ends))
+                    item = self._make_item(session, ask.outcome, f"{self.source}/{key}", key, value, ends)
+                    won.append(item)
+                    watch(item, ask.outcome, session, told)
                 else:
                     (missing if type(ask.outcome) is Gone else busy).append(value)
                 taken += 1
