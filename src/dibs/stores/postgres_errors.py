@@ -27,13 +27,13 @@ def told(result: PGresult) -> tuple[str, str]:
     return code, (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
 
 
-def meant(result: PGresult, planned: bool) -> tuple[Exception, bool]:
-    """What an error means, and whether nothing more can be said on that connection.
+def meant(result: PGresult, server: str, planned: bool) -> tuple[Exception, bool]:
+    """What an error of this server means, and whether nothing more can be said on that connection.
 
     ``planned``: the statements are those of earlier calls.
     """
     code, words = told(result)
-    text = f"PostgreSQL: {words} ({code})"
+    text = f"{server}: {words} ({code})"
     if code in ("42P01", "3F000", "42703"):  # no such table, schema, column
         return TablesMissing(text), False
     if code == "23502" and result.error_field(pq.DiagnosticField.COLUMN_NAME) == b"fencing_token":

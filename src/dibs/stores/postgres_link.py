@@ -320,7 +320,7 @@ class Connection:
         """Raise what an error of the server means; ``planned``: the statements are those of earlier calls."""
         if result.status in _WELL:
             return result
-        error, over = meant(result, planned)
+        error, over = meant(result, "PostgreSQL" if self._pg is None else shown(self._pg), planned)
         if over or self._pg is None or self._pg.status != pq.ConnStatus.OK:
             self.close()
         raise error
