@@ -146,6 +146,34 @@ def test_an_alarm_is_not_taken_for_the_stores(server: str, request: pytest.Fixtu
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize(
+    "server", ["own_postgres", "own_mysql", "own_redis", "own_memcached", "own_etcd", "own_zookeeper"]
+)
+def test_a_timer_makes_no_wait_longer(server: str, request: pytest.FixtureRequest) -> None:
+    """A program with a timer is told as soon as others that the store stands still, however often it ticks."""
+    own = request.getfixturevalue(server)
+    ticks = 0
+
+    def tick(_signum: int, _frame: object) -> None:
+        nonlocal ticks
+        ticks += 1
+        assert ticks < 100, "it is waited for as long as the timer ticks"
+
+    before = signal.signal(signal.SIGALRM, tick)
+    try:
+        with dibs.connect(own.url(), request_timeout=1, patience=1) as client:
+            client.ping()
+            with own.paused():
+                signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+                with pytest.raises(dibs.StoreUnavailable):
+                    client.lock("other").acquire(timeout=0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert ticks
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_an_alarm_that_was_heard_is_over(own_memcached: MemcachedServer) -> None:
     """What fails while it is handled has failed by itself."""
 
