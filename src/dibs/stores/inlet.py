@@ -1,7 +1,7 @@
 """A connected socket of a store that reads its server's answers itself, and never waits longer than it was told to.
 
 It waits in a poll, and what it then calls does not wait. Were the system to wait while it receives (SO_RCVTIMEO), a
-lone pair of requests would take a hundredth less on one machine, a tenth on another; but each signal begins that wait
+lone pair of requests would take two to four hundredths less, on some machines a tenth; but each signal begins that wait
 anew, as Python repeats the call with all of its time. In a program with a timer, or that is stopped and continued, a
 server that hangs would be waited for far beyond the time of the call. After a poll Python waits for what is left.
 """
