@@ -12,7 +12,7 @@ from tests.simulation.planted import PLANTED, Worlds
 from tests.simulation.scenario import simulate
 from tests.simulation.world import BrokenPromise
 
-SEEDS = int(os.environ.get("DIBS_SEEDS", "1500"))
+SEEDS = int(os.environ.get("DIBS_SEEDS", "1000"))
 # Each kind of world is several tests, so that none takes minutes where many share a processor.
 PARTS = 5
 # Worlds that take so many times as long as the others.
@@ -91,7 +91,7 @@ def test_planted_bug_is_found(bug: Bug) -> None:
 def test_a_seed_is_a_run(worlds: Worlds) -> None:
     """The same seed gives the same run, step for step, so that a failure can be looked at again."""
     with worlds.prepared():
-        for seed in range(8 if worlds.switches else 40):
+        for seed in range(6 if worlds.switches else 20):
             assert worlds.simulate(seed) == worlds.simulate(seed)
 
 

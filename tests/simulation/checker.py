@@ -510,7 +510,10 @@ class Checker:
 
     def _held(self, tenure: Tenure) -> bool:
         """The shipped answer, asked from outside: nothing is marked then (SimSession)."""
-        return tenure.session.keeper.is_held(tenure.hold)
+        hold = tenure.hold
+        # (In the middle of its trust nothing could be wrong with the answer but that it is no.)
+        in_force = hold.state == HELD and tenure.process.clock.boot() < hold.trusted_until
+        return in_force or tenure.session.keeper.is_held(hold)
 
     def _counts(self, tenure: Tenure) -> bool:
         return not (tenure.process.dead or tenure.dropped or self.claims[tenure.claim_id].broken_at_once)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dibs.hold import LOST
+from dibs.hold import HELD, LOST
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, READY, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
-from tests.simulation.checker import BACKOFF_S, POLL_S, Checker
+from tests.simulation.checker import BACKOFF_S, OVER_EVERY, POLL_S, Checker
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -62,8 +62,11 @@ class InHand(NamedTuple):
 
     def held(self) -> bool:
         """The shipped answer, for who has not dropped it."""
-        hold = self.hold
-        return self.job in hold.live and not (self.process.dead or hold.orphan) and self.session.keeper.is_held(hold)
+        hold, process = self.hold, self.process
+        if self.job not in hold.live or process.dead or hold.orphan:
+            return False
+        in_force = hold.state == HELD and process.clock.boot() < hold.trusted_until  # see ``Checker._held``
+        return in_force or self.session.keeper.is_held(hold)
 
 
 class JobChecker(Checker):
@@ -82,8 +85,9 @@ class JobChecker(Checker):
         self.told_done: dict[int, str] = {}
         #: Since when jobs that are claimed are not in hand any more, by the tokens of their claims.
         self._gone_since: dict[tuple[int, int], float] = {}
-        #: What programs were given: not the jobs themselves, since programs may drop them.
+        #: What programs were given: not the jobs themselves, since programs may drop them; and what of it is not over.
         self.in_hand: list[InHand] = []
+        self._at_work: list[InHand] = []
         #: Claims of theirs that were lost.
         self._lost: set[JobHold] = set()
         #: Who waits for jobs, and since when; and since when each job is there for whoever asks.
@@ -183,7 +187,9 @@ class JobChecker(Checker):
 
     def given(self, process: Process, jobs: list[Job]) -> None:
         """A take returned these."""
-        self.in_hand += [InHand(process, job._session, job._hold, job.id) for job in jobs]
+        given = [InHand(process, job._session, job._hold, job.id) for job in jobs]
+        self.in_hand += given
+        self._at_work += given
 
     def is_left(self, hold: JobHold) -> None:
         """The block or the stream is over whose jobs these were: soon nobody has them under this claim.
@@ -196,6 +202,7 @@ class JobChecker(Checker):
 
     def waits(self, session: SimSession, ask: AcquireAsk) -> None:
         self._waiting.append((session, ask, self.world.now))
+        self._next_look_for_takers = 0.0
 
     def has_waited(self, host: Host, timeout: float | None, since: float) -> None:
         """A take is back, or who waited for the end of a job."""
@@ -264,7 +271,9 @@ class JobChecker(Checker):
             self.lanes.look(self.slack_s)
         holding: dict[int, InHand] = {}
         groups: dict[str, set[int]] = {}
-        for one in self.in_hand:
+        if self.world.steps % OVER_EVERY == 0:
+            self._at_work = self.in_hand.copy()
+        for one in self._at_work.copy():
             held = one.held()
             if one.hold.state == LOST and one.hold not in self._lost:
                 self._lost.add(one.hold)
@@ -281,6 +290,8 @@ class JobChecker(Checker):
                 who = f"{other.hold.claim_id} and {one.hold.claim_id}"
                 self.world.broken(f"P1 job {one.job} is held by {who} at the same moment")
             if not held:
+                if one.hold.state != HELD or one.job not in one.hold.live:
+                    self._at_work.remove(one)
                 continue
             if one.process.clock.boot() > one.hold.ends_at:
                 self.world.broken(f"max_hold of {one.hold.claim_id} is over, and it is held")
@@ -296,19 +307,17 @@ class JobChecker(Checker):
     def _look_for_takers(self) -> None:
         """P7, P12: a job that is there, and that somebody waits for, is taken."""
         now, jobs = self.world.now, self._network().memory.jobs
-        ready = {
-            job.id: self._ready_since.get(job.id, now)
-            for job in self._network().shelf.jobs.values()
-            if job.state(now) == READY and jobs._has_its_turn(job, self.group_limit, (), now)
-        }
-        self._ready_since = ready
         self._waiting = [
             (session, ask, since)
             for session, ask, since in self._waiting
             if not (ask.settled or ask.dropped or session.closed)
         ]
-        if not ready:
-            return
+        ready = {
+            job.id: self._ready_since.get(job.id, now)
+            for job in (self._network().shelf.jobs.values() if self._is_wanted() else ())
+            if job.state(now) == READY and jobs._has_its_turn(job, self.group_limit, (), now)
+        }
+        self._ready_since = ready
         network = self._network()
         limit_s = POLL_S + self.slack_s
         if self.prompt and network.told_s is not None:
@@ -324,6 +333,10 @@ class JobChecker(Checker):
                         f"P12 {ask.request.claim_id} waits, and job {job} is there since {ready_since:.3f}, in peace "
                         f"and quiet for {now - quiet_since:.2f} s"
                     )
+
+    def _is_wanted(self) -> bool:
+        """Whether anybody is to have what is there."""
+        return bool(self._waiting)
 
     def _look_for_what_nobody_has(self) -> None:
         """P9: what an interrupted program was granted, or has left, is given back, and not left to its ttl."""

@@ -308,7 +308,7 @@ def simulate_in(world: World, does: type[JobProgram], checker: JobChecker, *, si
             world.at(horizon * rand(), close_client, world, host)
     if does.WAITS:
         world.at(horizon, _put_some, network, checker)
-    world.run(lambda: all(task.over or task.process.dead for task in programs))
+    world.run_to_the_end_of(programs)
     return finished(world, checker, FREE_AFTER_S)
 
 

@@ -154,7 +154,7 @@ def _simulate(world: World) -> Outcome:
         look()
 
     world.observe = observe
-    world.run(lambda: all(task.over or task.process.dead for task in tasks))
+    world.run_to_the_end_of(tasks)
     world.run_for(2 * TTL_S + 6.0)
     checker.finish()
     told = [caller for caller in callers if caller.told_at is not None]

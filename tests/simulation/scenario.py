@@ -213,7 +213,7 @@ def _simulate(world: World, kind: str, signals: bool, steps: str) -> Result:
         hosts.append(host)
         programs.append(world.start(process, "operator", Operator(host, 3, horizon, checker.operated)))
 
-    world.run(lambda: all(task.over or task.process.dead for task in programs))
+    world.run_to_the_end_of(programs)
     if steps:
         world.run_for(horizon + LATE_MAX_S)  # what is still on its way arrives, and nothing goes wrong any more
         process = Process(world, "last", 1.0, 0.0)

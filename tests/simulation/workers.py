@@ -269,6 +269,9 @@ class WorkerChecker(JobChecker):
         self._done: set[tuple[int, int]] = set()
         self.at_work: list[AtWork] = []
 
+    def _is_wanted(self) -> bool:
+        return bool(self._waiting or self.at_work)
+
     def _look_for_takers(self) -> None:
         super()._look_for_takers()
         now = self.world.now

@@ -33,7 +33,7 @@ from dibs.errors import StoreUnavailable
 from dibs.owners import ThreadOwner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, FrameType
 
     from tests.simulation.loop import SimLoop
@@ -265,6 +265,17 @@ class World:
             self.observe()
         if self._broken is not None:
             raise BrokenPromise(self._broken, self)
+
+    def run_to_the_end_of(self, tasks: Sequence[Task]) -> None:
+        """Go on until all of them are over, or their processes dead."""
+        left = list(tasks)
+
+        def over() -> bool:
+            while left and (left[-1].over or left[-1].process.dead):
+                left.pop()
+            return not left
+
+        self.run(over)
 
     def run_for(self, seconds: float) -> None:
         """Let so much time pass, whether anything happens or not."""
