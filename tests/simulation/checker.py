@@ -533,7 +533,7 @@ class Checker:
                 continue
             quiet_since = max(free_at, attempt.asked_at, process.troubled_at, self.world.trouble_until + BACKOFF_S)
             in_time = ask._session.request_timeout_s > 3 * network.latency_max_s
-            at_once = in_time and ask.request.name not in self._lined_up_late
+            at_once = in_time and ask.request.name not in self._lined_up_late and not self._ran_out(ask.request.name)
             if now - quiet_since > (by_hint_s if at_once else by_poll_s):
                 self.world.broken(
                     f"P7 {ask.request.claim_id} waits for a name that is free since {free_at:.3f}, in peace and quiet "
@@ -544,6 +544,11 @@ class Checker:
         """Since when whoever waits for the name may have it; None while nobody knows the name."""
         permit = self._network().shelf.permits.get(name)
         return None if permit is None else permit.expires_at
+
+    def _ran_out(self, name: str) -> bool:
+        """Whether it is free as its lease has expired (max_hold is over, say), which is told nobody."""
+        permit = self._network().shelf.permits.get(name)
+        return permit is not None and permit.claim_id is not None
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -290,7 +290,7 @@ class JobChecker(Checker):
                 who = f"{other.hold.claim_id} and {one.hold.claim_id}"
                 self.world.broken(f"P1 job {one.job} is held by {who} at the same moment")
             if not held:
-                if one.hold.state != HELD or one.job not in one.hold.live:
+                if one.hold.state != HELD:
                     self._at_work.remove(one)
                 continue
             if one.process.clock.boot() > one.hold.ends_at:
