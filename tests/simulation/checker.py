@@ -43,6 +43,12 @@ ANSWERED_WITHIN_S = 1.0
 OVER_EVERY = 16
 
 
+def is_held(process: Process, session: Session, hold: Hold) -> bool:
+    """The shipped answer; in the middle of its trust nothing could be wrong with it but that it is no."""
+    in_force = hold.state == HELD and process.clock.boot() < hold.trusted_until
+    return in_force or session.keeper.is_held(hold)
+
+
 class Checker:
     #: Who releases a lease, or ends an item, is the only one who has it.
     ENDS_ALONE = True
@@ -74,6 +80,8 @@ class Checker:
         self.live: list[Tenure] = []
         self.over: list[Tenure] = []
         self.attempts: dict[object, Attempt] = {}
+        #: When the store told each claim last that it has to wait.
+        self._told_at: dict[str, float] = {}
         self._asks: dict[str, AcquireAsk] = {}
         #: Names with a place in line that came with a request whose caller had gone by then.
         self._lined_up_late: set[str] = set()
@@ -183,6 +191,7 @@ class Checker:
 
     def _lines_up(self, request: Acquire, claim: Claim, outcome: Held) -> None:
         """A claim that waits was told Held."""
+        self._told_at[request.claim_id] = self._network().shelf.now()
         if outcome.ticket is None:
             return  # it is asked for along with another
         arrival, _ = self._arrivals.setdefault((request.name, outcome.ticket), (len(self._arrivals), claim.process))
@@ -510,10 +519,7 @@ class Checker:
 
     def _held(self, tenure: Tenure) -> bool:
         """The shipped answer, asked from outside: nothing is marked then (SimSession)."""
-        hold = tenure.hold
-        # (In the middle of its trust nothing could be wrong with the answer but that it is no.)
-        in_force = hold.state == HELD and tenure.process.clock.boot() < hold.trusted_until
-        return in_force or tenure.session.keeper.is_held(hold)
+        return is_held(tenure.process, tenure.session, tenure.hold)
 
     def _counts(self, tenure: Tenure) -> bool:
         return not (tenure.process.dead or tenure.dropped or self.claims[tenure.claim_id].broken_at_once)
@@ -546,9 +552,14 @@ class Checker:
         return None if permit is None else permit.expires_at
 
     def _ran_out(self, name: str) -> bool:
-        """Whether it is free as its lease has expired (max_hold is over, say), which is told nobody."""
+        """Whether it is free as a lease has expired (max_hold is over, say) of which somebody in line was not told yet.
+
+        That nobody is told; who does not know when it ends finds it by the poll, and whoever is behind waits for that.
+        """
         permit = self._network().shelf.permits.get(name)
-        return permit is not None and permit.claim_id is not None
+        if permit is None or permit.claim_id is None:
+            return False
+        return any(self._told_at[claim_id] < permit.acquired_at for claim_id in self.lines.get(name, ()))
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dibs.hold import HELD, LOST
 from dibs.jobs import BACK, CANCELLED, DEAD, DONE, READY, Extend, Finish, Finished, Put, PutDone, Take, Taken
 from dibs.queue import Job
 from dibs.store import Held
-from tests.simulation.checker import BACKOFF_S, OVER_EVERY, POLL_S, Checker
+from tests.simulation.checker import BACKOFF_S, OVER_EVERY, POLL_S, Checker, is_held
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -62,11 +62,9 @@ class InHand(NamedTuple):
 
     def held(self) -> bool:
         """The shipped answer, for who has not dropped it."""
-        hold, process = self.hold, self.process
-        if self.job not in hold.live or process.dead or hold.orphan:
-            return False
-        in_force = hold.state == HELD and process.clock.boot() < hold.trusted_until  # see ``Checker._held``
-        return in_force or self.session.keeper.is_held(hold)
+        hold = self.hold
+        there = self.job in hold.live and not (self.process.dead or hold.orphan)
+        return there and is_held(self.process, self.session, hold)
 
 
 class JobChecker(Checker):

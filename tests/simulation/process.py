@@ -104,15 +104,15 @@ class SimClock:
         return self._process.offset + self._process.rate * self._world.now
 
     def now(self) -> float:
-        world, process = self._world, self._process
-        if world.current is not None:
-            if world.random() < 0.5:
-                world.seam()
-            else:
-                now = process.offset + process.rate * world.now
-                world.seam()  # read, but not yet used: others go on in between
-                return now
-        return process.offset + process.rate * world.now
+        world = self._world
+        if world.current is None:
+            return self.boot()
+        if world.random() < 0.5:
+            world.seam()
+            return self.boot()
+        now = self.boot()
+        world.seam()  # read, but not yet used: others go on in between
+        return now
 
     def wall(self) -> float:
         return self._world.now
