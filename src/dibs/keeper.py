@@ -131,7 +131,8 @@ class Keeper:
             raise
         for hold in late:
             self.lose(hold, hold.why_over())
-        self._let_go(*late)
+        if late:
+            self._let_go(*late)
         return asks
 
     def export(self, hold: Hold, ask: Ask) -> bool:

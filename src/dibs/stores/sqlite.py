@@ -156,13 +156,11 @@ class SQLiteStore:
         """The outcome, when one statement decides it; None when the request must be looked into."""
         file = self._file
         if type(request) is Acquire:
-            name, claim_id, ttl, holder, info, _, ticket, permits, take, _ = request
-            if ticket is not None:
+            name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
+            if ticket is not None or permits:
                 return None
-            sql, values = self._grant_at_once, (name, claim_id, holder, info, file.boot, now, now + ttl, file.floor)
-            if permits:
-                sql, values = self._sql["grant_permits_at_once"], (*values, permits, take)  # type: ignore[assignment]
-            granted = db.execute(sql, numbered(values)).fetchall()
+            values = numbered((name, claim_id, holder, info, file.boot, now, now + ttl, file.floor))
+            granted = db.execute(self._grant_at_once, values).fetchall()
             return Granted(*granted[0]) if granted else None
         if type(request) is Release:
             if request.ticket is not None:

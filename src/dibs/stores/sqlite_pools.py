@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING
 from dibs.store import LINE_GRACE_S, Granted, Held, Mismatch
-from dibs.stores.permits import Holding, State, Waiting, decide
+from dibs.stores.permits import Grant, Holding, State, Waiting, decide
+from dibs.stores.sqlite_sql import numbered
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,7 +20,32 @@ if TYPE_CHECKING:
 
 def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: float) -> Granted | Held | Mismatch:
     """Decide an acquire of permits, in the open transaction; ``Held.ticket`` is left for who keeps the line."""
-    name, claim_id = request.name, request.claim_id
+    name, claim_id, ttl, holder, info, _, _, permits, take, _ = request
+    asked = numbered((name, claim_id, take, permits, file.boot, now))
+    ((plain, slot, token, granted_wall),) = db.execute(file.sql["look_at_pool"], asked).fetchall()
+    until = now + ttl
+    if plain:  # enough are left, and nobody waits
+        token = max(token, file.floor) + 1
+        if slot is None:
+            ((slot,),) = db.execute(file.sql["free_slot"], asked).fetchall()
+    else:
+        decision = _decide(file, db, request, now)
+        if not isinstance(decision, Grant):
+            return decision
+        slot, token, take = decision.slot, decision.fencing_token, decision.take
+        if decision.again is not None:
+            granted_wall, until = decision.again.acquired_at, max(until, now + decision.again.ends_in)
+        db.execute(file.sql["leave_claim"], (name, claim_id, now - LINE_GRACE_S))
+    db.execute(
+        file.sql["grant_permits"],
+        (name, slot, claim_id, holder, token, file.boot, granted_wall, now, until, info, take),
+    )
+    return Granted(token, granted_wall, slot)
+
+
+def _decide(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: float) -> Grant | Held | Mismatch:
+    """Who gets what, by all who hold the name and all who wait; the number of permits is written if it is another."""
+    name = request.name
     pool = db.execute(file.sql["read_pool"], (name,)).fetchone()
     if pool is None:
         row = db.execute(file.sql["read"], (name,)).fetchone()
@@ -31,23 +57,12 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     line = db.execute(file.sql["read_line"], (now, name)).fetchall()
     state = State(permits, max(token, file.floor), [Holding(*row) for row in holdings], [Waiting(*row) for row in line])
     decision = decide(state, request)
-    if isinstance(decision, Mismatch):
-        return decision
     if isinstance(decision, Held):
-        if request.permits != permits:
-            db.execute(file.sql["write_pool"], (name, request.permits, state.fencing_token))
+        wanted = request.permits
+    elif isinstance(decision, Grant):
+        wanted = decision.permits
+    else:
         return decision
-    granted_wall, until = None, now + request.ttl
-    if decision.again is not None:
-        granted_wall, until = decision.again.acquired_at, max(until, now + decision.again.ends_in)
-    if decision.permits != permits:
-        db.execute(file.sql["write_pool"], (name, decision.permits, state.fencing_token))
-    ((granted_wall,),) = db.execute(
-        file.sql["grant_permits"],
-        (
-            *(name, decision.slot, claim_id, request.holder, decision.fencing_token, file.boot),
-            *(granted_wall, now, until, request.info, decision.take),
-        ),
-    )
-    db.execute(file.sql["leave_claim"], (name, claim_id, now - LINE_GRACE_S))
-    return Granted(decision.fencing_token, granted_wall, decision.slot)
+    if wanted != permits:
+        db.execute(file.sql["write_pool"], (name, wanted, state.fencing_token))
+    return decision
