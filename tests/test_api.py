@@ -1183,6 +1183,19 @@ def dibs_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dibs-")]
 
 
+def test_a_lone_caller_gives_back_in_its_own_thread(sqlite_url: str) -> None:
+    """Also through the object, and several at once: another thread would take longer than the release."""
+    with dibs.connect(sqlite_url) as client:
+        before = dibs_threads()
+        permits = client.semaphore("permits", 5)
+        had(permits), had(permits), had(permits)
+        assert permits.release()
+        assert permits.release(2)
+        with client.multilock(["a", "b"]):
+            pass
+        assert set(dibs_threads()[len(before) :]) <= {"dibs-renew"}
+
+
 def test_closing_ends_everything_soon(sqlite_url: str, other: dibs.Client) -> None:
     """A client closed while it holds, renews and waits comes back soon, and leaves no thread behind it."""
     busy = had(other.lock("busy"))

@@ -1,8 +1,8 @@
 """SQLite: leases in one file of this machine, with nothing to set up.
 
-A request is one conditional UPDATE (of permits, INSERT); an acquire which that does not settle (a new name, a held
-one, one with a line) reads, decides and writes. Either happens inside one write transaction, and SQLite lets one writer
-in at a time, so what was read is still true when it is written. Several requests are one ``BEGIN IMMEDIATE``.
+A release or a renewal is one conditional UPDATE; an acquire reads, decides and writes. Either happens inside one write
+transaction, and SQLite lets one writer in at a time, so what was read is still true when it is written. Several
+requests are one ``BEGIN IMMEDIATE``.
 
 *Clock.* There is no server, so the host's boot clock decides: it cannot be set. Rows carry the number of the boot they
 were written in; under a new boot id every older lease is over: whoever held it is gone. A name that was kept when it
@@ -38,6 +38,7 @@ from dibs.store import (
     Mismatch,
     Outcome,
     Release,
+    Renew,
     Renewed,
     Request,
     StoreAddress,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Deadline
     from dibs.queries import Query
-    from dibs.store import Finding, Pin, Renew, Watch
+    from dibs.store import Finding, Pin, Watch
     from dibs.stores.sqlite_columns import SQLiteColumns
     from dibs.stores.sqlite_jobs import SQLiteJobs
 
@@ -83,6 +84,8 @@ CAPABILITIES = Capabilities(
 OPTIONS = ("table",)
 # Fewer requests are done sooner one by one.
 MANY_MIN = 8
+# Each is a transaction by itself.
+_OF_ONE_STATEMENT = Release, Renew
 
 
 class SQLiteStore:
@@ -90,7 +93,6 @@ class SQLiteStore:
         self._table = table
         self._file = SQLiteFile(path, table, private)
         self._sql = self._file.sql
-        self._grant_at_once = self._sql["grant_at_once"]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -129,11 +131,14 @@ class SQLiteStore:
         db = file.open(deadline)
         try:
             file.sync(db, synced)
-            if len(requests) == 1:  # most are one statement, which is a transaction by itself
-                outcome = self._at_once(db, requests[0], boot_now())
-                if outcome is not None:
-                    return [outcome]
-            if requests:
+            if len(requests) == 1:
+                (request,) = requests
+                if type(request) in _OF_ONE_STATEMENT:
+                    return [self._tried(db, request, boot_now())]
+                db.execute("BEGIN IMMEDIATE")
+                outcomes = [self._tried(db, request, boot_now())]
+                db.execute("COMMIT")
+            elif requests:
                 db.execute("BEGIN IMMEDIATE")
                 now = boot_now()
                 known: dict[int, Outcome] = {}
@@ -142,8 +147,7 @@ class SQLiteStore:
 
                     known = decided(file, db, requests, now)
                 for place, request in enumerate(requests):
-                    outcome = known.get(place) or self._at_once(db, request, now)
-                    outcomes.append(self._looked_into(db, request, now) if outcome is None else outcome)
+                    outcomes.append(known.get(place) or self._tried(db, request, now))
                 db.execute("COMMIT")
         except sqlite3.Error as error:
             raise file.translated(error) from error
@@ -152,40 +156,32 @@ class SQLiteStore:
             raise
         return outcomes
 
-    def _at_once(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome | None:
-        """The outcome, when one statement decides it; None when the request must be looked into."""
-        file = self._file
+    def _tried(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome:
+        """The outcome of one request, in the open transaction if there is one."""
         if type(request) is Acquire:
-            name, claim_id, ttl, holder, info, _, ticket, permits, _, _ = request
-            if ticket is not None or permits:
-                return None
-            values = numbered((name, claim_id, holder, info, file.boot, now, now + ttl, file.floor))
-            granted = db.execute(self._grant_at_once, values).fetchall()
-            return Granted(*granted[0]) if granted else None
+            return self._acquire(db, request, now)
         if type(request) is Release:
-            if request.ticket is not None:
-                found = db.execute(self._sql["place"], (request.name, request.claim_id)).fetchone()
-                if found is not None:
-                    db.execute(self._sql["leave"], found)
-            slots = (request.slot, request.slot) if request.slot != ANY_SLOT else (1, PERMITS_MAX)
-            whose = (request.name, *slots, request.claim_id, file.boot, now)
-            done = (
-                db.execute(self._sql["release"], (now, *whose))
-                if request.keep <= PIN_KEEP_S  # (a transaction that pins it is over, or we would not be here)
-                else db.execute(self._sql["release_later"], (now + request.keep, request.info, *whose))
-            )
-            return RELEASED if done.rowcount else GONE
+            return self._release(db, request, now)
         if type(request) is Transfer:
-            return None
-        done = db.execute(
-            self._sql["renew"],
-            (now + request.ttl, request.name, request.slot, request.claim_id, file.boot, now),  # type: ignore[union-attr]
-        )
-        return Renewed(wall_now() + request.ttl) if done.rowcount else GONE  # type: ignore[union-attr]
+            return self._transfer(db, request, now)
+        name, claim_id, ttl, slot = request  # type: ignore[misc]
+        done = db.execute(self._sql["renew"], (now + ttl, name, slot, claim_id, self._file.boot, now))
+        return Renewed(wall_now() + ttl) if done.rowcount else GONE
 
-    def _looked_into(self, db: sqlite3.Connection, request: Request, now: float) -> Outcome:
-        """The outcome of what one statement does not decide, in the open transaction."""
-        return self._transfer(db, request, now) if type(request) is Transfer else self._acquire(db, request, now)  # type: ignore[arg-type]
+    def _release(self, db: sqlite3.Connection, request: Release, now: float) -> Outcome:
+        name, claim_id, slot, ticket, keep, info = request
+        if ticket is not None:
+            found = db.execute(self._sql["place"], (name, claim_id)).fetchone()
+            if found is not None:
+                db.execute(self._sql["leave"], found)
+        slots = (slot, slot) if slot != ANY_SLOT else (1, PERMITS_MAX)
+        whose = (name, *slots, claim_id, self._file.boot, now)
+        done = (
+            db.execute(self._sql["release"], (now, *whose))
+            if keep <= PIN_KEEP_S  # (a transaction that pins it is over, or we would not be here)
+            else db.execute(self._sql["release_later"], (now + keep, info, *whose))
+        )
+        return RELEASED if done.rowcount else GONE
 
     def _transfer(self, db: sqlite3.Connection, request: Transfer, now: float) -> Outcome:
         name, claim_id, ttl, holder, from_claim, info, slot, permits = request
@@ -204,7 +200,7 @@ class SQLiteStore:
         return Granted(moved[0][0], moved[0][1], slot)
 
     def _acquire(self, db: sqlite3.Connection, request: Acquire, now: float) -> Outcome:
-        """An acquire of a name that is new, held, or waited for: read, decide, write, in the open transaction."""
+        """An acquire: read, decide, write, in the open transaction, in which nobody comes in between."""
         if request.permits:
             from dibs.stores.sqlite_pools import acquire
 
@@ -212,36 +208,34 @@ class SQLiteStore:
             if type(outcome) is Held and request.wake is not None:
                 outcome = outcome._replace(ticket=self._enter_line(db, request, True, now))
             return outcome
-        name, claim_id = request.name, request.claim_id
+        name, claim_id, ttl, own_holder, info, _, asked_ticket, _, _, _ = request
         row = db.execute(self._sql["read"], (name,)).fetchone()
-        if row is None or row[-1] is not None:
+        if row is None or row[6] is not None:
             pool = db.execute(self._sql["read_pool"], (name,)).fetchone()
             if pool is not None:
                 return Mismatch(pool[0])
             # The floor as it is now: another process may have purged this very name.
             token = self._file.floor = self._file.meta(db, "token_floor")
-            held_by, holder, granted_wall, free_at = None, None, 0.0, float("-inf")
+            held_by, holder, granted_wall, free_at, waited_for = None, None, 0.0, float("-inf"), True
+            (wall,) = db.execute(self._sql["wall_now"]).fetchone()
         else:
-            held_by, token, holder, boot, granted_wall, free_at, _ = row
+            held_by, token, holder, boot, granted_wall, free_at, _, waited_for, wall = row
             if boot != self._file.boot:
                 held_by, free_at = None, float("-inf")
         mine = held_by == claim_id
         free = held_by is None or free_at <= now
-        ticket = LAST_TICKET if request.ticket is None else request.ticket
-        if mine or (free and not self._ahead(db, request, ticket, free_at, now)):
-            until = now + request.ttl
+        ticket = LAST_TICKET if asked_ticket is None else asked_ticket
+        if mine or (free and not (waited_for and self._ahead(db, request, ticket, free_at, now))):
+            until = now + ttl
             if mine:
-                until = max(until, free_at)  # a repetition, however late, never shortens what a renewal gave
+                # A repetition, however late, never shortens what a renewal gave.
+                until, wall = max(until, free_at), granted_wall
             else:
                 token = max(token, self._file.floor) + 1
-            since = granted_wall if mine else None
-            ((granted_wall,),) = db.execute(
-                self._sql["grant"],
-                (name, claim_id, request.holder, token, self._file.boot, since, now, until, request.info),
-            )
-            if not mine or request.ticket is not None:  # who repeats its acquire passed nobody in line
+            db.execute(self._sql["grant"], (name, claim_id, own_holder, token, self._file.boot, wall, now, until, info))
+            if waited_for and not (mine and asked_ticket is None):  # who repeats its acquire passed nobody in line
                 db.execute(self._sql["leave_until"], (name, ticket))
-            return Granted(token, granted_wall)
+            return Granted(token, wall)
         place = None
         if request.wake is not None:
             place = self._enter_line(db, request, free, now)

@@ -49,7 +49,7 @@ def _decide(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     pool = db.execute(file.sql["read_pool"], (name,)).fetchone()
     if pool is None:
         row = db.execute(file.sql["read"], (name,)).fetchone()
-        if row is not None and row[-1] is None:  # (else it is of a pool whose table was dropped)
+        if row is not None and row[6] is None:  # (else it is of a pool whose table was dropped)
             return Mismatch(0)
         file.floor = file.meta(db, "token_floor")
     permits, token = pool or (None, *db.execute(file.sql["last_token"], (name,)).fetchone())

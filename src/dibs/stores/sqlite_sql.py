@@ -73,13 +73,13 @@ _EMPTY = (
 _HOLDS = "claim_id IS NOT NULL AND boot = ?5 AND expires_boot > ?6"
 # What a grant writes, and where it may be written: the name has a row that is free, or this claim's already, and nobody
 # waits for it. 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 floor
-_TOKEN = "CASE WHEN {row}claim_id = {claim} THEN {row}fencing_token ELSE max({row}fencing_token, ?8) + 1 END"
-_SINCE = "CASE WHEN {row}claim_id = {claim} THEN {row}granted_wall ELSE {{wall_now}} END"
-_UNTIL = "CASE WHEN {row}claim_id = {claim} THEN max({row}expires_boot, ?7) ELSE ?7 END"
+_TOKEN = "CASE WHEN l.claim_id = a.value THEN l.fencing_token ELSE max(l.fencing_token, ?8) + 1 END"
+_SINCE = "CASE WHEN l.claim_id = a.value THEN l.granted_wall ELSE {wall_now} END"
+_UNTIL = "CASE WHEN l.claim_id = a.value THEN max(l.expires_boot, ?7) ELSE ?7 END"
 _GRANTABLE = (
-    "{row}name = {name} AND {row}slot = 1 AND {row}take IS NULL AND ({row}claim_id = {claim} AND {row}boot = ?5"
-    " OR ({row}claim_id IS NULL OR {row}boot <> ?5 OR {row}expires_boot <= ?6)"
-    " AND NOT EXISTS (SELECT 1 FROM {{in_line}} WHERE name = {name}))"
+    "l.name = a.key AND l.slot = 1 AND l.take IS NULL AND (l.claim_id = a.value AND l.boot = ?5"
+    " OR (l.claim_id IS NULL OR l.boot <> ?5 OR l.expires_boot <= ?6)"
+    " AND NOT EXISTS (SELECT 1 FROM {in_line} WHERE name = a.key))"
 )
 # The same for many, of which ?1 has the claims by their names (dibs.stores.sqlite_many). An UPDATE … FROM leaves to the
 # planner what it reads first, and where ANALYZE saw few rows, that is all of the table.
@@ -99,25 +99,23 @@ def _by_number(values: Sequence[Any]) -> dict[str, Any]:
 numbered: Callable[[Sequence[Any]], Any] = _by_number if (3, 12) <= sys.version_info < (3, 12, 4) else tuple
 
 _STATEMENTS = {
+    # All that a plain acquire needs. What it writes is a statement of its own, without a RETURNING: each table that a
+    # statement makes for itself, be it for one row, takes 90 KB, which cost up to 20 µs in a process whose memory ends
+    # there, and is given back to the system each time.
     "read": (
-        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take FROM {lease}"
-        " WHERE name = ? AND slot = 1"
+        "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take,"
+        " EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1), {wall_now} FROM {lease} WHERE name = ?1 AND slot = 1"
     ),
-    # A name with a row, that is free or this claim's already, and for which nobody waits.
-    "grant_at_once": (
-        "UPDATE {{lease}} SET claim_id = ?2, holder = ?3, info = ?4, boot = ?5, granted_boot = ?6,"
-        f" expires_boot = {_UNTIL}, granted_wall = {_SINCE}, fencing_token = {_TOKEN} WHERE {_GRANTABLE}"
-        " RETURNING fencing_token, granted_wall"
-    ).format(row="", name="?1", claim="?2"),
+    "wall_now": "SELECT {wall_now}",
     "grant_many": (
-        "INSERT INTO {{lease}} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
+        "INSERT INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
         f" expires_boot, info) SELECT l.name, ?2, a.value, ?3, {_TOKEN}, ?5, {_SINCE}, ?6, {_UNTIL}, ?4"
-        " FROM json_each(?1) AS a CROSS JOIN {{lease}} AS l"
+        " FROM json_each(?1) AS a CROSS JOIN {lease} AS l"
         f" WHERE {_GRANTABLE} ON CONFLICT (name, slot) DO UPDATE SET claim_id = excluded.claim_id,"
         " holder = excluded.holder, fencing_token = excluded.fencing_token, boot = excluded.boot,"
         " granted_wall = excluded.granted_wall, granted_boot = excluded.granted_boot,"
         " expires_boot = excluded.expires_boot, info = excluded.info"
-    ).format(row="l.", name="a.key", claim="a.value"),
+    ),
     "granted_many": (
         "SELECT json_group_array(l.name), json_group_array(l.fencing_token), json_group_array(l.granted_wall) "
         f"{_THEIRS} AND l.take IS NULL"
@@ -145,10 +143,9 @@ _STATEMENTS = {
         " WHERE name = ?1 AND slot = ?2 AND claim_id IN (?3, ?4) AND boot = ?7 AND expires_boot > ?8"
         " AND (take IS NULL) = ?11 RETURNING fencing_token, granted_wall"
     ),
-    # Since when: NULL for now.
     "grant": (
         "INSERT OR REPLACE INTO {lease} (name, slot, claim_id, holder, fencing_token, boot, granted_wall, granted_boot,"
-        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, coalesce(?, {wall_now}), ?, ?, ?) RETURNING granted_wall"
+        " expires_boot, info) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?)"
     ),
     "renew": (
         "UPDATE {lease} SET expires_boot = max(expires_boot, ?)"
@@ -196,8 +193,7 @@ _STATEMENTS = {
         "UPDATE {pool} SET fencing_token = max(fencing_token, coalesce((SELECT max(l.fencing_token) FROM {lease} l"
         " WHERE l.name = {pool}.name), 0)) WHERE name IN (SELECT name FROM {lease} WHERE take IS NOT NULL AND {old})"
     ),
-    # All that a plain grant needs. Each table that a statement makes for itself, be it of one row, costs up to
-    # 20 µs, in a process whose memory ends there and is given back to the system each time: so none is made here.
+    # The same for a plain acquire of permits.
     "look_at_pool": (
         # 1 name, 2 claim, 3 and 4 how many it takes, of how many, 5 boot, 6 now
         "SELECT coalesce(sum(take), 0) + ?3 <= ?4 AND max(claim_id = ?2) IS NOT TRUE"
