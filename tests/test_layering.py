@@ -154,7 +154,7 @@ ALLOWED: dict[str, set[str]] = {
         "dibs.stores.sqlite_jobs_sql",
     },
     "dibs.stores.sqlite_pins": {"dibs.clock", "dibs.errors", "dibs.store", "dibs.stores.identifiers"},
-    "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits"},
+    "dibs.stores.sqlite_pools": {"dibs.clock", "dibs.store", "dibs.stores.permits", "dibs.stores.sqlite_sql"},
     "dibs.stores.sqlite_query": {
         "dibs.clock",
         "dibs.errors",

@@ -127,7 +127,7 @@ def test_what_analyze_finds_changes_nothing(path: Path, jobs: int) -> None:
     check_plans(path)
 
 
-@pytest.mark.parametrize("verb", ["read", "grant", "look_at_pool", "free_slot", "grant_permits", "renew", "release"])
+@pytest.mark.parametrize("verb", ["read", "grant", "look_at_pool", "held_slots", "grant_permits", "renew", "release"])
 def test_a_plain_request_makes_no_table_for_itself(path: Path, verb: str) -> None:
     """As a RETURNING would, of 90 KB, which some processes give back to the system and ask for again each time."""
     store = SQLiteStore(str(path), "dibs_lease", False)

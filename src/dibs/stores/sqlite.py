@@ -209,7 +209,7 @@ class SQLiteStore:
                 outcome = outcome._replace(ticket=self._enter_line(db, request, True, now))
             return outcome
         name, claim_id, ttl, own_holder, info, _, asked_ticket, _, _, _ = request
-        row = db.execute(self._sql["read"], (name,)).fetchone()
+        row = db.execute(self._sql["read"], (name, name)).fetchone()
         if row is None or row[6] is not None:
             pool = db.execute(self._sql["read_pool"], (name,)).fetchone()
             if pool is not None:

@@ -26,8 +26,10 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     until = now + ttl
     if plain:  # enough are left, and nobody waits
         token = max(token, file.floor) + 1
-        if slot is None:
-            ((slot,),) = db.execute(file.sql["free_slot"], asked).fetchall()
+        if slot is None:  # the smallest that nobody has
+            held = db.execute(file.sql["held_slots"], (name, file.boot, now))
+            slot = next(number for number, (taken,) in enumerate(held, 1) if number != taken)
+            held.close()
     else:
         decision = _decide(file, db, request, now)
         if not isinstance(decision, Grant):
@@ -48,7 +50,7 @@ def _decide(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     name = request.name
     pool = db.execute(file.sql["read_pool"], (name,)).fetchone()
     if pool is None:
-        row = db.execute(file.sql["read"], (name,)).fetchone()
+        row = db.execute(file.sql["read"], (name, name)).fetchone()
         if row is not None and row[6] is None:  # (else it is of a pool whose table was dropped)
             return Mismatch(0)
         file.floor = file.meta(db, "token_floor")

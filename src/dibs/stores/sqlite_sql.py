@@ -71,18 +71,20 @@ _EMPTY = (
 )
 # Somebody holds this slot.
 _HOLDS = "claim_id IS NOT NULL AND boot = ?5 AND expires_boot > ?6"
-# What a grant writes, and where it may be written: the name has a row that is free, or this claim's already, and nobody
-# waits for it. 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 floor
-_TOKEN = "CASE WHEN l.claim_id = a.value THEN l.fencing_token ELSE max(l.fencing_token, ?8) + 1 END"
-_SINCE = "CASE WHEN l.claim_id = a.value THEN l.granted_wall ELSE {wall_now} END"
-_UNTIL = "CASE WHEN l.claim_id = a.value THEN max(l.expires_boot, ?7) ELSE ?7 END"
+# Of many, ?1 has the claims by their names (dibs.stores.sqlite_many). What a grant writes, and where it may be written:
+# the name has a row that is free, or this claim's already, and nobody waits for it.
+# 2 slot, 3 holder, 4 info, 5 boot, 6 now, 7 until, 8 floor
+_MINE = "l.claim_id = a.value AND l.boot = ?5"
+_TOKEN = f"CASE WHEN {_MINE} THEN l.fencing_token ELSE max(l.fencing_token, ?8) + 1 END"
+_SINCE = f"CASE WHEN {_MINE} THEN l.granted_wall ELSE {{wall_now}} END"
+_UNTIL = f"CASE WHEN {_MINE} THEN max(l.expires_boot, ?7) ELSE ?7 END"
 _GRANTABLE = (
-    "l.name = a.key AND l.slot = 1 AND l.take IS NULL AND (l.claim_id = a.value AND l.boot = ?5"
+    f"l.name = a.key AND l.slot = 1 AND l.take IS NULL AND ({_MINE}"
     " OR (l.claim_id IS NULL OR l.boot <> ?5 OR l.expires_boot <= ?6)"
     " AND NOT EXISTS (SELECT 1 FROM {in_line} WHERE name = a.key))"
 )
-# The same for many, of which ?1 has the claims by their names (dibs.stores.sqlite_many). An UPDATE … FROM leaves to the
-# planner what it reads first, and where ANALYZE saw few rows, that is all of the table.
+# Which of them are held. An UPDATE … FROM would leave to the planner what it reads first, and where ANALYZE saw few
+# rows, that is all of the table.
 # 2 boot, 3 now
 _THEIRS = (
     "FROM json_each(?1) AS a CROSS JOIN {lease} AS l"
@@ -104,7 +106,7 @@ _STATEMENTS = {
     # there, and is given back to the system each time.
     "read": (
         "SELECT claim_id, fencing_token, holder, boot, granted_wall, expires_boot, take,"
-        " EXISTS (SELECT 1 FROM {in_line} WHERE name = ?1), {wall_now} FROM {lease} WHERE name = ?1 AND slot = 1"
+        " EXISTS (SELECT 1 FROM {in_line} WHERE name = ?), {wall_now} FROM {lease} WHERE name = ? AND slot = 1"
     ),
     "wall_now": "SELECT {wall_now}",
     "grant_many": (
@@ -204,12 +206,9 @@ _STATEMENTS = {
         " coalesce((SELECT max(fencing_token) FROM {lease} WHERE name = ?1), 0)),"
         " {wall_now} FROM {lease} WHERE name = ?1 AND {holds}"
     ),
-    # The smallest that nobody has who holds, where there is a gap: 1, or the one after somebody's.
-    "free_slot": (
-        # 1 name, 5 boot, 6 now
-        "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM {lease} WHERE name = ?1 AND slot = 1 AND {holds}) THEN 1 ELSE"
-        " (SELECT slot + 1 FROM {lease} l WHERE name = ?1 AND {holds} AND NOT EXISTS (SELECT 1 FROM {lease} n"
-        " WHERE n.name = ?1 AND n.slot = l.slot + 1 AND {holds}) ORDER BY slot LIMIT 1) END"
+    "held_slots": (
+        "SELECT slot FROM {lease} WHERE name = ? AND claim_id IS NOT NULL AND boot = ? AND expires_boot > ?"
+        " ORDER BY slot"
     ),
     "holdings": (
         "SELECT slot, claim_id, take, coalesce(holder, ''), fencing_token, granted_wall, expires_boot - ? FROM {lease}"
