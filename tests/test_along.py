@@ -315,7 +315,6 @@ def test_nobody_goes_along_with_a_call_that_has_left() -> None:
             assert not second.in_lane
             lane._batch, first.in_lane = [], False
             first.received(Held("h", 1, 0.0, 60.0, 7))
-            waiting.nudge("default:under way")
             assert [ask.request.claim_id for ask in lane.pending.asks] == [
                 first.request.claim_id,
                 second.request.claim_id,

@@ -57,6 +57,15 @@ def test_releases_go_before_the_acquires_beside_them(world: World) -> None:
     world.end()
 
 
+def test_what_is_released_and_waited_for_goes_in_one_call(world: World) -> None:
+    """A hand-over within this process: in two calls, the name would be nobody's in between."""
+    asks = world.put(acquire("b"), acquire("a"), Release("a", "x"))
+    world.lane.start()
+    assert world.answered(*asks)
+    assert [[request.name for request in call] for call in world.shop.calls] == [["a", "b", "a"]]
+    world.end()
+
+
 def test_an_act_goes_alone(world: World) -> None:
     """An operator's act is called by itself, in its turn."""
     asks = world.put(acquire("a"), lambda store, deadline: len(world.shop.calls), acquire("b"))

@@ -263,7 +263,8 @@ def releasing_all(leases: Sequence[LeaseFacts]) -> Steps[bool]:
         unknown = any(lease._hold.pins and lease._hold.waits_for_us() for lease in leases)
         if unknown:
             session.lane.start()
-        for _, ask in asks:
+        # First for what is queued, which is sent by that; what a renewal is under way of is queued when that is over.
+        for _, ask in sorted(asks, key=lambda asked: not asked[1].in_lane):
             if not (ask.settled or unknown):
                 yield session, ask, None
     except BaseException:  # Ctrl-C before all were queued: none may be left to be renewed by nobody

@@ -87,7 +87,8 @@ class Pending:
         An Act goes alone, asks of another kind in calls of their own. Where releases wait beside acquires, the releases
         go first by themselves: they are quick, and whoever is told of one may ask again in time for the call that the
         acquires then share. There everything goes, again the releases first, so that nobody is refused what comes free
-        a moment later, and then passed. (Renewals that holders ask for go with them: none may come after its release.)
+        a moment later, and then passed. So it does at once where what is released is asked for: that is a hand-over.
+        (Renewals that holders ask for go with the releases: none may come after its release.)
         """
         asks = self.asks
         if len(asks) == 1:
@@ -100,9 +101,9 @@ class Pending:
         batch, rest = asks[:size], asks[size:]
         releases = [ask for ask in batch if type(ask.request) in _FIRST]
         mixed = bool(releases) and len(releases) < len(batch)
-        self.releases_only = mixed and not self.releases_only
+        acquires = [ask for ask in batch if type(ask.request) not in _FIRST] if mixed else []
+        self.releases_only = mixed and not self.releases_only and not _hand_over(releases, acquires)
         if mixed:
-            acquires = [ask for ask in batch if type(ask.request) not in _FIRST]
             batch, rest = (releases, acquires + rest) if self.releases_only else (releases + acquires, rest)
         if len(batch) > self._most:
             share = self._share(batch)
@@ -152,6 +153,11 @@ class Pending:
             raise
         self.asks = [ask for ask in self.asks if ask.owed or ask not in late]
         self.others = sum(ask.kind != LEASES for ask in self.asks)
+
+
+def _hand_over(releases: list[Ask], acquires: list[Ask]) -> bool:
+    """Whether what one of them releases is what another of this process waits for."""
+    return not {ask.request[0] for ask in releases}.isdisjoint([ask.request[0] for ask in acquires])
 
 
 def _renews(ask: Ask) -> bool:

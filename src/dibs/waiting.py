@@ -6,8 +6,8 @@ who may have different ones, since they keep to different limits of groups, stan
 ask for a name with another number of permits: they are told, or change it.) The first is in one of three states:
 
 * *asking*: its request is in the claim lane; a hint that comes meanwhile makes it ask once more;
-* *asleep*: it was told Held; it is in ``_asleep`` and on the heap until a hint, its ``wake_at``, or a release in this
-  process (``nudge``) sends it asking again;
+* *asleep*: it was told Held, or knows, as whoever stood before it was just granted; it is in ``_asleep`` and on the
+  heap until a hint, its ``wake_at``, or a release in this process (``nudge``) sends it asking, along with the release;
 * settled: granted, failed or withdrawn; it has left the line and the next is asking.
 
 One thread serves all sleepers of a session: it waits for the store's hints and the earliest ``wake_at`` at once, and
@@ -22,7 +22,8 @@ from heapq import heappop, heappush
 
 from dibs._typing import TYPE_CHECKING
 from dibs.along import Along
-from dibs.ask import JOBS, Ask
+from dibs.ask import JOBS, LEASES, Ask
+from dibs.errors import StoreUnavailable
 from dibs.hints import Hints
 from dibs.store import LINE_GRACE_S, PIN_LOOK_S
 from dibs.threads import begin, is_known
@@ -44,7 +45,8 @@ POLL_MAX_S = 1.0
 POLL_BEAT_S = 0.05
 # Whoever is alive in line asks within the time a free name is kept for it.
 assert POLL_MAX_S < LINE_GRACE_S
-# No waiter asks sooner than this after it was told Held.
+# No waiter asks sooner than this after it was told Held, or after who stood before it in this process was granted,
+# unless there is something new.
 ASK_AGAIN_MIN_S = 0.001
 # … except after a hint for jobs: it may stand for more than was there to see when it came.
 LOOK_AGAIN_S = 0.01
@@ -130,7 +132,10 @@ class Waiting:
                 self._asleep.pop(line, None)
             elif line in self._first:
                 first = self._first[line]
-                first.hinted = True  # it is asking, and may be refused before the release gets there
+                if first.under_way and first.kind == LEASES:
+                    first.released = True  # refused, it asks again in the call that has the release
+                else:
+                    first.hinted = True  # it is asking, and may be refused before the release gets there
                 if self._along is not None and line in self._behind:
                     self._along.released(first, self._behind[line])
 
@@ -138,8 +143,8 @@ class Waiting:
         others = self._others.get(key)
         return (key,) if others is None else (key, *others)
 
-    def leave_line(self, ask: AcquireAsk, *, granted: bool = False) -> bool:
-        """Give up the place in line; True when somebody else of this process was sent asking.
+    def leave_line(self, ask: AcquireAsk, *, granted: bool = False) -> None:
+        """Give up the place in line, to whoever is next.
 
         Called again after a Ctrl-C in the middle of it, it finishes what was begun.
         """
@@ -152,7 +157,7 @@ class Waiting:
             del self._asleep[key]
         first = self._first.get(key)
         if first is None:
-            return False
+            return
         behind = self._behind.get(key) if self._behind else None
         if behind is not None:
             if first is not ask:
@@ -168,11 +173,19 @@ class Waiting:
             if self._along is not None:
                 self._along.forget(key)
             del self._first[key]
-            return False
+            return
         if first.in_lane or first.along or first.settled or key in self._asleep:
-            return False
+            return
+        if granted and not first.terms.permits and first.kind == LEASES:
+            # Who holds it is of this process, too, and may be done before the store could have said so.
+            now = self._clock.now()
+            first.wake_at = now + ASK_AGAIN_MIN_S
+            try:
+                self._sleep(first, now)
+                return
+            except StoreUnavailable:  # there can be no thread to wake it
+                del self._asleep[key]
         self._ask_first(first, granted=granted)
-        return True
 
     def ask_anew(self, ask: AcquireAsk) -> None:
         """What it was granted came too late to be trusted: it asks for it with another claim.
@@ -265,6 +278,10 @@ class Waiting:
         if held.ticket is not None:
             ask.request = ask.request._replace(ticket=held.ticket)
         now = ask.heard_at = self._clock.now()
+        if ask.released:
+            self._ask_first(ask)
+            ask.released = False  # last, so that after a Ctrl-C it rather asks once more
+            return
         pause = POLL_MIN_S + (POLL_MAX_S - POLL_MIN_S - POLL_BEAT_S) * self._clock.jitter()
         if self._first_poll_at is None:
             self._first_poll_at = now + pause
@@ -273,9 +290,13 @@ class Waiting:
             ask.hinted, pause = False, LOOK_AGAIN_S if ask.kind == JOBS else 0.0
         free_in = PIN_LOOK_S if held.free_in <= 0 and held.holder is not None else held.free_in
         ask.wake_at = now + max(ASK_AGAIN_MIN_S, min(free_in, pause, held.again_in))
-        self._asleep[ask.line] = ask
+        self._sleep(ask, now)
+
+    def _sleep(self, ask: AcquireAsk, now: float) -> None:
+        """Until its ``wake_at``, unless there is a reason to ask before."""
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))
+        self._asleep[ask.line] = ask  # behind that, so that after a Ctrl-C nobody sleeps whom nothing wakes
         bell = self._bell
         if bell is None:
             if not self._closing:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # What is set on a wish on its way (``dibs.layout``).
 WISH = (
-    f"{ON_ITS_WAY} started_at terms owner blocking _session line hold seen heard_at heard wake_at hinted along dropped"
+    f"{ON_ITS_WAY} started_at terms owner blocking _session line hold seen heard_at heard wake_at hinted released along"
+    " dropped"
 )
 
 
@@ -37,6 +38,8 @@ class AcquireAsk(Ask):
     heard = False
     #: A hint came while its request was under way: what it is told may be older.
     hinted = False
+    #: What it waits for was released in this process while its request was under way.
+    released = False
     #: It stands behind the first in line, and is asked for along with it.
     along = False
     #: How long its caller, who asks without end, has waited before.

@@ -20,7 +20,7 @@ ONCE_BUGS = (
     Bug(
         "a look that knows of no time limit",
         ("P11",),
-        230,
+        600,
         (
             Edit(OnceCore, "begin", "self._lock.look(session.time_left(until))", "self._lock.look()"),
             Edit(LockCore, "_look_on", "session.time_left(until)", "None"),
