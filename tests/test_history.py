@@ -85,7 +85,7 @@ def test_who_was_held_up_on_the_way_to_sqlite_began_after_the_one_before(sqlite_
         first.act([Acquire("default:x", "one", 10.0, "first")], soon)
 
         def stand_still(statement: str) -> None:
-            if statement.startswith("UPDATE"):
+            if statement.startswith("BEGIN"):
                 time.sleep(0.05)  # is what is tested: longer than the millisecond that SQLite's clock has
                 first.act([Release("default:x", "one")], soon)
 

@@ -16,13 +16,14 @@ import pytest
 import dibs as library
 from dibs.connecting import locate
 from dibs.desk import DEFAULTS, Desk
-from dibs.promises import PROMISES, broken
-from dibs.store import Capabilities, Finding, Store
+from dibs.promises import PROMISES, broken, requiring
+from dibs.store import GONE, RELEASED, Acquire, Capabilities, Finding, Release, Store
 from dibs.stores import memory, postgres, postgres_check, sqlite
 from dibs.stores.tables import after_a_crash
 from tests.command_line import Dibs
 from tests.servers.postgres import PostgresServer
 from tests.test_conformance import STORES
+from tests.waits import soon
 
 ALL = ",".join(PROMISES)
 
@@ -124,6 +125,24 @@ def test_a_server_that_comes_back_with_other_settings_hands_out_nothing() -> Non
                 server.restart()
                 acquire(client).release()
             assert other.queue("q").depth().dead == 0
+
+
+def test_what_is_given_back_in_a_call_that_hands_out_nothing_is_given_back(forgetful: PostgresServer) -> None:
+    """A release travels with the request of whoever waits for the name, and only that is refused."""
+    url = forgetful.create_database()
+    with library.connect(url) as client:
+        lease = acquire(client)
+        key, claim_id = client._desk.key_prefix + "x", lease._hold.claim_id
+        store = requiring(locate(url)[0], "durable").open()
+        try:
+            wish = Acquire(key, "me", 30.0, "host/1/me", wake="me")
+            for outcome in (RELEASED, GONE):
+                said, refused = store.act([Release(key, claim_id), wish], soon())
+                assert said == outcome
+                assert isinstance(refused, library.SetupRequired)
+            assert client.leases() == []
+        finally:
+            store.close()
 
 
 def test_no_job_is_put_or_handed_out_while_the_settings_break_what_is_required(forgetful: PostgresServer) -> None:

@@ -8,7 +8,7 @@ rest is judged when a connection is, by what it then says.
 from __future__ import annotations
 
 from dibs._typing import TYPE_CHECKING, Any, NamedTuple, cast
-from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported, did_you_mean
+from dibs.errors import InvalidOption, SetupRequired, StoreUnavailable, Unsupported, did_you_mean, without_frames
 from dibs.store import Release
 
 if TYPE_CHECKING:
@@ -95,9 +95,17 @@ class Requiring:
         self._checked = False
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
-        if requests and all(type(request) is Release and not request.keep for request in requests):
+        plain = [request for request in requests if type(request) is Release and not request.keep]
+        if plain and len(plain) == len(requests):
             return self.inner.act(requests, deadline)  # type: ignore[no-any-return]
-        outcomes = self.seen(deadline).act(requests, deadline)
+        try:
+            store = self.seen(deadline)
+        except SetupRequired as error:
+            if not plain:
+                raise
+            released, refused = iter(self.inner.act(plain, deadline)), without_frames(error)
+            return [next(released) if request in plain else refused for request in requests]  # type: ignore[misc]
+        outcomes = store.act(requests, deadline)
         self.look_again()
         return outcomes  # type: ignore[no-any-return]
 

@@ -342,7 +342,7 @@ class Store(Protocol):
         """Try every request, each by itself; bring their outcomes in the order of the requests.
 
         Requests for one name are tried in the order given. The outcome of one may be an exception: for a ROW_MARK name
-        RowBusy, and PartUnavailable where the server that keeps its name is away.
+        RowBusy, PartUnavailable where its name's server is away, and SetupRequired for what is not to be handed out.
         Raises StoreUnavailable, StoreBusy or SetupRequired for the call as a whole; a store that ran into its deadline
         drops its connection, so that a late reply cannot be taken for the answer to something else.
         """

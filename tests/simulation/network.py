@@ -269,9 +269,12 @@ class Connection:
         def fail(error: Exception) -> None:
             answer(None, error)
 
+        until = world.now + left_s
+
         def arrive() -> None:
-            if network.down():
-                return  # swallowed; the client runs into its deadline
+            if network.down():  # swallowed; the client runs into its deadline
+                self._trouble(until - world.now, "is not heard")
+                return
             if fault in ("in parts", "cut in parts"):
                 part = int(world.random() * (size + 1))
                 result = apply(network.memory, call, 0, part)

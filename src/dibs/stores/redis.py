@@ -125,9 +125,9 @@ class RedisStore:
         outcomes: list[Any] = [GONE] * len(requests)
         chunks = list(self._chunks(requests))
         calls = (self._call(verb, [requests[index] for index in indexes], slot) for verb, slot, indexes in chunks)
-        # Requests for one name are tried in their order also by a server that knows some of the scripts only.
-        in_order = len(chunks) > 1 and len({request.name for request in requests}) < len(requests)
-        answers = self._flights.run(calls, deadline, by_text=in_order, parts=True)
+        # Requests for one name are tried in their order also by a server that knows the last of the scripts only.
+        ordered = len({request.name for request in requests}) < len(requests)
+        answers = self._flights.run(calls, deadline, by_text=len(chunks) - 1 if ordered else 0, parts=True)
         for (verb, _, indexes), texts in zip(chunks, answers, strict=True):
             if type(texts) is PartUnavailable:
                 outcomes = [texts if index in indexes else outcome for index, outcome in enumerate(outcomes)]

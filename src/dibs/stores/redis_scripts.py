@@ -114,11 +114,10 @@ class Flights:
             script = self._scripts[name] = Script(name)
         return script
 
-    def run(
-        self, calls: Iterable[Call], deadline: Deadline, *, by_text: bool = False, parts: bool = False
-    ) -> list[Any]:
+    def run(self, calls: Iterable[Call], deadline: Deadline, *, by_text: int = 0, parts: bool = False) -> list[Any]:
         """Run scripts, all in one flight; in two when they are named by digests that the server does not know.
 
+        ``by_text``: so many at the beginning come by their texts, so that they run before the rest in any case.
         ``parts``: the answer to what a node of a cluster could not be asked, or refuses for now, is PartUnavailable.
         """
         made: list[Call] = []
@@ -126,7 +125,7 @@ class Flights:
         def flying() -> Iterator[Request]:
             for call in calls:
                 made.append(call)
-                yield call.by_text() if by_text else call.by_digest()
+                yield call.by_text() if len(made) <= by_text else call.by_digest()
 
         self.link.flown.clear()
         answers = self.link.fly(flying(), deadline)
