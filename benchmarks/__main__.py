@@ -19,7 +19,7 @@ from benchmarks.deadlock import deadlock
 from benchmarks.etcd_works import etcd_async, etcd_handover, etcd_lone
 from benchmarks.handover import pg_handover, sqlite_handover
 from benchmarks.harness import ROUNDS_DEFAULT, ROUNDS_MIN, Bench
-from benchmarks.lines import fairness, pg_waiters
+from benchmarks.lines import fairness, pg_waiters, turns
 from benchmarks.many_rows import pg_10m, pg_renew
 from benchmarks.memcached_works import memcached_handover, memcached_lone
 from benchmarks.mysql_works import mysql_async, mysql_handover, mysql_lone
@@ -82,6 +82,7 @@ WORKS: dict[str, Callable[[Bench], None]] = {
     "pg-readers": pg_readers,
     "pg-waiters": pg_waiters,
     "fairness": fairness,
+    "turns": turns,
     "deadlock": deadlock,
     "pg-queue-batch": pg_queue_batch,
     "pg-queue-run": pg_queue_run,

@@ -13,8 +13,9 @@ import psycopg
 
 import dibs
 from benchmarks.crowd import answer, crowd
-from benchmarks.handover import file_lock
-from benchmarks.harness import MS, Bench, Round, Target, Unit
+from benchmarks.handover import AdvisoryLock, file_lock
+from benchmarks.harness import MS, PAIRS_PER_S, Bench, Round, Target, Unit
+from benchmarks.postgres import many_threads
 from benchmarks.redis_works import EverySecondRedis
 
 TICKETS = """\
@@ -32,6 +33,7 @@ LOOPING_ROUNDS = 3
 # Whoever begins first has the lock to itself for some milliseconds, and again who ends last: in each, as many grants as
 # in half a second in line. So all loop for this long before grants are counted, and after.
 ALL_LOOP_S = 0.5
+LOOPING_THREADS = 8
 WAITERS = 10_000
 WAITERS_QUICK = 2_000
 WAITING_PROCESSES = 5
@@ -101,6 +103,43 @@ def redis_py_lock(url: str) -> Any:
     import redis
 
     return redis.Redis.from_url(url.partition("?")[0]).lock("redis-py-loop", timeout=30)
+
+
+def turns(bench: Bench) -> None:
+    """8 threads of one process loop on one lock, taking it and giving it back at once; pairs a second in all.
+
+    dibs: one client, ``with client.lock(name): pass``. Beside it each thread has a lock object of its own, as each
+    would have in a web server: filelock's, ``pg_advisory_lock`` on a connection, redis-py's ``Lock``. Whoever of those
+    that try again has just released takes it again, which is quick, and not taking turns: see ``fairness``.
+    """
+    seconds = max(1.0, 2 * bench.round_s)
+    redis = bench.started(EverySecondRedis)
+    with bench.folder() as folder, bench.database() as postgres_url:
+        stores: list[tuple[str, str, str, Callable[[str], Any], str]] = [
+            ("SQLite", f"sqlite:///{folder}/dibs.db", "filelock", file_lock, str(folder / "filelock")),
+            ("PostgreSQL", postgres_url, "pg_advisory_lock", AdvisoryLock, postgres_url),
+            ("Redis", redis.create_place(), "redis-py Lock", redis_py_lock, redis.create_place()),
+        ]
+        for case, url, peer, make, where in stores:
+            locks = {f"thread/{number}": make(where) for number in range(LOOPING_THREADS)}
+            with dibs.connect(url) as client:
+                _race_turns(bench, case, client, peer, locks, seconds)
+
+
+def _race_turns(bench: Bench, case: str, client: dibs.Client, peer: str, locks: dict[str, Any], seconds: float) -> None:
+    def dibs_turn(_thread: str) -> None:
+        with client.lock("loop"):
+            pass
+
+    def peers_turn(thread: str) -> None:
+        locks[thread].acquire()
+        locks[thread].release()
+
+    contestants: dict[str, Round] = {
+        "dibs": lambda: many_threads(dibs_turn, list(locks), seconds),
+        peer: lambda: many_threads(peers_turn, list(locks), seconds),
+    }
+    bench.race(case, PAIRS_PER_S, contestants)
 
 
 def pg_waiters(bench: Bench) -> None:

@@ -237,7 +237,7 @@ def test_permits_of_several_weights_are_counted_up_to_the_limit(between: Between
             four.acquire()
         lease.release()
         had(four)
-        assert client._desk.session().holdings.shares == {(this_thread(), "default:mixed"): 7}
+        assert client._desk.session().holdings.shares == {this_thread(): {"default:mixed": 7}}
 
 
 def test_release_takes_this_threads_own_first(between: Between) -> None:

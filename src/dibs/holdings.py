@@ -18,8 +18,8 @@ class Holdings:
         self.held: dict[str, Hold] = {}
         #: What threads and tasks hold, and how many permits each of these is counted for in ``shares``.
         self.owned: dict[object, dict[Hold, int]] = {}
-        #: How many permits of a name an owner has, without looking at each: seldom more than it has, and never fewer.
-        self.shares: dict[tuple[object, str], int] = {}
+        #: How many permits of which names an owner has, without looking at each: seldom more than it has, never fewer.
+        self.shares: dict[object, dict[str, int]] = {}
 
     def add(self, hold: Hold) -> None:
         key, owner, permits = hold.key, hold.owner, 0
@@ -27,7 +27,8 @@ class Holdings:
             self.held[key] = hold
         else:  # before the hold is there, and no more when it is gone: after a Ctrl-C in between they are too many
             permits = hold.terms.take
-            self.shares[owner, key] = self.shares.get((owner, key), 0) + permits
+            shares = self.shares.setdefault(owner, {})
+            shares[key] = shares.get(key, 0) + permits
         owned = self.owned.get(owner)
         if owned is None:
             self.owned[owner] = {hold: permits}
@@ -40,11 +41,17 @@ class Holdings:
         if not hold.terms.permits and self.held.get(key) is hold:
             del self.held[key]
         owned = self.owned.get(owner)
-        if owned is not None:
-            permits = owned.pop(hold, 0)
-            if not owned:
-                del self.owned[owner]
-            if permits:
-                left = self.shares.pop((owner, key), 0) - permits
-                if left > 0:
-                    self.shares[owner, key] = left
+        permits = 0 if owned is None else owned.pop(hold, 0)
+        if not owned:  # nor is there anything to count, whatever a Ctrl-C has left there
+            self.shares.pop(owner, None)
+            self.owned.pop(owner, None)
+        elif permits:
+            shares = self.shares[owner]
+            shares[key] -= permits
+            if shares[key] <= 0:
+                del shares[key]
+
+    def share(self, owner: object, key: str) -> int:
+        """How many permits of a name this owner has at most."""
+        shares = self.shares.get(owner)
+        return 0 if shares is None else shares.get(key, 0)

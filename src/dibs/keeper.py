@@ -234,7 +234,7 @@ class Keeper:
         How many permits these are at most is known without looking at each.
         """
         with self._mutex:
-            if self._holdings.shares.get((owner, key), 0) <= allowed:
+            if self._holdings.share(owner, key) <= allowed:
                 return []
             holds = list(self._holdings.owned.get(owner, ()))
         return [

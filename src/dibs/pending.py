@@ -142,17 +142,16 @@ class Pending:
         But for what is owed: unsent, it would leave a grant to its ttl that nobody has. So would a release, which is
         owed from now on, though whoever waits for it is told that the store has not confirmed it.
         """
-        late = {ask: None for ask in self.asks if now >= ask.give_up_at and not ask.owed}
-        if not late:
-            return
-        unsent = StoreUnavailable(str(error), maybe_applied=False)
-        try:
-            _fail(late, unsent)  # before they leave the queue, so that a Ctrl-C in between forgets none, and sends none
-        except BaseException:
-            _fail(late, unsent)  # the next call may succeed, and nobody would answer them any more
-            raise
-        self.asks = [ask for ask in self.asks if ask.owed or ask not in late]
-        self.others = sum(ask.kind != LEASES for ask in self.asks)
+        # What is put here when one of them has failed, as the release behind its Before, has waited as long.
+        while late := {ask: None for ask in self.asks if now >= ask.give_up_at and not ask.owed}:
+            unsent = StoreUnavailable(str(error), maybe_applied=False)
+            try:
+                _fail(late, unsent)  # before they leave the queue, so that a Ctrl-C in between forgets none, sends none
+            except BaseException:
+                _fail(late, unsent)  # the next call may succeed, and nobody would answer them any more
+                raise
+            self.asks = [ask for ask in self.asks if ask.owed or ask not in late]
+            self.others = sum(ask.kind != LEASES for ask in self.asks)
 
 
 def _hand_over(releases: list[Ask], acquires: list[Ask]) -> bool:

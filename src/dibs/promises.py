@@ -80,6 +80,10 @@ def requiring(address: StoreAddress, text: str) -> StoreAddress:
     return address._replace(open=lambda: cast("Store", Requiring(address.open, names)))
 
 
+def _hands_out_nothing(request: Request) -> bool:
+    return type(request) is Release and not request.keep
+
+
 class Requiring:
     """A store that takes no requests before its connection was seen to keep what is required; the rest it passes on.
 
@@ -95,7 +99,7 @@ class Requiring:
         self._checked = False
 
     def act(self, requests: Sequence[Request], deadline: Deadline) -> list[Outcome]:
-        plain = [request for request in requests if type(request) is Release and not request.keep]
+        plain = [request for request in requests if _hands_out_nothing(request)]
         if plain and len(plain) == len(requests):
             return self.inner.act(requests, deadline)  # type: ignore[no-any-return]
         try:
@@ -103,8 +107,8 @@ class Requiring:
         except SetupRequired as error:
             if not plain:
                 raise
-            released, refused = iter(self.inner.act(plain, deadline)), without_frames(error)
-            return [next(released) if request in plain else refused for request in requests]  # type: ignore[misc]
+            released, refused = iter(self.inner.act(plain, deadline)), cast("Outcome", without_frames(error))
+            return [next(released) if _hands_out_nothing(request) else refused for request in requests]
         outcomes = store.act(requests, deadline)
         self.look_again()
         return outcomes  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.tasks
 import sys
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class SimLoop(asyncio.BaseEventLoop):
             self.leave()
             thread.loop = None
             self.close()
+            for member in members:
+                if getcoroutinestate(member) == CORO_CREATED:
+                    member.close()  # its process was killed before it began
 
     def enter(self) -> None:
         """The world goes on with the thread of this loop."""

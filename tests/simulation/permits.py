@@ -77,6 +77,8 @@ class PermitChecker(Checker):
         self.waiters: dict[str, dict[str, tuple[int, int, float]]] = {}
         #: Since when everybody who waits for a name may have what it wants.
         self._free_since: dict[str, float] = {}
+        #: When a permit of a name expired last, without having been released.
+        self._expired_at: dict[str, float] = {}
         #: When somebody was granted the name last: those who wait are served one after the other.
         self._granted_at: dict[str, float] = {}
 
@@ -175,3 +177,12 @@ class PermitChecker(Checker):
         # Not for each by itself: what is left for one may be kept for another who waits before it, and wants more.
         free_since = self._free_since.get(name)
         return None if free_since is None else max(free_since, self._granted_at.get(name, 0.0))
+
+    def _ran_out(self, name: str) -> bool:
+        pool = self._network().shelf.pools.get(name)
+        ends = [] if pool is None else [row.expires_at for _, row in pool.holdings.values() if row.claim_id is not None]
+        # (A store forgets them, with the next write.)
+        latest = self._expired_at[name] = max(
+            self._expired_at.get(name, 0.0), *(end for end in ends if end <= self.world.now), 0.0
+        )
+        return any(asked_at < latest for _, _, asked_at in self.waiters.get(name, {}).values())
