@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest.mock import create_autospec
 
 import pytest
 
 from dibs.ask import Ask
+from dibs.before import Before
 from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import BACKOFF_MAX_S, BACKOFF_MIN_S
 from dibs.store import RELEASED, Granted, Release, Renew, StoreBusy, TakesNoWrites
+from dibs.waiting import Waiting
 from tests.lane_world import WAIT_S, World, acquire, interrupt, once
 from tests.waits import eventually
 
@@ -298,10 +301,14 @@ def test_who_gave_up_is_not_asked_for_again(world: World) -> None:
 
 def late_behind_a_failure(world: World, request: Any, *, owed: bool = False) -> Ask:
     """One that has waited for its whole patience while a call failed, once it is answered."""
-    (first,) = world.put(acquire("first"))
-    world.lane.drive(first)
     late = Ask(request, world.clock.now())
     late.owed = owed
+    return put_behind_a_failure(world, late)
+
+
+def put_behind_a_failure(world: World, late: Ask) -> Ask:
+    (first,) = world.put(acquire("first"))
+    world.lane.drive(first)
 
     def fail() -> None:
         with world.mutex:
@@ -330,6 +337,17 @@ def test_a_release_that_has_failed_unsent_is_sent_once_all_the_same(world: World
     assert isinstance(late.error, StoreUnavailable)
     eventually(lambda: ["late"] in [[request.name for request in call] for call in world.shop.calls])
     assert isinstance(late.error, StoreUnavailable)
+    world.end()
+
+
+def test_a_release_that_waits_for_something_else_fails_with_it(world: World) -> None:
+    """What is to be told to the store before a release has waited for the patience of both; the release is sent."""
+    release, waiting = Ask(Release("late", "claim-late"), world.clock.now()), create_autospec(Waiting)
+    before = Before(Renew("noted before", "claim-note", 30), release, world.lane, waiting)
+    put_behind_a_failure(world, before)
+    assert isinstance(before.error, StoreUnavailable)
+    assert isinstance(release.error, StoreUnavailable)
+    eventually(lambda: ["late"] in [[request.name for request in call] for call in world.shop.calls])
     world.end()
 
 
