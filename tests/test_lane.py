@@ -14,7 +14,7 @@ from dibs.busy import BUSY_PAUSE_MAX_S, BUSY_PAUSE_MIN_S, BUSY_TRIES
 from dibs.clock import RealGate
 from dibs.errors import SetupRequired, StoreUnavailable
 from dibs.lane import BACKOFF_MAX_S, BACKOFF_MIN_S
-from dibs.store import RELEASED, Granted, Release, Renew, StoreBusy, TakesNoWrites
+from dibs.store import RELEASED, Acquire, Granted, Release, Renew, StoreBusy, TakesNoWrites
 from dibs.waiting import Waiting
 from tests.lane_world import WAIT_S, World, acquire, interrupt, once
 from tests.waits import eventually
@@ -66,6 +66,16 @@ def test_what_is_released_and_waited_for_goes_in_one_call(world: World) -> None:
     world.lane.start()
     assert world.answered(*asks)
     assert [[request.name for request in call] for call in world.shop.calls] == [["a", "b", "a"]]
+    world.end()
+
+
+def test_without_a_line_in_the_store_what_is_released_is_nobodys_for_a_moment(world: World) -> None:
+    """Else whoever waits in another process, and only looks now and then, would never find it free."""
+    world.lane.pending.hands_over = False
+    asks = world.put(acquire("a"), Release("a", "x"))
+    world.lane.start()
+    assert world.answered(*asks)
+    assert [[type(request) for request in call] for call in world.shop.calls] == [[Release], [Acquire]]
     world.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -122,3 +123,74 @@ def test_who_is_next_asks_soon(between: Between) -> None:
         for thread in (first, second, third):
             thread.join(10)
     assert order == ["second", "third"]
+
+
+def test_whose_time_is_over_is_told_who_has_it_though_nobody_asked(
+    between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first in line has not asked, as the holder is of this process: that is the answer of whoever is behind it."""
+    monkeypatch.setattr(waiting, "ASK_AGAIN_MIN_S", 60.0)
+    go_on = threading.Event()
+    with between.client() as client:
+        lease = client.lock("a").acquire()
+        assert lease is not None
+        holder = waiting_for(client.lock("a"), lambda: go_on.wait(30))
+        eventually(lambda: in_line(client), "it waits")
+        waits = client._desk.session().waiting
+        first = waiting_for(client.lock("a"))
+        eventually(lambda: waits.behind(client._desk.key_prefix + "a") == 1, "so does the next")
+        lease.release()
+        eventually(lambda: not waits._behind and waits._asleep, "the next is the first, and has not asked")
+        before = len(between.calls)
+        with pytest.raises(dibs.LockTimeout, match=str(os.getpid())), client.lock("a", timeout=0.01):
+            pass
+        assert not first_asked(between.calls[before:])
+        go_on.set()
+        holder.join(10)
+        first.join(10)
+
+
+def first_asked(calls: Sequence[Sequence[Any]]) -> bool:
+    return any(type(request) is Acquire for call in calls for request in call)
+
+
+def test_whose_time_is_over_is_told_by_the_grant_of_who_stood_before_it(between: Between) -> None:
+    """It waits for the first answer to its line, and that is that the name is had by another of this process."""
+    got: list[object] = []
+
+    def late() -> None:
+        got.append(client.lock("a").acquire(timeout=0.01))
+
+    def hold_up(requests: Sequence[Any]) -> None:
+        if len(between.calls) == 1:
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+            eventually(lambda: client._desk.session().waiting._overdue.asks, "its time is over")
+            threads.append(waiting_for(client.lock("a")))
+
+    threads: list[threading.Thread] = []
+    between.before = hold_up
+    with between.client() as client:
+        lease = client.lock("a").acquire()
+        assert lease is not None
+        threads[0].join(10)
+        assert got == [None]
+        lease.release()
+        threads[1].join(10)
+        assert not threads[1].is_alive()
+
+
+def test_nobody_sleeps_whom_nothing_wakes(between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C comes in before the thread that wakes it was begun: what was interrupted is done again."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "begin", interrupted)
+    with between.client() as client:
+        session = client._desk.session()
+        core: Any = client.lock("a")._core
+        ask = core._wish(session, "somebody", True)
+        with session.mutex, pytest.raises(KeyboardInterrupt):
+            session.waiting._sleep(ask, session.clock.now())
+        assert not session.waiting._asleep

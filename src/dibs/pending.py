@@ -34,7 +34,7 @@ _FIRST = frozenset((Release, Renew))
 class Pending:
     """What waits for its call, and what waits until it may be asked for again."""
 
-    __slots__ = ("_crowd", "_most", "asks", "later", "later_at", "others", "releases_only")
+    __slots__ = ("_crowd", "_most", "hands_over", "asks", "later", "later_at", "others", "releases_only")
 
     def __init__(self) -> None:
         self.asks: list[Ask] = []
@@ -45,6 +45,9 @@ class Pending:
         self.later_at = FOREVER
         #: The last batch was only the releases of what waited; the next takes everything.
         self.releases_only = False
+        #: Who waits in other processes has a place in the store's line, and so its turn, however close to a release the
+        #: next request of this process is sent. Without a line they need the moment in which the name is nobody's.
+        self.hands_over = True
         #: How many tasks have lately asked at the same time, and how many of them a call may serve.
         self._crowd = 0
         self._most = BATCH_MAX
@@ -102,7 +105,8 @@ class Pending:
         releases = [ask for ask in batch if type(ask.request) in _FIRST]
         mixed = bool(releases) and len(releases) < len(batch)
         acquires = [ask for ask in batch if type(ask.request) not in _FIRST] if mixed else []
-        self.releases_only = mixed and not self.releases_only and not _hand_over(releases, acquires)
+        hand_over = mixed and self.hands_over and _hand_over(releases, acquires)
+        self.releases_only = mixed and not self.releases_only and not hand_over
         if mixed:
             batch, rest = (releases, acquires + rest) if self.releases_only else (releases + acquires, rest)
         if len(batch) > self._most:
@@ -156,7 +160,8 @@ class Pending:
 
 def _hand_over(releases: list[Ask], acquires: list[Ask]) -> bool:
     """Whether what one of them releases is what another of this process waits for."""
-    return not {ask.request[0] for ask in releases}.isdisjoint([ask.request[0] for ask in acquires])
+    released = {ask.request[0] for ask in releases if type(ask.request) is Release}
+    return not released.isdisjoint([ask.request[0] for ask in acquires])
 
 
 def _renews(ask: Ask) -> bool:

@@ -86,6 +86,7 @@ class Session:
         self.lane = Lane(
             self.clock, self.mutex, address.open, request_timeout_s, "dibs-claim", pauses, served=address.served
         )
+        self.lane.pending.hands_over = address.capabilities.waiting_line == "FIFO"
         self.waiting = Waiting(
             self.clock,
             self.mutex,

@@ -18,6 +18,7 @@ asks again within ``POLL_MAX_S``.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from heapq import heappop, heappush
 
 from dibs._typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ from dibs.along import Along
 from dibs.ask import JOBS, LEASES, Ask
 from dibs.errors import StoreUnavailable
 from dibs.hints import Hints
-from dibs.store import LINE_GRACE_S, PIN_LOOK_S
+from dibs.overdue import Overdue
+from dibs.store import LINE_GRACE_S, PIN_LOOK_S, Held
 from dibs.threads import begin, is_known
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from dibs.clock import Bell, Clock
     from dibs.lane import Lane
-    from dibs.store import Held, Store
+    from dibs.store import Store
     from dibs.wishes import AcquireAsk
 
 # A waiter asks again after a random time between these two, unless it has a reason to ask before.
@@ -93,8 +95,7 @@ class Waiting:
         #: Who is asked for along with the first; None where that would take a call to the store longer.
         self._along = Along(self._ask) if together else None
         self._asleep: dict[str, AcquireAsk] = {}
-        #: Those whose time is over and who only wait for a first answer, by name; seldom any.
-        self._overdue: dict[str, list[AcquireAsk]] = {}
+        self._overdue = Overdue()
         #: When the last hint for a name came, whoever waited for it then.
         self._hinted_at: dict[str, float] = {}
         self._heap: list[tuple[float, int, AcquireAsk]] = []
@@ -149,10 +150,8 @@ class Waiting:
         Called again after a Ctrl-C in the middle of it, it finishes what was begun.
         """
         key = ask.line
-        if self._overdue:
-            late = [other for other in self._overdue.pop(key, ()) if other is not ask]
-            if late:
-                self._overdue[key] = late
+        if self._overdue.asks:
+            self._overdue.forget(ask)
         if self._asleep.get(key) is ask:
             del self._asleep[key]
         first = self._first.get(key)
@@ -176,15 +175,18 @@ class Waiting:
             return
         if first.in_lane or first.along or first.settled or key in self._asleep:
             return
-        if granted and not first.terms.permits and first.kind == LEASES:
-            # Who holds it is of this process, too, and may be done before the store could have said so.
-            now = self._clock.now()
-            first.wake_at = now + ASK_AGAIN_MIN_S
-            try:
+        hold = ask.hold if granted else None
+        if hold is not None and not first.terms.permits and first.kind == LEASES:
+            # It is of this process, and may be over before the store could have said what is said here.
+            held = Held(ask.request.holder, *hold.granted[:2], ask.request.ttl)
+            self._overdue.tell(key, held)
+            if first.settled:
+                return
+            now = first.heard_at = self._clock.now()
+            first.seen, first.wake_at = held, now + ASK_AGAIN_MIN_S
+            with suppress(StoreUnavailable):  # there can be no thread to wake it
                 self._sleep(first, now)
                 return
-            except StoreUnavailable:  # there can be no thread to wake it
-                del self._asleep[key]
         self._ask_first(first, granted=granted)
 
     def ask_anew(self, ask: AcquireAsk) -> None:
@@ -244,7 +246,7 @@ class Waiting:
         if self._clock.now() - first.heard_at <= FRESH_S:
             ask.heard, ask.seen = True, first.seen
         else:
-            self._overdue.setdefault(ask.line, []).append(ask)
+            self._overdue.add(ask)
 
     def seen(self, key: str) -> Held | None:
         """What the first in line for a name was told last."""
@@ -265,9 +267,7 @@ class Waiting:
 
     def fall_asleep(self, ask: AcquireAsk, held: Held) -> None:
         """The store said Held: sleep until there is a reason to ask again."""
-        for late in self._overdue.pop(ask.line, ()):
-            late.seen = held
-            late.settle(held)  # it leaves the line when it is withdrawn, and is not sent asking until then
+        self._overdue.tell(ask.line, held)
         if self._along is not None:
             self._along.went_ill(ask.line)
         if self._first.get(ask.line) is not ask or ask.request.wake is None:
@@ -296,13 +296,13 @@ class Waiting:
         """Until its ``wake_at``, unless there is a reason to ask before."""
         self._pushes += 1
         heappush(self._heap, (ask.wake_at, self._pushes, ask))
-        self._asleep[ask.line] = ask  # behind that, so that after a Ctrl-C nobody sleeps whom nothing wakes
         bell = self._bell
         if bell is None:
             if not self._closing:
                 self._bell = begin(self._clock, "dibs-wait", self._run)
         elif ask.wake_at < self._wake_at or float("-inf") < self._wake_at <= now:
             bell.ring()  # also a thread that has overslept: time-outs do not go on while the machine sleeps, clocks do
+        self._asleep[ask.line] = ask  # last, so that after a Ctrl-C nobody sleeps whom nothing wakes
 
     # -- the thread -----------------------------------------------------------------------------------------------
 

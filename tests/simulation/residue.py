@@ -59,7 +59,7 @@ def _remembered(session: Session) -> dict[str, Any]:
         "behind": waiting._behind,
         "others": waiting._others,
         "asleep": waiting._asleep,
-        "overdue": waiting._overdue,
+        "overdue": waiting._overdue.asks,
         "sleepers": waiting._heap,
         "went_well": None if along is None else along._went_well,
         "room": None if along is None else along._room,

@@ -84,7 +84,8 @@ CAPABILITIES = Capabilities(
 OPTIONS = ("table",)
 # Fewer requests are done sooner one by one.
 MANY_MIN = 8
-# Each is a transaction by itself.
+# Each is one statement, a transaction by itself. (A release that gives up a place in line, too, is up to three, each of
+# which may stand alone.)
 _OF_ONE_STATEMENT = Release, Renew
 
 

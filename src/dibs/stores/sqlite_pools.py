@@ -27,9 +27,9 @@ def acquire(file: SQLiteFile, db: sqlite3.Connection, request: Acquire, now: flo
     if plain:  # enough are left, and nobody waits
         token = max(token, file.floor) + 1
         if slot is None:  # the smallest that nobody has
-            held = db.execute(file.sql["held_slots"], (name, file.boot, now))
+            # (All of them: what is read in part holds the transaction open, in the traceback of a Ctrl-C, say.)
+            held = db.execute(file.sql["held_slots"], (name, file.boot, now)).fetchall()
             slot = next(number for number, (taken,) in enumerate(held, 1) if number != taken)
-            held.close()
     else:
         decision = _decide(file, db, request, now)
         if not isinstance(decision, Grant):
